@@ -1,0 +1,35 @@
+# make demo    installs into .venv if needed, then runs OSW-FT from nothing to a result
+# make test    installs into .venv if needed, then runs every test
+# make lint    style and names
+
+PYTHON ?= python3
+REQUIREMENTS := $(shell nvidia-smi -L >/dev/null 2>&1 && echo requirements.txt || echo requirements-cpu.txt)
+INSTALLED := .venv/installed-$(REQUIREMENTS)
+RUN := runs/demo
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+.PHONY: install demo test lint clean-demo
+.DELETE_ON_ERROR:
+
+install: $(INSTALLED)
+
+# uv does not read pip's settings: a local folder of wheels (PIP_FIND_LINKS) is passed on, else the
+# CPU build of torch is asked for by name. The excluded packages are CUDA builds on a plain index.
+$(INSTALLED): $(REQUIREMENTS)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed, PYTHON=... names another one")'
+	$(PYTHON) -m venv .venv
+	.venv/bin/pip install --quiet --disable-pip-version-check uv==0.13.8
+	printf 'torchvision\ntorchaudio\ntorchcodec\n' > .venv/excludes.txt
+	.venv/bin/uv pip install --quiet --python .venv/bin/python -r $(REQUIREMENTS) $(if $(findstring cpu,$(REQUIREMENTS)),\
+	  --excludes .venv/excludes.txt $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--torch-backend cpu))
+	@touch $@
+
+demo: $(INSTALLED)
+	true
+
+test: $(INSTALLED)
+	python -m pytest
+
+lint: $(INSTALLED)
+	ruff check .
+	ruff format --check .

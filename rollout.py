@@ -1,0 +1,223 @@
+"""How the model answers: vLLM inside the training process. The only file that imports vllm.
+
+Every rank runs its own engine on its own share of the prompts; with `tensor_parallel` > 1 that many
+neighbouring ranks sample together from one copy of the model, and are given the same prompts.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from transformers import PreTrainedTokenizerBase
+
+from data import InputError, stop_token_ids
+
+CPU_KV_CACHE_BYTES = 4 * 2**30  # at most; mapped when used
+
+
+@dataclass(frozen=True)
+class Completion:
+    query: int  # which prompt it answers
+    token_ids: list[int]  # with the end of turn, if it came
+    text: str  # without it
+    finish_reason: str  # "stop", or "length" if the token limit cut it off
+    logprobs: list[float]  # of each token, under the distribution that was sampled from
+    unknown_tokens: int  # ids of the model's padded vocabulary that no text stands behind
+
+
+def completion_stats(completions: Sequence[Completion]) -> dict[str, float]:
+    """What the metrics say about sampled answers; lengths in tokens."""
+    lengths = [len(completion.token_ids) for completion in completions]
+    truncated = [completion.finish_reason == "length" for completion in completions]
+    return {
+        "completion_length_mean": sum(lengths) / len(lengths),
+        "completion_length_max": max(lengths),
+        "truncated_share": sum(truncated) / len(truncated),
+        "unknown_tokens": sum(completion.unknown_tokens for completion in completions),
+        "rollout_tokens": sum(lengths),
+    }
+
+
+def import_vllm():
+    """Import vLLM with settings that must stand before. Raises InputError if it cannot run here."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, where the weights are
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    needed = "requirements.txt" if torch.cuda.is_available() else "requirements-cpu.txt"
+    try:
+        import vllm
+        from vllm.platforms import current_platform
+    except ImportError as error:
+        raise InputError(f"vLLM cannot be imported ({error}): install {needed}") from error
+    if not torch.cuda.is_available() and not current_platform.is_cpu():
+        raise InputError(f"no accelerator, and this vLLM is not a CPU build: install {needed}")
+    return vllm
+
+
+class Rollout:
+    """A vLLM engine that samples from the weights it was last given.
+
+    Args:
+        model: hub id or folder; only its config is read, the weights come by `load_weights`.
+        max_length: tokens of prompt plus completion.
+        memory_share: of a GPU's memory (of the host's on CPU), for vLLM.
+        tensor_parallel: ranks that hold one model together; their number divides the world size.
+        sleep: on CUDA, give the memory back while the model trains.
+        load_weights_from_disk: start with the folder's own weights (to evaluate, not to train).
+    """
+
+    def __init__(
+        self,
+        model: str,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+        precision: str = "bf16",
+        memory_share: float = 0.3,
+        tensor_parallel: int = 1,
+        sleep: bool = False,
+        load_weights_from_disk: bool = False,
+    ):
+        vllm = import_vllm()
+        self.vllm, self.tokenizer, self.sleeps = (
+            vllm,
+            tokenizer,
+            sleep and torch.cuda.is_available(),
+        )
+        distributed = dist.is_initialized()
+        options = {}
+        if not torch.cuda.is_available():
+            ranks_here = int(os.environ.get("LOCAL_SIZE", 1))
+            # Once vLLM has started, torch keeps the number of threads that this variable names.
+            threads = max(1, len(os.sched_getaffinity(0)) // ranks_here)
+            os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+            torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+            memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            share = int(memory_share * memory / ranks_here)
+            options = {
+                "kv_cache_memory_bytes": min(CPU_KV_CACHE_BYTES, share),
+                "enforce_eager": True,
+                # A CPU generator cannot take back the number drawn at a half-read prompt.
+                "enable_chunked_prefill": False,
+                "max_num_batched_tokens": max(max_length, 8192),
+            }
+        self.llm = vllm.LLM(
+            model=model,
+            skip_tokenizer_init=True,  # token ids in, token ids out
+            dtype="bfloat16" if precision == "bf16" else "float32",
+            max_model_len=max_length,
+            gpu_memory_utilization=memory_share,
+            tensor_parallel_size=tensor_parallel,
+            distributed_executor_backend="external_launcher" if distributed else None,
+            load_format="auto" if load_weights_from_disk else "dummy",
+            enable_sleep_mode=self.sleeps,
+            generation_config="vllm",  # no defaults from the model's folder
+            seed=0,  # of the engine; every request brings its own
+            **options,
+        )
+        self.stop_token_ids = stop_token_ids(tokenizer)
+        self.max_length = max_length
+        rank, world_size = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
+        self.group, self.member = divmod(rank, tensor_parallel)
+        self.num_groups = world_size // tensor_parallel
+        self.sleep()
+
+    def load_weights(self, named_weights: Iterator[tuple[str, torch.Tensor]]) -> None:
+        """Take over the trainer's weights; what was cached under the old ones is dropped.
+
+        After sleep the order is: room for the weights, the weights, room for the KV cache.
+        """
+        if self.sleeps:
+            self.llm.wake_up(tags=["weights"])
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named_weights})
+        if not torch.cuda.is_available():
+            self.llm.apply_model(_repack_head)
+        if self.sleeps:
+            self.llm.wake_up(tags=["kv_cache"])
+        if not self.llm.reset_prefix_cache():
+            raise RuntimeError("vLLM kept its prefix cache: it would answer from old weights")
+
+    def sleep(self) -> None:
+        """Give weights and KV cache back to the GPU until the next `load_weights`."""
+        if self.sleeps:
+            self.llm.sleep(level=2)
+
+    def generate(
+        self,
+        prompts: Sequence[list[int]],
+        num_samples: int,
+        max_tokens: int,
+        seeds: Sequence[int],
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        on_progress: Callable[[int, int], bool] = lambda finished, total: True,
+    ) -> list[Completion] | None:
+        """Sample `num_samples` completions of each prompt; they share the prompt's computation.
+
+        All ranks pass all prompts, and each answers its share: every n-th prompt, where n is the
+        number of engines. Of the ranks that sample together only the first returns the answers.
+
+        Args:
+            prompts: token ids.
+            max_tokens: of a completion; prompt and completion stay within `max_length` as well.
+            seeds: one per prompt. The same seed, prompt and weights give the same completions.
+            on_progress: called after each engine step with the number of prompts finished and of
+                all in this rank's share; when it answers False, generation is given up.
+
+        Returns:
+            this rank's completions, those of one prompt next to each other; None if given up.
+        """
+        engine, finished = self.llm.llm_engine, {}
+        share = range(self.group, len(prompts), self.num_groups)
+        for index in share:
+            params = self.vllm.SamplingParams(
+                n=num_samples,
+                temperature=temperature,
+                top_p=top_p,
+                top_k=top_k,
+                max_tokens=min(max_tokens, self.max_length - len(prompts[index])),
+                stop_token_ids=self.stop_token_ids,
+                seed=seeds[index],
+                logprobs=0,  # of the sampled token alone
+                detokenize=False,
+                output_kind=self.vllm.sampling_params.RequestOutputKind.FINAL_ONLY,
+            )
+            engine.add_request(str(index), {"prompt_token_ids": prompts[index]}, params)
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                finished[int(output.request_id)] = output.outputs
+            if not on_progress(len(finished), len(share)):
+                engine.abort_request([str(index) for index in share if index not in finished])
+                return None
+        if self.member > 0:
+            return []
+        return [
+            self._completion(index, sample)
+            for index in share
+            for sample in sorted(finished[index], key=lambda sample: sample.index)
+        ]
+
+    def _completion(self, query: int, sample) -> Completion:
+        token_ids = list(sample.token_ids)
+        text_ids = token_ids[:-1] if sample.finish_reason == "stop" else token_ids
+        known = [token for token in text_ids if token < len(self.tokenizer)]
+        return Completion(
+            query=query,
+            token_ids=token_ids,
+            text=self.tokenizer.decode(known, skip_special_tokens=False),
+            finish_reason=sample.finish_reason,
+            logprobs=[
+                position[token].logprob
+                for position, token in zip(sample.logprobs, token_ids, strict=True)
+            ],
+            unknown_tokens=len(text_ids) - len(known),
+        )
+
+
+def _repack_head(model: torch.nn.Module) -> None:
+    """On CPU vLLM packs a copy of the head for its kernels. When the head is tied to the embeddings,
+    reloading gives the head no weights of its own, and vLLM 0.32 keeps the old copy."""
+    model.lm_head.quant_method.process_weights_after_loading(model.lm_head)

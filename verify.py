@@ -1,0 +1,245 @@
+r"""What counts as right: one completion, one reference answer -> bool.
+
+    is_correct(r"... so \boxed{\text{(C)}}", "C")    # True: letters are compared as letters
+    is_correct(r"... so \boxed{\frac{1}{2}}", "0.5")  # True: everything else goes to Math-Verify
+
+Model output is hostile input: `\boxed{9^{9^{9^{9}}}}` keeps a computer algebra system busy for ever.
+A `Verifier` therefore grades in worker processes, each with a memory cap and a deadline that is
+enforced from outside; a worker that hangs is killed and replaced, and its answer counts as wrong.
+"""
+
+import json
+import logging
+import multiprocessing
+import multiprocessing.connection
+import os
+import queue
+import re
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from functools import lru_cache
+
+from math_verify import (
+    ExprExtractionConfig,
+    LatexExtractionConfig,
+    StringExtractionConfig,
+    parse,
+    verify,
+)
+from math_verify.errors import TimeoutException
+
+CLOSING_CHARS = 300  # without a box, the answer has to stand this close to the end
+MEMORY_CAP = 2 * 2**30  # bytes of address space of one grading process
+CHUNK = 8  # answers handed to a worker at a time, at most
+
+MATH = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
+LETTER = (
+    StringExtractionConfig(tuple("ABCDEFGHIJ"), try_extract_without_anchor=False, lowercase=False),
+)
+
+# ------------------------------------------------------------------------------------------------
+# One answer
+
+
+def is_correct(completion: str, answer: str) -> bool:
+    r"""Whether a model's completion arrives at the reference answer.
+
+    The text after the last `</think>` is read (all of it if there is none). In it the last
+    `\boxed{...}` counts; without a box, a closing "the answer is (C)" or "= 12" as Math-Verify
+    reads it. If the reference is a letter A-J, letters are compared; else Math-Verify compares
+    values. Hostile input can take very long here: use a `Verifier` for text from a model.
+    """
+    text = completion.rpartition("</think>")[2]
+    box = last_box(text)
+    reference = read_letter(answer)
+    if reference is not None and box is not None:
+        return read_letter(box) == reference
+    # Math-Verify's own time limit is a signal, and only a main thread can receive signals.
+    limit = 5 if threading.current_thread() is threading.main_thread() else None
+    try:
+        if reference is not None:
+            closing = re.sub(r"[(\[]([A-J])[)\]]", r"\1", text[-CLOSING_CHARS:])
+            return reference in parse(closing, LETTER, parsing_timeout=limit)
+        gold = _parse_reference(answer, limit)
+        text = text[-CLOSING_CHARS:] if box is None else rf"\boxed{{{box}}}"
+        return verify(gold, parse(text, MATH, parsing_timeout=limit), timeout_seconds=limit)
+    except TimeoutException:  # derives from BaseException
+        return False
+
+
+@lru_cache(maxsize=4096)
+def _parse_reference(answer: str, limit: int | None) -> list:
+    return parse(rf"\boxed{{{answer}}}", MATH, parsing_timeout=limit)
+
+
+def last_box(text: str) -> str | None:
+    r"""The content of the last complete `\boxed{...}`, or None. A box that is cut off is no box."""
+    for start in reversed([match.end() for match in re.finditer(r"\\f?boxed\s*\{", text)]):
+        depth = 1
+        for brace in re.finditer(r"\\.|[{}]", text[start:], flags=re.DOTALL):
+            depth += {"{": 1, "}": -1}.get(brace.group(), 0)
+            if depth == 0:
+                return text[start : start + brace.start()]
+    return None
+
+
+FONTS = (
+    r"\\(?:text|math)(?:bf|rm|it|sf|tt|normal|up)?\b|\\(?:mbox|boldsymbol|bm|bf|rm|operatorname)\b"
+)
+SPACES = r"\\[ ,;:!]|\\q?quad\b|~|\s"
+LEAD = r"(?:(?:the\s+)?(?:correct\s+|final\s+)?(?:answer|option|choice)(?:\s+is)?[\s:]*)?"
+ANOTHER = r"[(\[][A-J][)\]]|(?:^|\s)[A-J][).:\]]"  # a second label: "(B)", "B."
+
+
+def read_letter(text: str) -> str | None:
+    r"""The one option letter A-J that `text` (a reference, or what a box holds) names, or None.
+
+    Reads `C`, `(C)`, `C.`, `\text{(C)}`, `\mathbf{C}`, `C) 12`, `Option C`, `12 (C)`. Two letters,
+    or a letter that is part of algebra (`C^2`, `C = 12`, `AB`), name no option.
+    """
+    text = re.sub(FONTS, "", text)
+    text = re.sub(r"\\(?:left|right|[()])|[{}$*]", "", re.sub(SPACES, " ", text)).strip()
+    if re.fullmatch(r"[(\[]?[a-j][)\]]?[.:]?", text):
+        text = text.upper()
+
+    labelled = re.fullmatch(rf"(?i:{LEAD})(?:[(\[] ?([A-J]) ?[)\]]|([A-J]) ?[).:\]])(.*)", text)
+    if labelled:  # its own punctuation sets the letter off from the option's text
+        rest = labelled[3].strip()
+        nothing_but_letters = re.fullmatch(r"(?:[A-J]\b|and|or|[\s,;/&])+", rest)
+        if nothing_but_letters or re.search(ANOTHER, rest):
+            return None
+        return labelled[1] or labelled[2]
+    bare = re.fullmatch(rf"(?i:{LEAD})([A-J])(?: ?[,;] ?| (?![-+*/^_=<>|])|$)(.*)", text)
+    if bare:
+        return None if re.search(r"(?<![A-Za-z\\])[A-J](?![A-Za-z])", bare[2]) else bare[1]
+    trailing = re.fullmatch(r"([^A-J]*) [(\[]([A-J])[)\]]\.?", text)
+    return trailing[2] if trailing else None
+
+
+# ------------------------------------------------------------------------------------------------
+# Many answers
+
+
+class Verifier:
+    """A pool of graders. Use as a context manager.
+
+    Args:
+        num_workers: processes that grade at the same time.
+        timeout_s: seconds that one answer may take before it counts as wrong.
+    """
+
+    def __init__(self, num_workers: int = 1, timeout_s: float = 2.0):
+        self.num_workers = num_workers
+        self.timeout_s = timeout_s
+
+    def __enter__(self) -> "Verifier":
+        # A fresh interpreter each: a fork of a process that holds CUDA or threads is not safe, and
+        # multiprocessing's spawn would import the caller's script (torch, vLLM, ...) again.
+        command = [sys.executable, os.path.abspath(__file__), str(self.timeout_s)]
+        self.workers = [
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            for _ in range(self.num_workers)
+        ]
+        return self
+
+    def __exit__(self, *_) -> None:
+        for worker in self.workers:
+            worker.stdin.close()  # a worker leaves when its input ends, also if we are killed
+        for worker in self.workers:
+            worker.wait()
+
+    def score(self, completions: Sequence[str], answers: Sequence[str]) -> list[bool]:
+        """Grade many completions, results in the order of the inputs.
+
+        Raises ValueError if the lengths differ, RuntimeError if a worker was lost.
+        """
+        pairs = list(zip(completions, answers, strict=True))
+        verdicts: list[bool | None] = [None] * len(pairs)
+        starts: queue.SimpleQueue[int] = queue.SimpleQueue()
+        chunk = max(1, min(CHUNK, len(pairs) // (4 * self.num_workers)))
+        for start in range(0, len(pairs), chunk):
+            starts.put(start)
+
+        def drive(worker: subprocess.Popen) -> None:
+            while True:
+                try:
+                    start = starts.get_nowait()
+                except queue.Empty:
+                    return
+                try:
+                    worker.stdin.write(json.dumps(pairs[start : start + chunk]) + "\n")
+                    worker.stdin.flush()
+                    graded = json.loads(worker.stdout.readline())
+                except (OSError, json.JSONDecodeError):
+                    return  # the worker is gone: its answers stay None, see below
+                verdicts[start : start + chunk] = graded
+
+        threads = [threading.Thread(target=drive, args=(worker,)) for worker in self.workers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if None in verdicts:
+            raise RuntimeError("a verifier process ended unexpectedly (killed, or out of memory?)")
+        return verdicts
+
+
+def _serve(timeout_s: float) -> None:
+    """A worker: grade chunks from stdin in a forked child, and replace a child that hangs or dies.
+
+    The parent of the child never touches an answer, so nothing that a model writes can stop it; it
+    has Math-Verify loaded already, so that a replacement takes milliseconds.
+    """
+    # Ctrl-C and the launcher's SIGTERM reach the whole tree; the trainer decides when we leave.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    child = pipe = None
+    for line in sys.stdin:
+        verdicts = []
+        for completion, answer in json.loads(line):
+            if child is None:
+                child, pipe = _fork_grader()
+            verdict = None
+            try:
+                pipe.send((completion, answer))
+                if pipe.poll(timeout_s):
+                    verdict = pipe.recv()
+            except (EOFError, OSError):
+                pass  # it died: out of memory, or a crash in C code
+            if verdict is None:
+                child.kill()
+                child.join()
+                child = None
+            verdicts.append(bool(verdict))
+        print(json.dumps(verdicts), flush=True)
+    if child is not None:
+        child.kill()
+
+
+def _fork_grader() -> tuple[multiprocessing.Process, multiprocessing.connection.Connection]:
+    context = multiprocessing.get_context("fork")  # safe: this process has one thread, no CUDA
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_grade, args=(theirs,), daemon=True)
+    child.start()
+    theirs.close()
+    return child, ours
+
+
+def _grade(pipe: multiprocessing.connection.Connection) -> None:
+    logging.disable(logging.CRITICAL)  # Math-Verify warns about every answer that it cannot read
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_CAP, MEMORY_CAP))
+    while True:
+        completion, answer = pipe.recv()
+        try:
+            verdict = is_correct(completion, answer)
+        except (MemoryError, RecursionError):
+            verdict = False
+        pipe.send(verdict)
+
+
+if __name__ == "__main__":
+    _serve(float(sys.argv[1]))
