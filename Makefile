@@ -5,10 +5,9 @@
 PYTHON ?= python3
 REQUIREMENTS := $(shell nvidia-smi -L >/dev/null 2>&1 && echo requirements.txt || echo requirements-cpu.txt)
 INSTALLED := .venv/installed-$(REQUIREMENTS)
-RUN := runs/demo
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: install demo test lint clean-demo
+.PHONY: install demo test lint
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -25,7 +24,7 @@ $(INSTALLED): $(REQUIREMENTS)
 	@touch $@
 
 demo: $(INSTALLED)
-	true
+	@python tiny.py demo
 
 test: $(INSTALLED)
 	python -m pytest

@@ -4,8 +4,8 @@ A training file is JSONL, one object a line, with `id, question, solution, answe
 options of a multiple-choice question stand inside `question`; its `answer` is then the letter.
 Wherever a path is taken, a Hugging Face hub id (`owner/name`, or `owner/name:config`) works too.
 
-    python data.py import-aqua  aqua.jsonl  data/aqua.jsonl     # AQuA-RAT's own columns -> training file
-    python data.py import-gsm8k gsm8k.jsonl data/gsm8k.jsonl    # GSM8K's own columns    -> training file
+    python data.py import-aqua  aqua.jsonl  data/aqua.jsonl     # AQuA-RAT -> training file
+    python data.py import-gsm8k gsm8k.jsonl data/gsm8k.jsonl    # GSM8K    -> training file
 """
 
 import hashlib
@@ -82,7 +82,7 @@ def read_rows(path_or_hub_id: str) -> Iterator[tuple[str, dict]]:
 
 
 def load_examples(path_or_hub_id: str) -> list[Example]:
-    """Read a training file. Raises InputError naming file, line and what is wrong with a bad row."""
+    """Read a training file. Raises InputError that says where a bad row is and what is wrong."""
     examples, seen = [], {}
     for where, row in read_rows(path_or_hub_id):
         for field in Example.__dataclass_fields__:

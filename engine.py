@@ -8,7 +8,7 @@ This is the only file that imports deepspeed. One optimizer step of a training s
         engine.backward(loss, last=batch is micro_batches[-1])
     stats = engine.step()
 
-and its gradient is that of the sum of `loss` over all ranks and micro-batches, however they are split.
+and its gradient is that of the sum of `loss` over all ranks and micro-batches, in any split.
 """
 
 import json
@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -25,6 +26,7 @@ from pathlib import Path
 import deepspeed
 import torch
 import torch.distributed as dist
+import transformers
 import tyro
 from deepspeed.accelerator import get_accelerator
 from tqdm import tqdm
@@ -124,7 +126,9 @@ def init_distributed() -> tuple[int, int]:
     """Join the process group that the deepspeed launcher prepared; returns (rank, world size)."""
     if "RANK" not in os.environ:
         raise InputError(f"start this script with: deepspeed {os.path.basename(sys.argv[0])} ...")
-    deepspeed.utils.logging.set_log_level_from_string("warning")
+    warnings.filterwarnings("ignore", category=FutureWarning)  # torch's, about DeepSpeed's calls
+    transformers.utils.logging.disable_progress_bar()
+    deepspeed.utils.logging.set_log_level_from_string("error")
     get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))
     deepspeed.init_distributed(verbose=False)
     return dist.get_rank(), dist.get_world_size()
@@ -170,7 +174,8 @@ def load_model(path_or_hub_id: str, max_length: int) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(path_or_hub_id)
         if max_length > config.max_position_embeddings:
             raise InputError(
-                f"max_length {max_length} is beyond the model's {config.max_position_embeddings} tokens"
+                f"--max_length {max_length} is beyond the model's limit of "
+                f"{config.max_position_embeddings} tokens"
             )
         return AutoModelForCausalLM.from_pretrained(path_or_hub_id, config=config)
     except (OSError, ValueError) as error:
@@ -340,7 +345,7 @@ class Run:
 
     # These change nothing that has been computed so far, so a resumed run may change them.
     SHOWN = ("mean_weight", "pass_rate", "loss")
-    FREE_ARGS = {"resume", "max_steps", "save_every", "keep_checkpoints", "wandb"}
+    FREE_ARGS = frozenset({"resume", "max_steps", "save_every", "keep_checkpoints", "wandb"})
 
     def __init__(self, output_dir: str, args: dict, resume: bool):
         self.folder = Path(output_dir)
@@ -501,7 +506,7 @@ class Run:
 
 
 def summary(rows: list[dict]) -> str:
-    """A table of a run's metrics: the mean over its first tenth and its last, and all the seconds."""
+    """A table of a run's metrics: means over its first and its last tenth, and all seconds."""
     if not rows:
         return "no step was done"
     tenth = max(1, len(rows) // 10)

@@ -218,6 +218,6 @@ class Rollout:
 
 
 def _repack_head(model: torch.nn.Module) -> None:
-    """On CPU vLLM packs a copy of the head for its kernels. When the head is tied to the embeddings,
-    reloading gives the head no weights of its own, and vLLM 0.32 keeps the old copy."""
+    """On CPU vLLM computes with a packed copy of the head. A head that is tied to the embeddings
+    gets no weights of its own when they are reloaded, and vLLM 0.32 would keep the old copy."""
     model.lm_head.quant_method.process_weights_after_loading(model.lm_head)

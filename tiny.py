@@ -9,12 +9,17 @@ hard adds `^`. The model (0.4M parameters, a character-level vocabulary, ChatML)
 many easy, few middle and very few hard problems, so that it knows the first mostly, the second
 sometimes and the third rarely. That gap is what fine-tuning is then asked to close.
 
-    python tiny.py make --output_dir runs/tiny        # model/, train.jsonl, heldout.jsonl; 1 minute
-    python tiny.py init --tokenizer Qwen/Qwen3-0.6B-Base --output_dir runs/small   # random weights
-    python tiny.py report --run runs/oswft --before runs/eval-base --after runs/eval-oswft
+    python tiny.py demo                                # what `make demo` runs
+    python tiny.py make --output_dir runs/tiny         # model/, train.jsonl, heldout.jsonl
+    python tiny.py init --tokenizer Qwen/Qwen3-0.6B-Base --output_dir runs/small  # random weights
 """
 
+import json
+import shlex
+import shutil
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +35,7 @@ from data import (
     InputError,
     collate,
     derive_seed,
+    load_tokenizer,
     stop_token_ids,
     tokenize_examples,
     write_rows,
@@ -69,7 +75,7 @@ def make_problem(tier: str, rng: np.random.Generator) -> tuple[str, str, str]:
 def make_examples(
     num_examples: int, mix: dict[str, float], rng: np.random.Generator, taken: set[str]
 ) -> list[Example]:
-    """Draw distinct problems with the tiers in the shares of `mix`; none whose question is taken."""
+    """Draw problems, the tiers in the shares of `mix`; no question twice, none that is taken."""
     examples = []
     tiers = [tier for tier, share in mix.items() for _ in range(round(share * num_examples))]
     for tier in rng.permutation(tiers):
@@ -101,7 +107,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def pretrain(model: Qwen3ForCausalLM, tokenizer, steps: int, seed: int, taken: set[str]) -> None:
-    """Plain supervised training on PRETRAIN_MIX; questions in `taken` (the other sets) are left out."""
+    """Plain supervised training on PRETRAIN_MIX, without the questions that are `taken`."""
     batch_size = 32  # small batches: the jump from guessing to adding comes after so many *steps*
     rng = np.random.default_rng([seed, 1])
     examples = make_examples(batch_size * steps, PRETRAIN_MIX, rng, taken)
@@ -176,12 +182,117 @@ def make(
     print(f"{model.num_parameters():,} parameters, {len(train):,} problems -> {output_dir}")
 
 
+def init(
+    tokenizer: str,
+    output_dir: Path,
+    hidden_size: int = 64,
+    num_layers: int = 2,
+    tie_embeddings: bool = True,
+    max_length: int = 8192,
+    seed: int = 0,
+) -> None:
+    """Write a randomly initialised Qwen3 for the vocabulary of a real tokenizer.
+
+    Args:
+        tokenizer: hub id or folder.
+        output_dir: the model folder to write.
+        hidden_size: width of the model; a multiple of 32.
+        num_layers: depth of the model.
+        tie_embeddings: one matrix for reading and writing tokens.
+        max_length: tokens that the model can read.
+        seed: of the weights.
+    """
+    tokens = load_tokenizer(tokenizer)
+    torch.manual_seed(seed)
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=-(-len(tokens) // 256) * 256,  # padded like Qwen's own: 151,669 -> 151,936
+            hidden_size=hidden_size,
+            intermediate_size=3 * hidden_size,
+            num_hidden_layers=num_layers,
+            num_attention_heads=hidden_size // 32,
+            num_key_value_heads=max(1, hidden_size // 64),
+            head_dim=32,
+            max_position_embeddings=max_length,
+            tie_word_embeddings=tie_embeddings,
+            eos_token_id=tokens.eos_token_id,
+            pad_token_id=tokens.pad_token_id,
+        )
+    )
+    save_model(model, tokens, output_dir)
+    print(f"{model.num_parameters():,} parameters, not trained -> {output_dir}")
+
+
+def demo(output_dir: Path = Path("runs/demo"), steps: int = 100, seed: int = 0) -> None:
+    """Run OSW-FT from nothing to a result, and show every command; `make demo` calls this.
+
+    Args:
+        output_dir: what an earlier demo left there is deleted.
+        steps: optimizer steps of OSW-FT.
+        seed: of data, weights and sampling.
+    """
+    shutil.rmtree(output_dir, ignore_errors=True)
+    base, run = output_dir / "base", output_dir / "oswft"
+    lengths = "--max_length 128 --max_completion_length 48 --precision fp32"
+    score = (
+        f"python evaluate.py --data {base}/heldout.jsonl --num_samples 8 --k 1 8 --seed {seed} "
+        f"--temperature 1 --top_p 1 --top_k 0 {lengths}"
+    )
+    phases = {
+        "make model and data": f"python tiny.py make --output_dir {base} --seed {seed}",
+        "evaluate before": f"{score} --model {base}/model --output_dir {output_dir}/before",
+        "train": f"deepspeed --log_level error train_oswft.py --model {base}/model "
+        f"--data {base}/train.jsonl --output_dir {run} --num_rollouts 2 --zero_stage 3 "
+        f"--learning_rate 1e-3 --max_steps {steps} --seed {seed} {lengths}",
+        "evaluate after": f"{score} --model {run}/final --output_dir {output_dir}/after",
+    }
+    seconds = {}
+    for phase, command in phases.items():
+        print(f"\n$ {command}", flush=True)
+        started = time.perf_counter()
+        status = subprocess.run(shlex.split(command)).returncode
+        if status:
+            sys.exit(f"error: '{phase}' failed with status {status}")
+        seconds[phase] = time.perf_counter() - started
+    report = _report(output_dir, run, seconds)
+    (output_dir / "report.txt").write_text(report)
+    print(report, end="")
+
+
+def _report(output_dir: Path, run: Path, seconds: dict[str, float]) -> str:
+    before, after = (
+        json.loads((output_dir / when / "results.json").read_text()) for when in ("before", "after")
+    )
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").open()]
+    lines = [
+        "",
+        f"{'held-out':12}{'pass@1':^18}{'pass@8':^18}",
+        f"{'':12}" + "  before   after " * 2,
+    ]
+    for tier in TIERS:
+        scores = [result[tier][k] for k in ("pass@1", "pass@8") for result in (before, after)]
+        lines.append(f"{tier:12}{scores[0]:8.3f}{scores[1]:8.3f}  {scores[2]:8.3f}{scores[3]:8.3f}")
+    first, last = (
+        sum(row["mean_weight"] for row in part) / len(part) for part in (rows[:5], rows[-5:])
+    )
+    lines += [
+        "",
+        f"mean weight {first:.3f} at the start, {last:.3f} at the end (means of 5 steps)",
+        "",
+    ]
+    lines += [f"{phase:22}{value:7.1f} s" for phase, value in seconds.items()]
+    for phase in ("rollout_s", "verify_s", "train_s", "sync_s"):
+        total = sum(row[phase] for row in rows)
+        lines.append(f"  of train: {phase[:-2]:10}{total:7.1f} s")
+    lines.append(f"{'in all':22}{sum(seconds.values()):7.1f} s\n")
+    paths = [*output_dir.glob("*/*"), output_dir / "report.txt"]
+    return "\n".join([*lines, "written:", *(f"  {path}" for path in sorted(paths)), ""])
+
+
 if __name__ == "__main__":
     try:
         tyro.extras.subcommand_cli_from_dict(
-            {"make": make},
-            description=__doc__,
-            config=(tyro.conf.AvoidSubcommands,),
+            {"make": make, "init": init, "demo": demo}, description=__doc__, use_underscores=True
         )
     except InputError as error:
         sys.exit(f"error: {error}")

@@ -141,7 +141,7 @@ def oswft_loss(
 
 
 def train(args: Args) -> None:
-    rank, world_size = init_distributed()
+    _, world_size = init_distributed()
     check(args, world_size)
     run = Run(args.output_dir, asdict(args), args.resume)
 

@@ -3,9 +3,9 @@ r"""What counts as right: one completion, one reference answer -> bool.
     is_correct(r"... so \boxed{\text{(C)}}", "C")    # True: letters are compared as letters
     is_correct(r"... so \boxed{\frac{1}{2}}", "0.5")  # True: everything else goes to Math-Verify
 
-Model output is hostile input: `\boxed{9^{9^{9^{9}}}}` keeps a computer algebra system busy for ever.
-A `Verifier` therefore grades in worker processes, each with a memory cap and a deadline that is
-enforced from outside; a worker that hangs is killed and replaced, and its answer counts as wrong.
+Model output is hostile input: `\boxed{9^{9^{9^{9}}}}` keeps a computer algebra system busy for
+ever. A `Verifier` therefore grades in worker processes, each with a memory cap and a deadline that
+is enforced from outside; one that hangs is killed and replaced, and its answer counts as wrong.
 """
 
 import json
