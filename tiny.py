@@ -41,9 +41,10 @@ from data import (
     write_rows,
 )
 
-TIERS = {"easy": "+-", "middle": "+-*", "hard": "+-*^"}
+TIERS = {"easy": "+-", "middle": "+-*", "hard": "+-*^"}  # operators, the newest last
+NUM_OPERATORS = {"easy": 3, "middle": 3, "hard": 5}
 TRAIN_MIX = {"easy": 0.5, "middle": 0.25, "hard": 0.25}
-PRETRAIN_MIX = {"easy": 0.98, "middle": 0.018, "hard": 0.002}
+PRETRAIN_MIX = {"easy": 0.975, "middle": 0.02, "hard": 0.005}
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -53,9 +54,9 @@ CHAT_TEMPLATE = (
 
 
 def make_problem(tier: str, rng: np.random.Generator) -> tuple[str, str, str]:
-    """Draw (question, solution, answer): 3 operators, the tier's own at least once."""
-    operators = list(rng.choice(list(TIERS[tier]), size=3))
-    operators[rng.integers(3)] = TIERS[tier][-1] if tier != "easy" else rng.choice(list("+-"))
+    """Draw (question, solution, answer). The tier's newest operator occurs at least once."""
+    operators = rng.choice(list(TIERS[tier]), size=NUM_OPERATORS[tier])
+    operators[rng.integers(len(operators))] = TIERS[tier][-1]
     value = int(rng.integers(10))
     question, steps = str(value), []
     for operator in operators:
