@@ -89,11 +89,9 @@ class Rollout:
         distributed = dist.is_initialized()
         options = {}
         if not torch.cuda.is_available():
+            # Once vLLM has started, torch keeps to this number of threads, by default to one.
+            os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
             ranks_here = int(os.environ.get("LOCAL_SIZE", 1))
-            # Once vLLM has started, torch keeps the number of threads that this variable names.
-            threads = max(1, len(os.sched_getaffinity(0)) // ranks_here)
-            os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-            torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
             memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
             share = int(memory_share * memory / ranks_here)
             options = {

@@ -189,6 +189,7 @@ def init(
     hidden_size: int = 64,
     num_layers: int = 2,
     tie_embeddings: bool = True,
+    vocab_size: int = 151_936,
     max_length: int = 8192,
     seed: int = 0,
 ) -> None:
@@ -200,14 +201,17 @@ def init(
         hidden_size: width of the model; a multiple of 32.
         num_layers: depth of the model.
         tie_embeddings: one matrix for reading and writing tokens.
+        vocab_size: rows of that matrix; the default is Qwen3's, padded beyond its 151,669 tokens.
         max_length: tokens that the model can read.
         seed: of the weights.
     """
     tokens = load_tokenizer(tokenizer)
+    if vocab_size < len(tokens):
+        raise InputError(f"--vocab_size {vocab_size} is below the tokenizer's {len(tokens)} tokens")
     torch.manual_seed(seed)
     model = Qwen3ForCausalLM(
         Qwen3Config(
-            vocab_size=-(-len(tokens) // 256) * 256,  # padded like Qwen's own: 151,669 -> 151,936
+            vocab_size=vocab_size,
             hidden_size=hidden_size,
             intermediate_size=3 * hidden_size,
             num_hidden_layers=num_layers,

@@ -17,6 +17,7 @@ gradients are clipped at norm 1. Everything else, by default, is the paper's set
     deepspeed train_oswft.py ... --resume                      # go on from the newest checkpoint
 """
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -221,7 +222,9 @@ def train(args: Args) -> None:
                 step += 1
                 stats = update(engine, [queries[i] for i in piece], weights[piece], args, step)
                 clock.lap("train_s")
-                sampled = [sample for sample, _ in answers if sample.query in piece]
+                seconds = clock.read()
+                sampled = completion_stats([a for a, _ in answers if a.query in piece])
+                tokens = sampled["rollout_tokens"] + stats["train_tokens"]
                 run.log(
                     {
                         "step": step,
@@ -229,8 +232,9 @@ def train(args: Args) -> None:
                         "mean_weight": weights[piece].mean().item(),
                         "pass_rate": rewards[piece].float().mean().item(),
                         **stats,
-                        **completion_stats(sampled),
-                        **clock.read(),
+                        **sampled,
+                        "tokens_per_second": tokens / sum(seconds.values()),
+                        **seconds,
                     }
                 )
             if step % args.save_every < steps_per_batch:
@@ -282,6 +286,10 @@ def update(
             if not fine
         ]
         raise FloatingPointError(f"step {step}: loss is {total_loss.item()}, rows {gather(ids)}")
+    stats = engine.step()
+    if not math.isfinite(stats["grad_norm"]):
+        ids = [rows[i].example.id for i in live]
+        raise FloatingPointError(f"step {step}: gradient norm is {stats['grad_norm']}, rows {ids}")
     return {
         "loss": total_loss.item(),
         "weight_0_share": (weights == 0).float().mean().item(),
@@ -289,7 +297,7 @@ def update(
         "weight_1_share": (weights == 1).float().mean().item(),
         "skipped_sequences": len(rows) - len(live),
         "train_tokens": sum(len(rows[i]) for i in live),
-        **engine.step(),
+        **stats,
     }
 
 

@@ -8,6 +8,7 @@ ever. A `Verifier` therefore grades in worker processes, each with a memory cap 
 is enforced from outside; one that hangs is killed and replaced, and its answer counts as wrong.
 """
 
+import contextlib
 import json
 import logging
 import multiprocessing
@@ -78,7 +79,7 @@ def _parse_reference(answer: str, limit: int | None) -> list:
 
 def last_box(text: str) -> str | None:
     r"""The content of the last complete `\boxed{...}`, or None. A box that is cut off is no box."""
-    for start in reversed([match.end() for match in re.finditer(r"\\f?boxed\s*\{", text)]):
+    for start in reversed([match.end() for match in re.finditer(r"\\(?:boxed|fbox)\s*\{", text)]):
         depth = 1
         for brace in re.finditer(r"\\.|[{}]", text[start:], flags=re.DOTALL):
             depth += {"{": 1, "}": -1}.get(brace.group(), 0)
@@ -148,7 +149,8 @@ class Verifier:
 
     def __exit__(self, *_) -> None:
         for worker in self.workers:
-            worker.stdin.close()  # a worker leaves when its input ends, also if we are killed
+            with contextlib.suppress(BrokenPipeError):  # it is gone already
+                worker.stdin.close()  # a worker leaves when its input ends, also if we are killed
         for worker in self.workers:
             worker.wait()
 

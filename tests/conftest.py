@@ -1,0 +1,61 @@
+"""Shared by the tests: the tiny model and its data, and a way to start scripts as a user does."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SHARED = ROOT.parent / "shared"
+sys.path.insert(0, str(ROOT))
+
+TINY_LENGTHS = ["--max_length", "128", "--max_completion_length", "48", "--precision", "fp32"]
+
+needs_shared = pytest.mark.skipif(
+    not SHARED.is_dir(), reason="needs ../shared (real problems and the Qwen tokenizer)"
+)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory) -> Path:
+    """The folder of `tiny.py make`: model/, train.jsonl, heldout.jsonl."""
+    folder = tmp_path_factory.mktemp("tiny")
+    command = [sys.executable, "tiny.py", "make", "--output_dir", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return folder
+
+
+def start(script: str, *args, ranks: int = 1, **popen) -> subprocess.Popen:
+    """Start a script through the deepspeed launcher, on a port of its own."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [
+        str(Path(sys.executable).parent / "deepspeed"),
+        *("--log_level", "error", "--num_accelerators", str(ranks), "--master_port", str(port)),
+        *(script, *map(str, args)),
+    ]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, cwd=ROOT, env=env, **{**streams, **popen})
+
+
+def launch(script: str, *args, ranks: int = 1) -> str:
+    """Run a script through the deepspeed launcher to its end; returns its output."""
+    process = start(script, *args, ranks=ranks)
+    output, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, output[-6000:]
+    return output
+
+
+def train(*args, tiny: Path, ranks: int = 1, script: str = "train_oswft.py") -> str:
+    """Train the tiny model on its own data, in a setting that takes seconds."""
+    return launch(
+        script,
+        *("--model", tiny / "model", "--data", tiny / "train.jsonl", *TINY_LENGTHS),
+        *("--learning_rate", "1e-3", *args),
+        ranks=ranks,
+    )

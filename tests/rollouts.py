@@ -1,0 +1,93 @@
+"""Run by test_rollout.py through the launcher: vLLM samples from the trainer's current weights.
+
+rollouts.py <tiny model folder> <folder to write to> <tied|untied> <fp32|bf16> <tensor parallel>
+"""
+
+import sys
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from data import Example, TokenizedExample, collate, load_tokenizer
+from engine import Engine, gather, init_distributed
+from rollout import Rollout
+from train_oswft import update
+
+TOLERANCE = {"fp32": 1e-3, "bf16": 0.15}  # nats, of one token
+
+
+def main(tiny: str, folder: str, tied: str, precision: str, tensor_parallel: str) -> None:
+    rank, _ = init_distributed()
+    tokenizer = load_tokenizer(tiny)
+    torch.manual_seed(0)
+    config = AutoConfig.from_pretrained(tiny)
+    config.tie_word_embeddings = tied == "tied"
+    config.initializer_range = 0.1
+    model = AutoModelForCausalLM.from_config(config)
+    if rank == 0:
+        model.save_pretrained(folder)
+    dist.barrier()
+    # So large a learning rate that the second model has nothing to do with the first.
+    engine = Engine(model, learning_rate=0.05, max_grad_norm=1.0, precision=precision)
+    rollout = Rollout(
+        folder,
+        tokenizer,
+        max_length=512,
+        precision=precision,
+        memory_share=0.1,
+        tensor_parallel=int(tensor_parallel),
+    )
+
+    # Long prompts with a common beginning: several blocks that the prefix cache would keep.
+    generator = torch.Generator().manual_seed(1)
+    shared = torch.randint(8, 28, (300,), generator=generator).tolist()
+    prompts = [shared + torch.randint(8, 28, (n,), generator=generator).tolist() for n in (3, 1, 5)]
+    example = Example("id", "question", "solution", "answer", "source")
+    rows = [TokenizedExample(example, prompt[:50], prompt[50:99]) for prompt in prompts]
+
+    def sample(seeds):
+        mine = rollout.generate(prompts, num_samples=2, max_tokens=40, seeds=seeds)
+        return sorted(gather(mine), key=lambda completion: completion.query)
+
+    def trainer_logprobs(completions):
+        batch = collate([(prompts[c.query], c.token_ids) for c in completions])
+        with torch.no_grad():
+            logprobs = engine.logprobs(batch)
+        return [row[mask].tolist() for row, mask in zip(logprobs, batch.mask, strict=True)]
+
+    def largest_gap(completions):
+        return max(
+            abs(ours - theirs)
+            for completion, row in zip(completions, trainer_logprobs(completions), strict=True)
+            for ours, theirs in zip(row, completion.logprobs, strict=True)
+        )
+
+    rollout.load_weights(engine.named_weights())
+    first = sample([1, 2, 3])
+    assert [completion.query for completion in first] == [0, 0, 1, 1, 2, 2]
+    assert first[0].token_ids != first[1].token_ids, "two samples of one prompt are the same"
+    assert sample([1, 2, 3]) == first, "the same seeds gave other samples"
+    assert sample([4, 5, 6]) != first, "other seeds gave the same samples"
+    assert largest_gap(first) < TOLERANCE[precision], largest_gap(first)
+    for completion in first:
+        stopped = completion.token_ids[-1] in rollout.stop_token_ids
+        assert stopped == (completion.finish_reason == "stop")
+        assert stopped or len(completion.token_ids) == 40
+
+    args = SimpleNamespace(normalizer="token", max_tokens_per_micro_batch=200)
+    for step in range(3):
+        update(engine, rows, torch.ones(3), args, step)
+    assert largest_gap(first) > 3, "the update was not large: this test shows nothing"
+    rollout.load_weights(engine.named_weights(gather_bytes=20_000))
+    second = sample([1, 2, 3])
+    assert second != first
+    gap = largest_gap(second)
+    assert gap < TOLERANCE[precision], gap
+    if rank == 0:
+        print("equal:", tied, precision, tensor_parallel, f"gap {gap:.2g} nats", flush=True)
+
+
+if __name__ == "__main__":
+    main(*[arg for arg in sys.argv[1:] if not arg.startswith("--local_rank")])

@@ -1,0 +1,134 @@
+"""How the model answers: vLLM holds the trainer's weights, whatever happened to them."""
+
+import builtins
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import rollout
+from conftest import launch
+from data import InputError
+from rollout import Completion, Rollout, completion_stats
+from tiny import make_tokenizer
+
+
+@pytest.mark.parametrize(
+    ("ranks", "tied", "precision", "tensor_parallel"),
+    [(1, "tied", "bf16", 1), (2, "untied", "fp32", 2)],
+)
+def test_after_a_large_update_vllm_agrees_with_the_trainer(
+    tiny, tmp_path, ranks, tied, precision, tensor_parallel
+):
+    output = launch(
+        "tests/rollouts.py",
+        *(tiny / "model", tmp_path / "model", tied, precision, tensor_parallel),
+        ranks=ranks,
+    )
+    assert f"equal: {tied} {precision} {tensor_parallel}" in output
+
+
+class RecordingLLM:
+    """Stands in for vllm.LLM, to see the order of calls that a GPU would need."""
+
+    def __init__(self, keeps_prefix_cache=False):
+        self.calls = []
+        self.keeps_prefix_cache = keeps_prefix_cache
+
+    def wake_up(self, tags):
+        self.calls.append(f"wake {tags[0]}")
+
+    def collective_rpc(self, method, kwargs):
+        self.calls.append(f"{method} {len(list(kwargs['weights_iterator']))}")
+
+    def apply_model(self, function):
+        self.calls.append("repack")
+
+    def reset_prefix_cache(self):
+        self.calls.append("reset prefix cache")
+        return not self.keeps_prefix_cache
+
+    def sleep(self, level):
+        self.calls.append(f"sleep {level}")
+
+
+def bare_rollout(**attributes) -> Rollout:
+    made = object.__new__(Rollout)
+    vars(made).update(tokenizer=make_tokenizer(), sleeps=False, **attributes)
+    return made
+
+
+def test_waking_goes_weights_then_sync_then_kv_cache_then_prefix_reset(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    llm = RecordingLLM()
+    made = bare_rollout(llm=llm)
+    made.sleeps = True
+    made.load_weights(iter([("a", torch.ones(1)), ("b", torch.ones(1))]))
+    made.sleep()
+    assert llm.calls == [
+        "wake weights",
+        "reload_weights 2",
+        "wake kv_cache",
+        "reset prefix cache",
+        "sleep 2",
+    ]
+
+
+def test_a_prefix_cache_that_stays_is_an_error():
+    made = bare_rollout(llm=RecordingLLM(keeps_prefix_cache=True))
+    with pytest.raises(RuntimeError, match="old weights"):
+        made.load_weights(iter([]))
+
+
+def test_ids_beyond_the_tokenizer_are_counted_and_never_decoded():
+    made = bare_rollout()
+    beyond = len(made.tokenizer)
+    seven, end = made.tokenizer.convert_tokens_to_ids(["7", "<|im_end|>"])
+    sample = SimpleNamespace(
+        token_ids=[seven, beyond, beyond + 9, seven, end],
+        finish_reason="stop",
+        logprobs=[{token: SimpleNamespace(logprob=-1.0)} for token in (seven, beyond, beyond + 9)]
+        + [{token: SimpleNamespace(logprob=-2.0)} for token in (seven, end)],
+    )
+    completion = made._completion(3, sample)
+    assert (completion.text, completion.unknown_tokens, completion.query) == ("77", 2, 3)
+    assert completion.logprobs == [-1, -1, -1, -2, -2] and len(completion.token_ids) == 5
+
+
+def test_completion_stats_worked_out_by_hand():
+    completions = [
+        Completion(0, [1, 2, 3], "a", "stop", [0.0] * 3, 0),
+        Completion(0, [1] * 9, "b", "length", [0.0] * 9, 2),
+    ]
+    assert completion_stats(completions) == {
+        "completion_length_mean": 6.0,
+        "completion_length_max": 9,
+        "truncated_share": 0.5,
+        "unknown_tokens": 2,
+        "rollout_tokens": 12,
+    }
+
+
+def test_without_vllm_the_error_names_the_file_to_install(monkeypatch):
+    real_import = builtins.__import__
+
+    def no_vllm(name, *args, **kwargs):
+        if name == "vllm":
+            raise ImportError("libcudart.so.13: cannot open shared object file")
+        return real_import(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", no_vllm)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InputError, match=r"install requirements-cpu\.txt"):
+        rollout.import_vllm()
+
+
+def test_a_cuda_build_of_vllm_without_an_accelerator_is_refused(monkeypatch):
+    import vllm.platforms
+
+    monkeypatch.setattr(
+        vllm.platforms, "_current_platform", SimpleNamespace(is_cpu=lambda: False), raising=False
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InputError, match=r"not a CPU build: install requirements-cpu\.txt"):
+        rollout.import_vllm()

@@ -1,0 +1,297 @@
+r"""What counts as right: a table of answers, hostile input, and the pool's promises."""
+
+import os
+import signal
+import time
+
+import psutil
+import pytest
+
+from verify import Verifier, is_correct, last_box, read_letter
+
+# ---- letters: what stands in the box -> the letter it names
+
+C_FORMS = r"""
+C|(C)|C.|\text{C}|\text{(C)}|\textbf{C}|\textbf{(C)}|\mathbf{C}|\mathrm{C}|\mathsf{C}|\mathit{C}
+\boldsymbol{C}|\operatorname{C}|\mbox{C}|\bf C|\rm{C}|$C$|{C}|[C]|C)|C:|C,|c|(c)|c.|**C**
+\left(C\right)|\;C\;|\ C|~C|C) 12|C. 12|C: 12|(C) 12|C 12|C, 12|\text{C) } 12|\textbf{(C)}\ 12
+\textbf{(C) }12|(C)\,12|\text{C. } \frac{1}{2}|(C) -5|C) -5|C.\ x=-5|\text{(C) 5 apples}
+C) 5 apples|C) \sqrt{2}|(C)\quad 3\pi|C) I and III|C) A circle|C. none of the above|12 (C)
+\text{12 (C)}|3\sqrt{2}\ \textbf{(C)}|Option C|\text{Option C}|\text{option (C)}|\text{Choice C}
+\text{The answer is C}|\text{The correct answer is (C)}|\text{Answer: C}|\text{answer C}
+\text{The correct option is C}|\text{(C) }12\text{ km}"""
+
+NOT_C = r"""
+A|B|D|(B)|\text{D}|AC|CD|ABC|A, C|C, D|A and C|C and D|\text{A and C}|\text{C or D}|C/D|C D|C & D
+A or C|(A)(C)|(A), (C)|A) C)|C) D)|C) A|(C) 1 (D) 2|C. 1 D. 2|\text{(C) or (D)}|\text{both C and D}
+C^2|C_1|C+1|C-1|C - 1|C = 12|C=12|2C|C!|\sqrt{C}|\frac{C}{2}|\frac{A}{C}|f(C)|C(x)|12|x|K
+\text{Cat}|\text{None}|c^2|12C|C1|\emptyset|?|\text{C, D}|A,B,C,D,E|\{C, D\}|C\text{ and }D"""
+
+C_FORMS, NOT_C = (forms.strip().replace("\n", "|").split("|") for forms in (C_FORMS, NOT_C))
+
+
+@pytest.mark.parametrize("form", C_FORMS)
+def test_a_box_names_the_letter(form):
+    assert read_letter(form) == "C"
+    assert is_correct(rf"Some reasoning with $A$ and $B$, so $\boxed{{{form}}}$.", "C")
+    assert not is_correct(rf"\boxed{{{form}}}", "D")
+
+
+@pytest.mark.parametrize("form", NOT_C)
+def test_a_box_does_not_name_the_letter(form):
+    assert read_letter(form) != "C"
+    assert not is_correct(rf"\boxed{{{form}}}", "C")
+
+
+def test_all_letters_from_a_to_j_are_options():
+    for letter in "ABCDEFGHIJ":
+        for form in (letter, f"({letter})", rf"\text{{{letter}}}", f"{letter}) 12", letter.lower()):
+            assert read_letter(form) == letter
+            assert is_correct(rf"\boxed{{{form}}}", letter)
+        assert is_correct(f"So the answer is ({letter}).", letter)
+        assert is_correct(f"**Answer: {letter}**", letter)
+
+
+def test_the_reference_may_be_written_with_its_parentheses():
+    assert is_correct(r"\boxed{C}", "(C)")
+
+
+# ---- everything: completion, reference, right?
+
+RIGHT = [
+    # numbers
+    (r"\boxed{12}", "12"),
+    (r"$\boxed{12}$.", "12"),
+    (r"\boxed{ 12 }", "12"),
+    (r"\boxed{12.0}", "12"),
+    (r"\boxed{-3}", "-3"),
+    (r"\boxed{1,000}", "1000"),
+    (r"\boxed{1{,}000}", "1000"),
+    (r"\boxed{10,\!000}", "10000"),
+    (r"\boxed{\$18}", "18"),
+    (r"\boxed{18\text{ dollars}}", "18"),
+    (r"\boxed{12\ \text{cm}}", "12"),
+    (r"\boxed{50\%}", "50"),
+    (r"\boxed{90^\circ}", "90"),
+    (r"\boxed{0.5}", r"\frac{1}{2}"),
+    (r"\boxed{\frac12}", "0.5"),
+    (r"\boxed{\dfrac{1}{2}}", r"\frac{1}{2}"),
+    (r"\boxed{1/2}", r"\frac{1}{2}"),
+    (r"\boxed{\frac{2}{4}}", r"\frac{1}{2}"),
+    (r"\boxed{3\frac{1}{2}}", r"\frac{7}{2}"),
+    (r"\boxed{2^{10}}", "1024"),
+    (r"\boxed{033}", "33"),
+    (r"\boxed{113}", "113"),
+    # expressions
+    (r"\boxed{\sqrt{8}}", r"2\sqrt{2}"),
+    (r"\boxed{2\pi}", r"2\pi"),
+    (r"\boxed{x^2+2x+1}", r"(x+1)^2"),
+    (r"\boxed{1+x}", "x+1"),
+    (r"\boxed{x=5}", "5"),
+    (r"\boxed{y = 2x + 3}", "y=2x+3"),
+    (r"\boxed{\frac{\pi}{2}}", r"\frac{\pi}{2}"),
+    (r"\boxed{3-2i}", "3-2i"),
+    (r"\boxed{e^{2}}", "e^2"),
+    (r"\boxed{\tfrac{14}{3}}", r"\frac{14}{3}"),
+    # tuples, sets, intervals, matrices
+    (r"\boxed{(3, \frac{\pi}{2})}", r"\left( 3, \frac{\pi}{2} \right)"),
+    (r"\boxed{(1,2)}", "(1, 2)"),
+    (r"\boxed{\{2, 1\}}", r"\{1,2\}"),
+    (r"\boxed{1, 2}", "1,2"),
+    (r"\boxed{[-2,7]}", r"x \in [-2,7]"),
+    (r"\boxed{(-\infty, 3)}", r"(-\infty,3)"),
+    (r"\boxed{\begin{pmatrix} 1 \\ 2 \end{pmatrix}}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
+    # words
+    (r"\boxed{\text{Evelyn}}", r"\text{Evelyn}"),
+    (r"\boxed{Evelyn}", r"\text{Evelyn}"),
+    # where the answer stands
+    (r"First \boxed{3}, no: \boxed{4}", "4"),
+    (r"\boxed{4} and then \boxed{5", "4"),
+    (r"\boxed{\frac{1}{\sqrt{2}}} is it", r"\frac{\sqrt{2}}{2}"),
+    (r"\fbox{7}", "7"),
+    (r"\boxed {7}", "7"),
+    (r"<think>\boxed{3}</think>It is \boxed{7}.", "7"),
+    (r"<think>a</think>\boxed{1}<think>b</think>\boxed{2}", "2"),
+    (r"<think> so \boxed{7}, and", "7"),
+    ("5 + 7 = 12", "12"),
+    ("The answer is 12.", "12"),
+    ("The answer is $12$.", "12"),
+    ("So the final answer is 3/4.", "0.75"),
+    ("#### 18", "18"),
+    ("A: 18", "18"),
+    ("She makes 9 * 2 = $18", "18"),
+    (r"Hence $x = \frac{1}{2}$.", "0.5"),
+    (r"\[x = 12\]", "12"),
+    ("the answer is (C)", "C"),
+    ("The answer is C.", "C"),
+    ("The correct answer is **C**.", "C"),
+    ("Answer: C", "C"),
+    ("Final answer: (C) 12", "C"),
+]
+
+WRONG = [
+    (r"\boxed{13}", "12"),
+    (r"\boxed{}", "12"),
+    ("", "12"),
+    (" \n ", "12"),
+    (r"\boxed{12}, or rather \boxed{13}", "12"),
+    (r"The answer is 12, hence \boxed{13}", "12"),
+    (r"\boxed{-12}", "12"),
+    (r"\boxed{1.2}", "12"),
+    (r"\boxed{12}", "-12"),
+    (r"\boxed{\frac{2}{1}}", r"\frac{1}{2}"),
+    (r"\boxed{(2,1)}", "(1,2)"),
+    (r"\boxed{[1,2]}", "(1,2)"),
+    (r"\boxed{x+2}", "x+1"),
+    (r"\boxed{\text{Bob}}", r"\text{Evelyn}"),
+    (r"\boxed{C}", "12"),
+    (r"\boxed{12}", "C"),
+    (r"<think>\boxed{7}</think>It is \boxed{3}.", "7"),
+    (r"<think>\boxed{7}</think>I do not know.", "7"),
+    ("12 " + "and more words " * 30, "12"),
+    ("The answer is (B)", "C"),
+    ("C is a letter", "C"),
+    (r"The answer is C, that is \boxed{B}", "C"),
+    ("Because C is larger than B", "C"),
+    (r"\boxed{\text{no solution}}", "0"),
+    (r"\boxed{12, 13}", "12"),
+    (r"\boxed{2\sqrt{3}}", r"3\sqrt{2}"),
+]
+
+
+@pytest.mark.parametrize(("completion", "answer"), RIGHT)
+def test_right(completion, answer):
+    assert is_correct(completion, answer)
+
+
+@pytest.mark.parametrize(("completion", "answer"), WRONG)
+def test_wrong(completion, answer):
+    assert not is_correct(completion, answer)
+
+
+def test_the_table_is_as_long_as_it_claims():
+    assert len(C_FORMS) + len(NOT_C) + len(RIGHT) + len(WRONG) >= 150
+
+
+def test_the_last_complete_box_is_found_through_nested_and_escaped_braces():
+    assert last_box(r"\boxed{1} \boxed{\{a\}_{b_{c}}} x") == r"\{a\}_{b_{c}}"
+    assert last_box(r"\boxed{1} \boxed{2") == "1"
+    assert last_box("no box") is None
+
+
+# ---- hostile completions
+
+HOSTILE = [
+    r"\boxed{9^{9^{9^{9}}}}",
+    r"\boxed{9^{9^{9^{9^{9}}}}}",
+    r"\boxed{10^{10^{10}}}",
+    r"\boxed{2^{2^{2^{2^{2^{2}}}}}}",
+    r"\boxed{(10^{10})^{(10^{10})}}",
+    r"\boxed{123456789^{987654321}}",
+    r"\boxed{1000000!}",
+    r"\boxed{(10^9)!}",
+    r"\boxed{((((5!)!)!)!)!}",
+    r"\boxed{\binom{10^{9}}{5\cdot 10^{8}}}",
+    r"\boxed{\sum_{i=1}^{10^{10}} i^{i}}",
+    r"\boxed{\prod_{i=1}^{10^{9}} i}",
+    r"\boxed{\sum_{i=1}^{10^6}\sum_{j=1}^{10^6} i^j}",
+    r"\boxed{\int_0^1 x^{x^{x^{x}}} dx}",
+    r"\boxed{\int \int \int \sin(\cos(\tan(e^{x^y}))) dx dy dz}",
+    r"\boxed{\lim_{n\to\infty} \sum_{k=1}^{n} \frac{1}{k^{k^k}}}",
+    r"\boxed{(x+y+z+w)^{500}}",
+    r"\boxed{(1+x)^{10^{8}}}",
+    r"\boxed{\left((x+1)^{999}\right)^{999}}",
+    r"\boxed{x^{x^{x^{x^{x^{x^{x^{x}}}}}}}}",
+    r"\boxed{" + "(" * 2000 + "1" + ")" * 2000 + "}",
+    r"\boxed{" + "{" * 3000 + "1" + "}" * 3000 + "}",
+    r"\boxed{" + r"\sqrt{" * 800 + "2" + "}" * 800 + "}",
+    r"\boxed{" + r"\frac{1}{1+" * 400 + "1" + "}" * 400 + "}",
+    r"\boxed{" + "1+" * 5000 + "1}",
+    r"\boxed{" + "9" * 100_000 + "}",
+    r"\boxed{" + "9" * 5_000 + "^{" + "9" * 5_000 + "}}",
+    r"\boxed{" + "x" * 20_000 + "}",
+    r"\boxed{" + r"\left(" * 1000 + "}",
+    r"\boxed{" + r"\begin{pmatrix}" * 200 + "}",
+    r"\boxed{" * 5000,
+    r"\boxed{" * 2000 + "1" + "}" * 2000,
+    r"\boxed{1}" * 20_000 + r"\boxed{2}",
+    "1" * 200_000,
+    "=" * 100_000,
+    "$" * 50_001,
+    "the answer is " * 20_000,
+    ("1," * 50_000) + r"\boxed{" + "1," * 5_000 + "1}",
+    r"\boxed{\{" + ",".join(map(str, range(3000))) + r"\}}",
+    r"\boxed{\begin{pmatrix}" + r"\\".join(["&".join(["1"] * 40)] * 40) + r"\end{pmatrix}^{99}}",
+    r"\boxed{\sin(\sin(\sin(\sin(10^{10^{10}}))))}",
+    r"\boxed{\log_{2}(3^{4^{5^{6}}})}",
+    r"\boxed{0.1^{-99999999}}",
+    "\x00\x01\x02\\boxed{\x00}",
+    "\ud800\\boxed{\udfff}",
+    "<think>" * 10_000 + r"\boxed{9^{9^{9^{9}}}}",
+    r"\boxed{\text{" + "a" * 50_000 + "}}",
+    r"\boxed{e^{e^{e^{e^{79}}}}}",
+]
+
+
+def test_hostile_completions_end_at_the_deadline_as_wrong_and_harm_no_neighbour():
+    assert len(set(HOSTILE)) >= 40
+    deadline = 1.0
+    completions, answers = [], []
+    for completion in HOSTILE:
+        completions += [completion, r"\boxed{42}"]
+        answers += ["7", "42"]
+    with Verifier(num_workers=2, timeout_s=deadline) as verifier:
+        verifier.score([r"\boxed{1}"] * 2, ["1"] * 2)  # both have started
+        started = time.monotonic()
+        verdicts = verifier.score(completions, answers)
+        seconds = time.monotonic() - started
+    assert verdicts == [False, True] * len(HOSTILE)
+    assert seconds < deadline * len(HOSTILE)  # two workers: half of that, and slack
+
+
+def test_results_come_in_the_order_of_the_inputs():
+    numbers = [str(n % 10) for n in range(203)]
+    with Verifier(num_workers=3, timeout_s=10) as verifier:
+        verdicts = verifier.score([rf"\boxed{{{n}}}" for n in numbers], ["3"] * 203)
+        assert verdicts == [n == "3" for n in numbers]
+        assert verifier.score([], []) == []
+        assert verifier.score([r"\boxed{1}"], ["1"]) == [True]
+        with pytest.raises(ValueError):
+            verifier.score(["a", "b"], ["a"])
+
+
+def test_a_grader_that_is_killed_costs_one_answer_and_is_replaced():
+    with Verifier(num_workers=1, timeout_s=30) as verifier:
+        assert verifier.score([r"\boxed{1}"], ["1"]) == [True]
+        (grader,) = psutil.Process(verifier.workers[0].pid).children()
+        os.kill(grader.pid, signal.SIGKILL)
+        assert verifier.score([r"\boxed{1}"] * 3, ["1"] * 3)[1:] == [True, True]
+
+
+def test_a_worker_that_is_lost_is_an_error_not_a_wrong_answer():
+    with Verifier(num_workers=2) as verifier:
+        for worker in verifier.workers:
+            worker.kill()
+            worker.wait()
+        with pytest.raises(RuntimeError, match="ended unexpectedly"):
+            verifier.score([r"\boxed{1}"], ["1"])
+
+
+def test_ctrl_c_does_not_reach_the_workers_and_none_is_left_behind():
+    with Verifier(num_workers=2) as verifier:
+        verifier.score([r"\boxed{1}"] * 2, ["1"] * 2)
+        family = [psutil.Process(worker.pid) for worker in verifier.workers]
+        family += [child for worker in family for child in worker.children()]
+        for process in family:
+            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGTERM)
+        assert verifier.score([r"\boxed{1}"] * 8, ["1"] * 8) == [True] * 8
+    assert not psutil.wait_procs(family, timeout=5)[1]
+
+
+def test_memory_of_a_grader_is_capped():
+    with Verifier(num_workers=1, timeout_s=5) as verifier:
+        verifier.score([r"\boxed{1}"], ["1"])
+        (grader,) = psutil.Process(verifier.workers[0].pid).children()
+        soft, hard = grader.rlimit(psutil.RLIMIT_AS)
+        assert soft == hard == 2 * 2**30
