@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from data import InputError, stop_token_ids
 
-CPU_KV_CACHE_BYTES = 4 * 2**30  # at most; mapped when used
+CPU_SEQUENCES = 256  # sampled at the same time on a CPU
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,13 @@ class Rollout:
             os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
             ranks_here = int(os.environ.get("LOCAL_SIZE", 1))
             memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-            share = int(memory_share * memory / ranks_here)
             options = {
-                "kv_cache_memory_bytes": min(CPU_KV_CACHE_BYTES, share),
+                # vLLM touches all of it at the start, so no more than can ever be used
+                "kv_cache_memory_bytes": min(
+                    int(memory_share * memory / ranks_here),
+                    CPU_SEQUENCES * _kv_cache_bytes(model, max_length, precision),
+                ),
+                "max_num_seqs": CPU_SEQUENCES,
                 "enforce_eager": True,
                 # A CPU generator cannot take back the number drawn at a half-read prompt.
                 "enable_chunked_prefill": False,
@@ -213,6 +217,13 @@ class Rollout:
             ],
             unknown_tokens=len(text_ids) - len(known),
         )
+
+
+def _kv_cache_bytes(model: str, max_length: int, precision: str) -> int:
+    """Of one sequence of `max_length` tokens, in whole blocks of 128."""
+    config = AutoConfig.from_pretrained(model)
+    values = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    return (max_length // 128 + 1) * 128 * values * (2 if precision == "bf16" else 4)
 
 
 def _repack_head(model: torch.nn.Module) -> None:
