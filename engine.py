@@ -456,13 +456,19 @@ class Run:
     ) -> None:
         """Write checkpoint-<step> aside, rename it, drop the oldest beyond `keep`. A collective.
 
-        The folder is a plain Hugging Face model, with the training state in `state/`.
+        The folder is a plain Hugging Face model, with the training state in `state/`. Raises
+        OSError if it cannot be written; the checkpoint before it stays.
         """
         aside, final = (self.folder / f"{kind}-{step:06d}" for kind in ("partial", "checkpoint"))
         if final.exists():
             return
-        engine.save_state(aside)
-        engine.save_model(tokenizer, aside)
+        try:
+            engine.save_state(aside)
+            engine.save_model(tokenizer, aside)
+        except (OSError, RuntimeError) as error:  # torch.save says RuntimeError when a disk is full
+            shutil.rmtree(aside, ignore_errors=True)
+            reason = str(error).strip().splitlines()[0]
+            raise OSError(f"step {step}: the checkpoint could not be written: {reason}") from error
         if dist.get_rank() == 0:
             aside.rename(final)
             for old in sorted(self.folder.glob("checkpoint-*"))[:-keep]:

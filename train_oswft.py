@@ -340,5 +340,5 @@ def check(args: Args, world_size: int) -> None:
 if __name__ == "__main__":
     try:
         train(parse_args(Args, __doc__))
-    except (InputError, FloatingPointError) as error:
+    except (InputError, FloatingPointError, OSError) as error:
         exit_with(error)

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from conftest import ROOT, SHARED, TINY_LENGTHS, launch, needs_shared, start, train
 from data import Example, TokenizedExample
+from engine import Run
 from train_oswft import Args, update
 
 SETTING = (
@@ -197,13 +198,13 @@ def test_real_problems_with_the_real_vocabulary_over_two_ranks(tmp_path):
         "train_oswft.py",
         *("--model", tmp_path / "model", "--data", rows, "--output_dir", tmp_path / "run"),
         *("--max_steps", 2, "--rollout_batch_size", 8, "--max_tokens_per_micro_batch", 2048),
-        *("--max_length", 1536, "--max_completion_length", 192),
+        *("--max_length", 1536, "--max_completion_length", 128),
         ranks=2,
     )
     first, second = metrics(tmp_path / "run")
     assert 11 < first["loss"] < 13  # ln(151,936) = 11.9: nothing is known yet
     assert first["mean_weight"] == 1 and first["train_tokens"] > 1000
-    assert first["completion_length_max"] == 192 and second["update_norm_ratio"] > 0
+    assert first["completion_length_max"] == 128 and second["update_norm_ratio"] > 0
 
 
 # ---- what bad input gets
@@ -345,6 +346,31 @@ def test_a_loss_that_is_not_finite_names_step_and_rows_and_takes_no_step(one_ran
     ]
     with pytest.raises(FloatingPointError, match=r"step 12: loss is nan, rows \['row-9'\]"):
         update(Engine(), rows, torch.ones(3), Args(model="m", data="d"), 12)
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before_it(one_rank, tmp_path):
+    class Engine:
+        disk_is_full = False
+
+        def save_state(self, folder):
+            (folder / "state").mkdir(parents=True)
+            if self.disk_is_full:
+                raise RuntimeError("unexpected pos 2112 vs 2004\nmore")
+
+        def save_model(self, tokenizer, folder):
+            pass
+
+    engine, run = Engine(), Run(str(tmp_path / "run"), {}, resume=False)
+    run.save_checkpoint(engine, None, 1, keep=1)
+    engine.disk_is_full = True
+    with pytest.raises(
+        OSError, match=r"step 2: .* could not be written: unexpected pos 2112 vs 2004$"
+    ):
+        run.save_checkpoint(engine, None, 2, keep=1)
+    assert [path.name for path in run.folder.iterdir()] == ["checkpoint-000001"]
+    engine.disk_is_full = False
+    run.save_checkpoint(engine, None, 3, keep=1)
+    assert [path.name for path in run.folder.iterdir()] == ["checkpoint-000003"]
 
 
 def test_a_run_that_diverges_stops_and_keeps_its_last_checkpoint(tiny, tmp_path):
