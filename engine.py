@@ -1,17 +1,15 @@
 """How the model learns: DeepSpeed engine, per-token log-probabilities, optimizer step, checkpoints.
 
-This is the only file that imports deepspeed. One optimizer step of a training script is
+This is the only file that imports deepspeed. A training script asks for one optimizer step with
 
-    for batch in micro_batches:                       # the same number on every rank
-        logprobs = engine.logprobs(batch)             # (B, T)
-        loss = ...                                    # this rank's sum / *global* normalizer
-        engine.backward(loss, last=batch is micro_batches[-1])
-    stats = engine.step()
+    engine.update(rows, loss_fn, max_tokens)
 
-and its gradient is that of the sum of `loss` over all ranks and micro-batches, in any split.
+and the gradient is that of the sum of `loss_fn` over all rows, for any number of ranks and any
+split into micro-batches, because `loss_fn` divides by the normalizer of the whole global batch.
 """
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -19,8 +17,10 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import deepspeed
@@ -32,12 +32,22 @@ from deepspeed.accelerator import get_accelerator
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from data import InputError, MicroBatch, stop_token_ids, write_rows
+from data import (
+    InputError,
+    MicroBatch,
+    TokenizedExample,
+    collate,
+    split_micro_batches,
+    stop_token_ids,
+    write_rows,
+)
 
 LOGIT_CHUNK = 2**26  # logits held at once: 256 MiB in fp32, whatever the vocabulary
 GATHER_BYTES = 2**30  # parameters gathered at once under ZeRO-3
+NORM_CHUNK = 2**24  # optimizer state looked at at once for its norms
 ADAM_BETAS = (0.9, 0.999)
 ADAM_EPS = 1e-8
+EMPTY = ([0], [0])  # prompt and completion of the row that stands in where there is none
 
 
 # ------------------------------------------------------------------------------------------------
@@ -238,6 +248,61 @@ class Engine:
     def model(self) -> PreTrainedModel:
         return self.engine.module.model
 
+    def update(
+        self,
+        rows: Sequence[TokenizedExample],
+        loss_fn: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+        max_tokens: int,
+    ) -> dict[str, float]:
+        """One optimizer step on the sum of `loss_fn` over `rows`, the same on every rank.
+
+        Args:
+            rows: the sequences that have a gradient; leave out those that have none. With no row
+                at all Adam steps from its momentum alone, as it does on a gradient of zero.
+            loss_fn: logprobs (B, T), mask (B, T), indices (B,) into rows -> scalar, divided by the
+                normalizer of the *global* batch.
+            max_tokens: in one forward pass of one rank, padding included.
+
+        Returns:
+            loss, grad_norm, clipped, update_norm_ratio, learning_rate.
+
+        Raises FloatingPointError, with the step and the rows, if loss or gradient is not finite.
+        """
+        passes = split_micro_batches([len(row) for row in rows], dist.get_world_size(), max_tokens)
+        passes = passes or [[[]] * dist.get_world_size()]
+        total_loss, row_logprobs = torch.zeros((), device=self.device), []
+        for number, shares in enumerate(passes, start=1):
+            mine = shares[dist.get_rank()]
+            # Every pass is a collective: a rank without a row takes part with one that weighs 0.
+            batch = collate([(rows[i].prompt_ids, rows[i].completion_ids) for i in mine] or [EMPTY])
+            logprobs = self.logprobs(batch)
+            if mine:
+                indices = torch.tensor(mine, device=self.device)
+                loss = loss_fn(logprobs, batch.mask.to(self.device), indices)
+            else:
+                loss = 0 * logprobs.sum()
+            self.engine.set_gradient_accumulation_boundary(number == len(passes))
+            # DeepSpeed averages over ranks; ours is a sum, divided by the normalizer already.
+            self.engine.backward(loss * dist.get_world_size(), scale_wrt_gas=False)
+            total_loss += loss.detach()
+            row_logprobs.append((mine, logprobs.detach().sum(dim=1)))
+
+        dist.all_reduce(total_loss)
+        step = self.engine.global_steps + 1
+        if not total_loss.isfinite():
+            bad = [
+                rows[i].example.id
+                for mine, sums in row_logprobs
+                for i, finite in zip(mine, sums.isfinite().tolist(), strict=False)
+                if not finite
+            ]
+            raise FloatingPointError(f"step {step}: loss is {total_loss}, rows {gather(bad)}")
+        stats = {"loss": total_loss.item(), **self.step()}
+        if not math.isfinite(stats["grad_norm"]):
+            ids = [row.example.id for row in rows]
+            raise FloatingPointError(f"step {step}: gradient is {stats['grad_norm']}, rows {ids}")
+        return stats
+
     def logprobs(self, batch: MicroBatch) -> torch.Tensor:
         """log pi(target) for every completion token: (B, T) fp32, zero outside `batch.mask`."""
         positions = batch.mask.flatten().nonzero()[:, 0]  # on the CPU: no synchronisation
@@ -247,12 +312,6 @@ class Engine:
         logprobs = self.engine(input_ids, targets, positions)
         padded = logprobs.new_zeros(batch.mask.numel()).index_copy(0, positions, logprobs)
         return padded.view(batch.mask.shape)
-
-    def backward(self, loss: torch.Tensor, last: bool) -> None:
-        """Add the gradient of `loss`; `last` marks the step's last pass, on every rank alike."""
-        self.engine.set_gradient_accumulation_boundary(last)
-        # DeepSpeed averages over ranks; ours is a sum, already divided by the global normalizer.
-        self.engine.backward(loss * dist.get_world_size(), scale_wrt_gas=False)
 
     def step(self) -> dict[str, float]:
         """Clip, update, and say how large gradient and update were."""
@@ -272,14 +331,15 @@ class Engine:
 
     @torch.no_grad()
     def _update_norm_ratio(self) -> float:
-        """|update| / |parameters| of the step just taken, from Adam's own state: no copy needed."""
+        """|update| / |parameters| of the step just taken, from Adam's state: no copy is kept."""
         squares = torch.zeros(2, device=self.device, dtype=torch.float64)
         for parameter, state in self.adam.state.items():
             correction = [1 - beta ** float(state["step"]) for beta in ADAM_BETAS]
-            update = state["exp_avg"] / correction[0]
-            update /= (state["exp_avg_sq"] / correction[1]).sqrt_().add_(ADAM_EPS)
-            squares[0] += (self.learning_rate * update).norm().to(self.device).double() ** 2
-            squares[1] += parameter.norm().to(self.device).double() ** 2
+            flat = [x.flatten() for x in (parameter, state["exp_avg"], state["exp_avg_sq"])]
+            for weights, mean, variance in zip(*(x.split(NORM_CHUNK) for x in flat), strict=True):
+                update = mean / correction[0] / ((variance / correction[1]).sqrt() + ADAM_EPS)
+                squares[0] += (self.learning_rate * update.norm()).to(self.device).double() ** 2
+                squares[1] += weights.norm().to(self.device).double() ** 2
         dist.all_reduce(squares)  # shards add up; without sharding both scale alike
         return float((squares[0] / squares[1]).sqrt())
 
@@ -342,8 +402,8 @@ class Run:
     Raises InputError if the folder holds another run, or if there is nothing to resume from.
     """
 
+    SHOWN = ("mean_weight", "pass_rate", "loss")  # beside the progress bar
     # These change nothing that has been computed so far, so a resumed run may change them.
-    SHOWN = ("mean_weight", "pass_rate", "loss")
     FREE_ARGS = frozenset({"resume", "max_steps", "save_every", "keep_checkpoints", "wandb"})
 
     def __init__(self, output_dir: str, args: dict, resume: bool):
@@ -354,6 +414,8 @@ class Run:
             self._check_resumable()
         elif self.folder.is_file() or (self.folder.is_dir() and any(self.folder.iterdir())):
             raise InputError(f"{self.folder} is not empty: choose another output_dir, or --resume")
+        if args.get("wandb") and find_spec("wandb") is None:
+            raise InputError("--wandb needs a package that is not installed: pip install wandb")
         dist.barrier()  # every rank has looked before the first one writes
 
     def _newest_checkpoint(self) -> Path | None:
@@ -446,9 +508,28 @@ class Run:
 
                 wandb.log(row, step=row["step"])
 
-    def save_rollouts(self, step: int, rows: list[dict]) -> None:
-        """Write every sampled completion of the batch that begins with `step` (rank 0 writes)."""
+    def save_rollouts(
+        self,
+        step: int,
+        queries: Sequence[TokenizedExample],
+        answers: Sequence[tuple],
+        **per_query: torch.Tensor,
+    ) -> None:
+        """Write every answer, a (completion, verdict), of the batch that begins with `step`.
+
+        The values (B,) of `per_query` go with each answer to their query. Rank 0 writes.
+        """
         if dist.get_rank() == 0:
+            values = {name: tensor.tolist() for name, tensor in per_query.items()}
+            rows = [
+                {
+                    "id": queries[completion.query].example.id,
+                    **{name: value[completion.query] for name, value in values.items()},
+                    "correct": correct,
+                    **asdict(completion),
+                }
+                for completion, correct in answers
+            ]
             write_rows(rows, self.folder / "rollouts" / f"step_{step:06d}.jsonl")
 
     def save_checkpoint(

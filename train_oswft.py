@@ -17,22 +17,18 @@ gradients are clipped at norm 1. Everything else, by default, is the paper's set
     deepspeed train_oswft.py ... --resume                      # go on from the newest checkpoint
 """
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Literal
 
 import torch
-import torch.distributed as dist
 
 from data import (
     InputError,
     TokenizedExample,
     batch_indices,
-    collate,
     derive_seed,
     load_examples,
     load_tokenizer,
-    split_micro_batches,
     tokenize_examples,
 )
 from engine import (
@@ -215,20 +211,22 @@ def train(args: Args) -> None:
 
             # ---- weigh: w = 1 - p̂
             weights = oswft_weights(rewards)  # (B,)
-            run.save_rollouts(step + 1, rollout_rows(queries, answers, weights))
+            run.save_rollouts(step + 1, queries, answers, pass_rate=1 - weights, weight=weights)
 
             # ---- update: one optimizer step per `train_batch_size` queries
-            for piece in torch.arange(len(queries)).chunk(steps_per_batch):
+            size = len(queries) // steps_per_batch
+            for start in range(0, len(queries), size):
+                piece = slice(start, start + size)
                 step += 1
-                stats = update(engine, [queries[i] for i in piece], weights[piece], args, step)
+                stats = update(engine, queries[piece], weights[piece], args)
                 clock.lap("train_s")
                 seconds = clock.read()
-                sampled = completion_stats([a for a, _ in answers if a.query in piece])
+                sampled = completion_stats([a for a, _ in answers if start <= a.query < piece.stop])
                 tokens = sampled["rollout_tokens"] + stats["train_tokens"]
                 run.log(
                     {
                         "step": step,
-                        "epoch": step * len(piece) / len(examples),
+                        "epoch": step * size / len(examples),
                         "mean_weight": weights[piece].mean().item(),
                         "pass_rate": rewards[piece].float().mean().item(),
                         **stats,
@@ -249,70 +247,28 @@ def train(args: Args) -> None:
 
 
 def update(
-    engine: Engine, rows: list[TokenizedExample], weights: torch.Tensor, args: Args, step: int
+    engine: Engine, rows: list[TokenizedExample], weights: torch.Tensor, args: Args
 ) -> dict[str, float]:
     """One optimizer step on expert solutions with their weights (B,); returns its metrics."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
     completion_tokens = sum(len(row.completion_ids) for row in rows)
     normalizer = completion_tokens if args.normalizer == "token" else len(rows)
 
     # Weight 0 means no gradient, so these rows are left out; the normalizer still counts them.
-    live = [i for i, weight in enumerate(weights.tolist()) if weight > 0]
-    passes = split_micro_batches(
-        [len(rows[i]) for i in live], world_size, args.max_tokens_per_micro_batch
+    live = weights.nonzero()[:, 0]
+    live_weights = weights[live].to(engine.device)
+    stats = engine.update(
+        [rows[i] for i in live],
+        lambda logprobs, mask, i: oswft_loss(logprobs, mask, live_weights[i], normalizer),
+        args.max_tokens_per_micro_batch,
     )
-    total_loss, row_logprobs = torch.zeros((), device=engine.device), []
-    for n, shares in enumerate(passes or [[[]] * world_size]):
-        mine = [live[j] for j in shares[rank]]
-        # A rank without a row takes part with a row of weight 0: every pass is a collective.
-        batch = collate([(rows[i].prompt_ids, rows[i].completion_ids) for i in mine or [0]])
-        row_weights = weights[mine] if mine else torch.zeros(1)
-
-        logprobs = engine.logprobs(batch)  # (b, T)
-        loss = oswft_loss(
-            logprobs, batch.mask.to(engine.device), row_weights.to(engine.device), normalizer
-        )
-        engine.backward(loss, last=n + 1 >= len(passes))
-
-        total_loss += loss.detach()
-        row_logprobs.append((mine, logprobs.detach().sum(dim=1)))
-
-    dist.all_reduce(total_loss)
-    if not total_loss.isfinite():
-        ids = [
-            rows[i].example.id
-            for mine, sums in row_logprobs
-            for i, fine in zip(mine, sums.isfinite().tolist(), strict=False)
-            if not fine
-        ]
-        raise FloatingPointError(f"step {step}: loss is {total_loss.item()}, rows {gather(ids)}")
-    stats = engine.step()
-    if not math.isfinite(stats["grad_norm"]):
-        ids = [rows[i].example.id for i in live]
-        raise FloatingPointError(f"step {step}: gradient norm is {stats['grad_norm']}, rows {ids}")
     return {
-        "loss": total_loss.item(),
+        **stats,
         "weight_0_share": (weights == 0).float().mean().item(),
         "weight_between_share": ((weights > 0) & (weights < 1)).float().mean().item(),
         "weight_1_share": (weights == 1).float().mean().item(),
         "skipped_sequences": len(rows) - len(live),
         "train_tokens": sum(len(rows[i]) for i in live),
-        **stats,
     }
-
-
-def rollout_rows(queries, answers, weights: torch.Tensor) -> list[dict]:
-    """What rollouts/ keeps: every sampled completion with its verdict, its query's p̂ and weight."""
-    return [
-        {
-            "id": queries[sample.query].example.id,
-            "pass_rate": 1 - weights[sample.query].item(),
-            "weight": weights[sample.query].item(),
-            "correct": right,
-            **asdict(sample),
-        }
-        for sample, right in answers
-    ]
 
 
 def check(args: Args, world_size: int) -> None:
@@ -324,6 +280,11 @@ def check(args: Args, world_size: int) -> None:
         raise InputError(
             f"--train_batch_size {args.train_batch_size} does not divide "
             f"--rollout_batch_size {args.rollout_batch_size}"
+        )
+    steps_per_batch = args.rollout_batch_size // (args.train_batch_size or args.rollout_batch_size)
+    if (args.max_steps or 0) % steps_per_batch:
+        raise InputError(
+            f"--max_steps {args.max_steps} ends within a batch of {steps_per_batch} steps"
         )
     if world_size % args.vllm_tensor_parallel:
         raise InputError(

@@ -77,8 +77,8 @@ def main(tiny: str, folder: str, tied: str, precision: str, tensor_parallel: str
         assert stopped or len(completion.token_ids) == 40
 
     args = SimpleNamespace(normalizer="token", max_tokens_per_micro_batch=200)
-    for step in range(3):
-        update(engine, rows, torch.ones(3), args, step)
+    for _ in range(3):
+        update(engine, rows, torch.ones(3), args)
     assert largest_gap(first) > 3, "the update was not large: this test shows nothing"
     rollout.load_weights(engine.named_weights(gather_bytes=20_000))
     second = sample([1, 2, 3])

@@ -10,14 +10,15 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from conftest import ROOT, SHARED, TINY_LENGTHS, launch, needs_shared, start, train
-from data import Example, TokenizedExample
-from engine import Run
+from data import Example, InputError, TokenizedExample
+from engine import Engine, Run
 from train_oswft import Args, update
 
 SETTING = (
@@ -242,6 +243,7 @@ def bad_inputs(tiny, whole_run, tmp_path_factory):
         "no such model": [*good, "--model", folder / "absent"],
         "k": [*good, "--num_rollouts", "0"],
         "divide": [*good, "--train_batch_size", "7"],
+        "within": [*good, "--max_steps", "5"],
         "tensor parallel": [*good, "--vllm_tensor_parallel", "2"],
         "model length": [*good, "--max_length", "513"],
         "no room": [*good, "--max_completion_length", "128"],
@@ -279,6 +281,7 @@ def bad_inputs(tiny, whole_run, tmp_path_factory):
         ("no such model", "no tokenizer there"),
         ("k", "--num_rollouts must be at least 1, got 0"),
         ("divide", "--train_batch_size 7 does not divide --rollout_batch_size 24"),
+        ("within", "--max_steps 5 ends within a batch of 2 steps"),
         ("tensor parallel", "--vllm_tensor_parallel 2 does not divide 1 ranks"),
         ("model length", "--max_length 513 is beyond the model's limit of 512 tokens"),
         ("no room", "--max_completion_length must leave room for a prompt"),
@@ -326,16 +329,21 @@ def one_rank(tmp_path):
 
 
 def test_a_loss_that_is_not_finite_names_step_and_rows_and_takes_no_step(one_rank):
-    class Engine:
+    class OneRowIsDamaged(Engine):
         device = torch.device("cpu")
+        engine = SimpleNamespace(
+            global_steps=11,
+            set_gradient_accumulation_boundary=lambda last: None,
+            backward=lambda loss, scale_wrt_gas: None,
+        )
+
+        def __init__(self):
+            pass
 
         def logprobs(self, batch):
             logprobs = torch.zeros(batch.mask.shape)
             logprobs[(batch.input_ids == 9).any(dim=1)] = float("nan")
             return logprobs
-
-        def backward(self, loss, last):
-            pass
 
         def step(self):
             raise AssertionError("the weights were updated")
@@ -345,11 +353,11 @@ def test_a_loss_that_is_not_finite_names_step_and_rows_and_takes_no_step(one_ran
         for token in (7, 8, 9)
     ]
     with pytest.raises(FloatingPointError, match=r"step 12: loss is nan, rows \['row-9'\]"):
-        update(Engine(), rows, torch.ones(3), Args(model="m", data="d"), 12)
+        update(OneRowIsDamaged(), rows, torch.ones(3), Args(model="m", data="d"))
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before_it(one_rank, tmp_path):
-    class Engine:
+    class FullDisk:
         disk_is_full = False
 
         def save_state(self, folder):
@@ -360,7 +368,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before_it(one_rank, 
         def save_model(self, tokenizer, folder):
             pass
 
-    engine, run = Engine(), Run(str(tmp_path / "run"), {}, resume=False)
+    engine, run = FullDisk(), Run(str(tmp_path / "run"), {}, resume=False)
     run.save_checkpoint(engine, None, 1, keep=1)
     engine.disk_is_full = True
     with pytest.raises(
@@ -373,6 +381,27 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before_it(one_rank, 
     assert [path.name for path in run.folder.iterdir()] == ["checkpoint-000003"]
 
 
+def test_metrics_go_to_wandb_too_if_it_is_installed(one_rank, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("engine.find_spec", lambda name: None)
+        with pytest.raises(InputError, match="pip install wandb"):
+            Run(str(tmp_path / "run"), {"wandb": True}, resume=False)
+    logged = []
+    wandb = SimpleNamespace(
+        init=lambda **settings: logged.append(settings["config"]["seed"]),
+        log=lambda row, step: logged.append((step, row["loss"])),
+    )
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setattr("engine.find_spec", lambda name: wandb)
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # leave pytest's own
+    run = Run(str(tmp_path / "run"), {"wandb": True, "seed": 7}, resume=False)
+    run.start(engine=None, max_steps=1)
+    run.log({"step": 1, "loss": 0.5})
+    run.finish(1, 1)
+    assert logged == [7, (1, 0.5)]
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == '{"step": 1, "loss": 0.5}\n'
+
+
 def test_a_run_that_diverges_stops_and_keeps_its_last_checkpoint(tiny, tmp_path):
     run = tmp_path / "run"
     process = start(
@@ -383,7 +412,7 @@ def test_a_run_that_diverges_stops_and_keeps_its_last_checkpoint(tiny, tmp_path)
     )
     output, _ = process.communicate(timeout=200)
     assert process.returncode != 0
-    errors = re.findall(r"error: step 2: (?:loss|gradient norm) is (?:nan|inf), rows \['", output)
+    errors = re.findall(r"error: step 2: (?:loss|gradient) is (?:nan|inf), rows \['", output)
     assert len(errors) == 1, output[-3000:]
     assert [path.name for path in run.glob("checkpoint-*")] == ["checkpoint-000001"]
     assert not (run / "final").exists()
