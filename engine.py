@@ -140,20 +140,22 @@ def init_distributed() -> tuple[int, int]:
     transformers.utils.logging.disable_progress_bar()
     deepspeed.utils.logging.set_log_level_from_string("error")
     get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))
-    if not torch.cuda.is_available():  # share the cores; vLLM reads the variable when it starts
-        threads = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_SIZE", 1)))
-        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    # Share the cores; once vLLM has started, torch keeps to this variable, else to one thread.
+    threads = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_SIZE", 1)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     deepspeed.init_distributed(verbose=False)
     return dist.get_rank(), dist.get_world_size()
 
 
 def exit_with(error: Exception) -> None:
-    """End with one line and status 1; of several ranks only the first speaks."""
-    if int(os.environ.get("RANK", 0)) == 0:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-    else:
-        time.sleep(3)  # the launcher ends all ranks when one has gone: let the first speak
+    """End with one line and status 1; of several ranks with the same error only one speaks."""
+    rank = int(os.environ.get("RANK", 0))
+    if rank > 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(3)  # if rank 0 has spoken, the launcher ends us meanwhile
+    where = f" on rank {rank}" if rank > 0 else ""
+    print(f"error{where}: {error}", file=sys.stderr, flush=True)
     os._exit(1)  # at once: the other ranks may be waiting for this one in a collective
 
 
@@ -223,7 +225,9 @@ class Engine:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         self.learning_rate, self.max_grad_norm = learning_rate, max_grad_norm
         bf16 = precision == "bf16"
-        model = LogprobModel(model.to(torch.bfloat16 if bf16 else torch.float32)).train()
+        for parameter in model.parameters():  # model.to() would round the rotary frequencies too
+            parameter.data = parameter.data.to(torch.bfloat16 if bf16 else torch.float32)
+        model = LogprobModel(model).train()
         optimizer = torch.optim.AdamW(
             model.parameters(), lr=learning_rate, betas=ADAM_BETAS, eps=ADAM_EPS, weight_decay=0.0
         )
@@ -409,22 +413,25 @@ class Run:
     def __init__(self, output_dir: str, args: dict, resume: bool):
         self.folder = Path(output_dir)
         self.args = json.loads(json.dumps({**args, "world_size": dist.get_world_size()}))
-        self.resume_from = self._newest_checkpoint()
-        if resume:
-            self._check_resumable()
-        elif self.folder.is_file() or (self.folder.is_dir() and any(self.folder.iterdir())):
-            raise InputError(f"{self.folder} is not empty: choose another output_dir, or --resume")
-        if args.get("wandb") and find_spec("wandb") is None:
-            raise InputError("--wandb needs a package that is not installed: pip install wandb")
-        dist.barrier()  # every rank has looked before the first one writes
+        # Rank 0 looks, for all: another host may see an older state of a shared folder.
+        seen = [self._look(resume) if dist.get_rank() == 0 else None]
+        dist.broadcast_object_list(seen)
+        self.resume_from, complaint = seen[0]
+        if complaint:
+            raise InputError(complaint)
+        self.saved_step = self._step_of(self.resume_from) if self.resume_from else None
 
-    def _newest_checkpoint(self) -> Path | None:
+    def _look(self, resume: bool) -> tuple[Path | None, str | None]:
+        """The checkpoint to resume from, and what is wrong with the folder or the arguments."""
+        if self.args.get("wandb") and find_spec("wandb") is None:
+            return None, "--wandb needs a package that is not installed: pip install wandb"
+        if not resume:
+            if self.folder.is_file() or (self.folder.is_dir() and any(self.folder.iterdir())):
+                return None, f"{self.folder} is not empty: choose another output_dir, or --resume"
+            return None, None
         checkpoints = sorted(self.folder.glob("checkpoint-*"))
-        return checkpoints[-1] if checkpoints else None
-
-    def _check_resumable(self) -> None:
-        if self.resume_from is None:
-            raise InputError(f"{self.folder}: there is no checkpoint to resume from")
+        if not checkpoints:
+            return None, f"{self.folder}: there is no checkpoint to resume from"
         before = json.loads((self.folder / "args.json").read_text())["args"]
         differing = [
             f"{name} {before.get(name)!r} -> {self.args.get(name)!r}"
@@ -432,14 +439,18 @@ class Run:
             if before.get(name) != self.args.get(name)
         ]
         if differing:
-            raise InputError(f"cannot resume with other arguments: {'; '.join(differing)}")
+            return None, f"cannot resume with other arguments: {'; '.join(differing)}"
+        return checkpoints[-1], None
+
+    @staticmethod
+    def _step_of(checkpoint: Path) -> int:
+        return int(checkpoint.name.removeprefix("checkpoint-"))
 
     def start(self, engine: Engine, max_steps: int) -> int:
         """Restore the engine if resuming, open the metrics; returns the steps already done."""
-        step = 0
         if self.resume_from:
             engine.load_state(self.resume_from)
-            step = int(self.resume_from.name.removeprefix("checkpoint-"))
+        step = self.saved_step or 0
         self.interrupted = False
         signal.signal(signal.SIGINT, self._interrupt)
         signal.signal(signal.SIGTERM, self._interrupt)
@@ -540,12 +551,14 @@ class Run:
         The folder is a plain Hugging Face model, with the training state in `state/`. Raises
         OSError if it cannot be written; the checkpoint before it stays.
         """
-        aside, final = (self.folder / f"{kind}-{step:06d}" for kind in ("partial", "checkpoint"))
-        if final.exists():
+        if step == self.saved_step:
             return
+        aside, final = (self.folder / f"{kind}-{step:06d}" for kind in ("partial", "checkpoint"))
         try:
             engine.save_state(aside)
             engine.save_model(tokenizer, aside)
+        except torch.OutOfMemoryError:
+            raise
         except (OSError, RuntimeError) as error:  # torch.save says RuntimeError when a disk is full
             shutil.rmtree(aside, ignore_errors=True)
             reason = str(error).strip().splitlines()[0]
@@ -555,6 +568,7 @@ class Run:
             for old in sorted(self.folder.glob("checkpoint-*"))[:-keep]:
                 shutil.rmtree(old)
         dist.barrier()
+        self.saved_step = step
 
     def save_final(self, engine: Engine, tokenizer: PreTrainedTokenizerBase) -> None:
         """Write the trained model to final/, aside first. A collective."""

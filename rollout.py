@@ -87,10 +87,10 @@ class Rollout:
             sleep and torch.cuda.is_available(),
         )
         distributed = dist.is_initialized()
+        # Where the trainer has not shared out the cores: vLLM would leave torch one thread.
+        os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
         options = {}
         if not torch.cuda.is_available():
-            # Once vLLM has started, torch keeps to this number of threads, by default to one.
-            os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
             ranks_here = int(os.environ.get("LOCAL_SIZE", 1))
             memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
             options = {
@@ -116,6 +116,7 @@ class Rollout:
             load_format="auto" if load_weights_from_disk else "dummy",
             enable_sleep_mode=self.sleeps,
             generation_config="vllm",  # no defaults from the model's folder
+            logprobs_mode="processed_logprobs",  # of the distribution that is sampled from
             seed=0,  # of the engine; every request brings its own
             **options,
         )
@@ -124,6 +125,7 @@ class Rollout:
         rank, world_size = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
         self.group, self.member = divmod(rank, tensor_parallel)
         self.num_groups = world_size // tensor_parallel
+        self.tensor_parallel = tensor_parallel
         self.sleep()
 
     def load_weights(self, named_weights: Iterator[tuple[str, torch.Tensor]]) -> None:
@@ -167,7 +169,8 @@ class Rollout:
             max_tokens: of a completion; prompt and completion stay within `max_length` as well.
             seeds: one per prompt. The same seed, prompt and weights give the same completions.
             on_progress: called after each engine step with the number of prompts finished and of
-                all in this rank's share; when it answers False, generation is given up.
+                all in this rank's share. When it answers False, generation is given up, unless
+                ranks sample together: they would lose each other.
 
         Returns:
             this rank's completions, those of one prompt next to each other; None if given up.
@@ -191,7 +194,8 @@ class Rollout:
         while engine.has_unfinished_requests():
             for output in engine.step():
                 finished[int(output.request_id)] = output.outputs
-            if not on_progress(len(finished), len(share)):
+            go_on = on_progress(len(finished), len(share))
+            if not go_on and self.tensor_parallel == 1:
                 engine.abort_request([str(index) for index in share if index not in finished])
                 return None
         if self.member > 0:

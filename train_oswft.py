@@ -73,7 +73,7 @@ class Args:
         5120  # prompt + expert solution, and prompt + rollout; longer rows are dropped
     )
     max_completion_length: int = 4096  # of a rollout
-    max_tokens_per_micro_batch: int = 16384  # in one forward pass of one rank, padding included
+    max_tokens_per_micro_batch: int = 8192  # in one forward pass of one rank, padding included
 
     # The machine
     precision: Literal["bf16", "fp32"] = "bf16"  # bf16 keeps fp32 master weights

@@ -87,6 +87,8 @@ def compare(case: Case) -> None:
         gradient_checkpointing=case.gradient_checkpointing,
         cpu_offload=case.cpu_offload,
     )
+    for name, buffer in engine.model.named_buffers():  # rotary frequencies stay exact in bf16
+        assert buffer.dtype == torch.float32, name
     gradients = {}
     step = engine.step
 
