@@ -228,7 +228,7 @@ def init(
     print(f"{model.num_parameters():,} parameters, not trained -> {output_dir}")
 
 
-def demo(output_dir: Path = Path("runs/demo"), steps: int = 100, seed: int = 0) -> None:
+def demo(output_dir: Path = Path("runs/demo"), steps: int = 120, seed: int = 0) -> None:
     """Run OSW-FT from nothing to a result, and show every command; `make demo` calls this.
 
     Args:
