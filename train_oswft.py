@@ -49,9 +49,7 @@ from verify import Verifier
 class Args:
     model: str  # hub id or folder of a causal language model with a chat template
     data: str  # hub id or JSONL file with id, question, solution, answer, source
-    output_dir: str = (
-        "runs/oswft"  # metrics, rollouts, checkpoints, final model; shared by all hosts
-    )
+    output_dir: str = "runs/oswft"  # for all that the run leaves; all hosts share it
     resume: bool = False  # go on from the newest checkpoint in output_dir
     seed: int = 0  # of the data order and of sampling
 
@@ -59,9 +57,7 @@ class Args:
     num_rollouts: int = 2  # K, answers sampled per query
     temperature: float = 1.0  # of sampling
     rollout_batch_size: int = 128  # queries weighed at once
-    train_batch_size: int | None = (
-        None  # queries per optimizer step; default: all that were weighed
-    )
+    train_batch_size: int | None = None  # queries per optimizer step; default: all of them
     normalizer: Literal["token", "sequence"] = "token"  # what the summed loss is divided by
     learning_rate: float = 1e-5  # constant
     max_grad_norm: float = 1.0  # gradients are clipped to this norm
@@ -69,9 +65,7 @@ class Args:
     max_steps: int | None = None  # optimizer steps, instead of num_epochs
 
     # Lengths, in tokens
-    max_length: int = (
-        5120  # prompt + expert solution, and prompt + rollout; longer rows are dropped
-    )
+    max_length: int = 5120  # prompt + solution, prompt + rollout; longer rows are dropped
     max_completion_length: int = 4096  # of a rollout
     max_tokens_per_micro_batch: int = 8192  # in one forward pass of one rank, padding included
 
@@ -129,7 +123,7 @@ def oswft_loss(
     Returns:
         a scalar; summed over any split of the batch, it is the loss of the whole batch.
     """
-    sequence_logprobs = (logprobs * mask).sum(dim=1)  # (B, T) -> (B,)
+    sequence_logprobs = torch.where(mask.bool(), logprobs, 0).sum(dim=1)  # (B, T) -> (B,)
     return -(weights * sequence_logprobs).sum() / normalizer
 
 

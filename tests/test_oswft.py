@@ -72,7 +72,7 @@ def test_loss_is_the_sum_over_any_split_of_the_batch():
 
 
 def test_masked_positions_have_no_gradient_and_no_value():
-    logprobs = torch.zeros(1, 3, requires_grad=True)
+    logprobs = torch.tensor([[0.0, float("-inf"), 0.0]], requires_grad=True)
     loss = oswft_loss(logprobs, torch.tensor([[True, False, True]]), torch.ones(1), 2)
     loss.backward()
     assert logprobs.grad.tolist() == [[-0.5, 0.0, -0.5]]
