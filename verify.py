@@ -56,7 +56,8 @@ def is_correct(completion: str, answer: str) -> bool:
     """
     text = completion.rpartition("</think>")[2]
     box = last_box(text)
-    reference = read_letter(answer)
+    bare = re.sub(rf"{FONTS}|[(){{}}$.\s]", "", answer)
+    reference = bare if re.fullmatch("[A-J]", bare) else None  # "e" and "i" are numbers
     if reference is not None and box is not None:
         return read_letter(box) == reference
     # Math-Verify's own time limit is a signal, and only a main thread can receive signals.
@@ -97,7 +98,7 @@ ANOTHER = r"[(\[][A-J][)\]]|(?:^|\s)[A-J][).:\]]"  # a second label: "(B)", "B."
 
 
 def read_letter(text: str) -> str | None:
-    r"""The one option letter A-J that `text` (a reference, or what a box holds) names, or None.
+    r"""The one option letter A-J that `text`, the content of a box, names, or None.
 
     Reads `C`, `(C)`, `C.`, `\text{(C)}`, `\mathbf{C}`, `C) 12`, `Option C`, `12 (C)`. Two letters,
     or a letter that is part of algebra (`C^2`, `C = 12`, `AB`), name no option.

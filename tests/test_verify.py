@@ -52,8 +52,10 @@ def test_all_letters_from_a_to_j_are_options():
         assert is_correct(f"**Answer: {letter}**", letter)
 
 
-def test_the_reference_may_be_written_with_its_parentheses():
-    assert is_correct(r"\boxed{C}", "(C)")
+@pytest.mark.parametrize("reference", ["C", "(C)", "C.", r"\text{(C)}", r"\textbf{C}", " C "])
+def test_the_reference_may_be_written_in_its_own_way(reference):
+    assert is_correct(r"\boxed{C}", reference)
+    assert not is_correct(r"\boxed{D}", reference)
 
 
 # ---- everything: completion, reference, right?
@@ -92,6 +94,8 @@ RIGHT = [
     (r"\boxed{\frac{\pi}{2}}", r"\frac{\pi}{2}"),
     (r"\boxed{3-2i}", "3-2i"),
     (r"\boxed{e^{2}}", "e^2"),
+    (r"\boxed{e^{1}}", "e"),
+    (r"\boxed{i}", "i"),
     (r"\boxed{\tfrac{14}{3}}", r"\frac{14}{3}"),
     # tuples, sets, intervals, matrices
     (r"\boxed{(3, \frac{\pi}{2})}", r"\left( 3, \frac{\pi}{2} \right)"),
@@ -144,6 +148,7 @@ WRONG = [
     (r"\boxed{[1,2]}", "(1,2)"),
     (r"\boxed{x+2}", "x+1"),
     (r"\boxed{\text{Bob}}", r"\text{Evelyn}"),
+    (r"\boxed{\text{A square}}", r"\text{A circle}"),
     (r"\boxed{C}", "12"),
     (r"\boxed{12}", "C"),
     (r"<think>\boxed{7}</think>It is \boxed{3}.", "7"),
