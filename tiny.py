@@ -44,7 +44,7 @@ from data import (
 TIERS = {"easy": "+-", "middle": "+-*", "hard": "+-*^"}  # operators, the newest last
 NUM_OPERATORS = {"easy": 3, "middle": 3, "hard": 5}
 TRAIN_MIX = {"easy": 0.5, "middle": 0.25, "hard": 0.25}
-PRETRAIN_MIX = {"easy": 0.975, "middle": 0.02, "hard": 0.005}
+PRETRAIN_MIX = {"easy": 0.965, "middle": 0.03, "hard": 0.005}
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -107,29 +107,40 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def pretrain(model: Qwen3ForCausalLM, tokenizer, steps: int, seed: int, taken: set[str]) -> None:
-    """Plain supervised training on PRETRAIN_MIX, without the questions that are `taken`."""
-    batch_size = 32  # small batches: the jump from guessing to adding comes after so many *steps*
+def pretrain(
+    model: Qwen3ForCausalLM, tokenizer, max_steps: int, seed: int, taken: set[str]
+) -> None:
+    """Plain supervised training on PRETRAIN_MIX, without the questions that are `taken`.
+
+    It goes on until the loss says that the model has learnt to add: the jump from guessing comes
+    at another step for every seed. Then the learning rate falls to zero.
+    """
+    batch_size = 32  # small: the jump comes after so many *steps*
+    final_steps = 140  # of falling learning rate
     rng = np.random.default_rng([seed, 1])
-    examples = make_examples(batch_size * steps, PRETRAIN_MIX, rng, taken)
-    rows, _ = tokenize_examples(examples, tokenizer, max_length=128, max_completion_length=64)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98), fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / 20, 1, (steps - step) / (0.2 * steps))
-    )
-    progress = tqdm(range(steps), desc="pre-training", mininterval=1, unit="step")
+    rows, mean_loss, end = [], 1.0, max_steps
+    progress = tqdm(range(max_steps), desc="pre-training", mininterval=1, unit="step")
     for step in progress:
-        chosen = rows[step * batch_size : (step + 1) * batch_size]
+        if step == end:
+            break
+        if not rows:
+            examples = make_examples(100 * batch_size, PRETRAIN_MIX, rng, taken)
+            rows, _ = tokenize_examples(examples, tokenizer, 128, 64)
+        chosen, rows = rows[:batch_size], rows[batch_size:]
         batch = collate([(row.prompt_ids, row.completion_ids) for row in chosen])
         logits = model(input_ids=batch.input_ids).logits
         loss = torch.nn.functional.cross_entropy(logits[batch.mask], batch.targets[batch.mask])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.param_groups[0]["lr"] = 3e-3 * min(1, (step + 1) / 20, (end - step) / final_steps)
         optimizer.step()
         optimizer.zero_grad()
-        schedule.step()
+        mean_loss = 0.9 * mean_loss + 0.1 * loss.item()
+        if mean_loss < 0.05 and end == max_steps:
+            end = min(max_steps, step + 1 + final_steps)
         if step % 20 == 0:
-            progress.set_postfix(loss=f"{loss.item():.3f}")
+            progress.set_postfix(loss=f"{mean_loss:.3f}")
 
 
 def save_model(model: Qwen3ForCausalLM, tokenizer, folder: Path) -> None:
@@ -142,7 +153,7 @@ def make(
     output_dir: Path = Path("runs/tiny"),
     num_train: int = 4096,
     num_heldout: int = 192,
-    pretrain_steps: int = 700,
+    pretrain_steps: int = 1500,
     seed: int = 0,
 ) -> None:
     """Make the tiny model and its data.
@@ -151,7 +162,7 @@ def make(
         output_dir: where model/, train.jsonl and heldout.jsonl go.
         num_train: training problems.
         num_heldout: held-out problems, as many of each tier.
-        pretrain_steps: optimizer steps of pre-training; 0 leaves the weights random.
+        pretrain_steps: optimizer steps of pre-training, at most; it ends when adding is learnt.
         seed: of the data and of the weights.
     """
     rng = np.random.default_rng(seed)
