@@ -141,6 +141,8 @@ def pretrain(
             end = min(max_steps, step + 1 + final_steps)
         if step % 20 == 0:
             progress.set_postfix(loss=f"{mean_loss:.3f}")
+    if mean_loss > 0.05:
+        print(f"warning: the model has not learnt to add in {max_steps} steps; try another --seed")
 
 
 def save_model(model: Qwen3ForCausalLM, tokenizer, folder: Path) -> None:
