@@ -33,7 +33,7 @@ def test_the_tiny_model_knows_the_easy_tier_the_middle_partly_and_the_hard_hardl
     results = json.loads((tmp_path / "results.json").read_text())
     assert [result["problems"] for result in results.values()] == [64, 64, 64]
     easy, middle, hard = (results[tier]["pass@1"] for tier in ("easy", "middle", "hard"))
-    assert easy > 0.85 > middle > hard
+    assert easy > 0.85 > middle > 0.2 > hard
     assert all(result["pass@4"] >= result["pass@1"] for result in results.values())
     samples = [json.loads(line) for line in (tmp_path / "samples.jsonl").open()]
     assert len(samples) == 192 * 4
