@@ -419,7 +419,9 @@ class Run:
         self.resume_from, complaint = seen[0]
         if complaint:
             raise InputError(complaint)
-        self.saved_step = self._step_of(self.resume_from) if self.resume_from else None
+        self.saved_step = None
+        if self.resume_from:
+            self.saved_step = int(self.resume_from.name.removeprefix("checkpoint-"))
 
     def _look(self, resume: bool) -> tuple[Path | None, str | None]:
         """The checkpoint to resume from, and what is wrong with the folder or the arguments."""
@@ -441,10 +443,6 @@ class Run:
         if differing:
             return None, f"cannot resume with other arguments: {'; '.join(differing)}"
         return checkpoints[-1], None
-
-    @staticmethod
-    def _step_of(checkpoint: Path) -> int:
-        return int(checkpoint.name.removeprefix("checkpoint-"))
 
     def start(self, engine: Engine, max_steps: int) -> int:
         """Restore the engine if resuming, open the metrics; returns the steps already done."""
