@@ -18,10 +18,11 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 import deepspeed
 import torch
@@ -37,8 +38,11 @@ from data import (
     MicroBatch,
     TokenizedExample,
     collate,
+    load_examples,
+    load_tokenizer,
     split_micro_batches,
     stop_token_ids,
+    tokenize_examples,
     write_rows,
 )
 
@@ -55,23 +59,23 @@ EMPTY = ([0], [0])  # prompt and completion of the row that stands in where ther
 
 
 class ChunkedLogprobs(torch.autograd.Function):
-    """log softmax(hidden @ weight.T)[target], a chunk of tokens at a time, recomputed in backward.
+    """log softmax(hidden @ weight.T / temperature)[target], in chunks, recomputed in backward.
 
     A (tokens x vocabulary) tensor never exists: for 4,096 tokens of Qwen3 it would take 2.5 GB in
     fp32, three times over. One autograd node, so under ZeRO-3 the head is one module call.
     """
 
     @staticmethod
-    def forward(ctx, hidden, weight, targets):  # (N, H), (V, H), (N,) -> (N,) fp32
+    def forward(ctx, hidden, weight, targets, temperature):  # (N, H), (V, H), (N,) -> (N,) fp32
         rows = max(1, LOGIT_CHUNK // weight.shape[0])
         log_normalizers = hidden.new_empty(len(hidden), dtype=torch.float32)
         logprobs = torch.empty_like(log_normalizers)
         for start in range(0, len(hidden), rows):
             chunk = slice(start, start + rows)
-            logits = (hidden[chunk] @ weight.T).float()  # (rows, V)
+            logits = _logits(hidden[chunk], weight, temperature)  # (rows, V)
             log_normalizers[chunk] = logits.logsumexp(-1)
             logprobs[chunk] = logits.gather(-1, targets[chunk, None])[:, 0]
-        ctx.rows = rows
+        ctx.rows, ctx.temperature = rows, temperature
         ctx.save_for_backward(hidden, weight, targets, log_normalizers)
         return logprobs - log_normalizers
 
@@ -79,16 +83,22 @@ class ChunkedLogprobs(torch.autograd.Function):
     def backward(ctx, grad):  # (N,)
         hidden, weight, targets, log_normalizers = ctx.saved_tensors
         grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight)
+        grad = grad / ctx.temperature
         for start in range(0, len(hidden), ctx.rows):
             chunk = slice(start, start + ctx.rows)
-            # d logprob / d logits = onehot(target) - softmax(logits)
-            grad_logits = (hidden[chunk] @ weight.T).float()  # (rows, V)
+            # d logprob / d (hidden @ weight.T) = (onehot(target) - softmax(logits)) / temperature
+            grad_logits = _logits(hidden[chunk], weight, ctx.temperature)  # (rows, V)
             grad_logits.sub_(log_normalizers[chunk, None]).exp_().mul_(-grad[chunk, None])
             grad_logits.scatter_add_(-1, targets[chunk, None], grad[chunk, None])
             grad_logits = grad_logits.to(hidden.dtype)
             grad_hidden[chunk] = grad_logits @ weight
             grad_weight.addmm_(grad_logits.T, hidden[chunk])
-        return grad_hidden, grad_weight, None
+        return grad_hidden, grad_weight, None, None
+
+
+def _logits(hidden: torch.Tensor, weight: torch.Tensor, temperature: float) -> torch.Tensor:
+    logits = (hidden @ weight.T).float()
+    return logits if temperature == 1 else logits.div_(temperature)
 
 
 class LogprobHead(torch.nn.Module):
@@ -98,8 +108,10 @@ class LogprobHead(torch.nn.Module):
         super().__init__()
         self.weight = weight  # the same Parameter, so tied embeddings stay tied
 
-    def forward(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return ChunkedLogprobs.apply(hidden, self.weight, targets)
+    def forward(
+        self, hidden: torch.Tensor, targets: torch.Tensor, temperature: float
+    ) -> torch.Tensor:
+        return ChunkedLogprobs.apply(hidden, self.weight, targets, temperature)
 
 
 class LogprobModel(torch.nn.Module):
@@ -110,15 +122,118 @@ class LogprobModel(torch.nn.Module):
         model.set_output_embeddings(LogprobHead(model.get_output_embeddings().weight))
         self.model = model
 
-    def forward(self, input_ids, targets, positions):  # (B, T), (N,), (N,) -> (N,)
+    def forward(self, input_ids, targets, positions, temperature):  # (B, T), (N,), (N,) -> (N,)
         # No attention mask: rows are padded on the right, and causal attention never looks there.
         hidden = self.model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
         head = self.model.get_output_embeddings()
-        return head(hidden.flatten(0, 1).index_select(0, positions), targets)
+        return head(hidden.flatten(0, 1).index_select(0, positions), targets, temperature)
 
 
 # ------------------------------------------------------------------------------------------------
-# The engine
+# Arguments
+
+
+@dataclass
+class TrainArgs:
+    """What all methods share. A training script's `Args` adds what is its own."""
+
+    model: str  # hub id or folder of a causal language model with a chat template
+    data: str  # hub id or JSONL file with id, question, solution, answer, source
+    output_dir: str = "runs/run"  # for all that the run leaves; all hosts share it
+    resume: bool = False  # go on from the newest checkpoint in output_dir
+    seed: int = 0  # of the data order and of sampling
+
+    # Optimization
+    learning_rate: float = 1e-5  # constant
+    train_batch_size: int | None = 128  # examples per optimizer step
+    max_grad_norm: float = 1.0  # gradients are clipped to this norm
+    num_epochs: int = 1  # passes over the data
+    max_steps: int | None = None  # optimizer steps, instead of num_epochs
+
+    # Lengths, in tokens
+    max_length: int = 5120  # prompt + solution, prompt + rollout; longer rows are dropped
+    max_completion_length: int = 4096  # of a rollout; a prompt leaves room for it, or is dropped
+    max_tokens_per_micro_batch: int = 8192  # in one forward pass of one rank, padding included
+
+    # The machine
+    precision: Literal["bf16", "fp32"] = "bf16"  # bf16 keeps fp32 master weights
+    zero_stage: Literal[0, 1, 2, 3] = 3  # what DeepSpeed shards over ranks
+    gradient_checkpointing: bool = False  # recompute activations: less memory, a third more time
+    cpu_offload: bool = False  # optimizer state in host memory
+
+    # What is kept
+    save_every: int = 50  # optimizer steps between checkpoints
+    keep_checkpoints: int = 2  # the newest ones, from which a run can go on
+    wandb: bool = False  # mirror the metrics to Weights & Biases
+
+    @property
+    def batch_size(self) -> int:
+        """Examples that are drawn at once."""
+        return self.train_batch_size
+
+    @property
+    def steps_per_batch(self) -> int:
+        """Optimizer steps on each batch: S of Theorem 2."""
+        return 1
+
+    def num_steps(self, num_examples: int) -> int:
+        """Optimizer steps of the run; what is left of the last epoch's last batch is not used."""
+        batches = num_examples * self.num_epochs // self.batch_size
+        return self.max_steps or batches * self.steps_per_batch
+
+    def check(self, world_size: int) -> None:
+        """Raise InputError for what cannot work, before anything is loaded or written."""
+        for name, value in vars(self).items():
+            if type(value) is int and value < (0 if name in ("seed", "zero_stage") else 1):
+                raise InputError(f"--{name} must be at least 1, got {value}")
+        for name in ("learning_rate", "max_grad_norm"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"--{name} must be above 0, got {getattr(self, name)}")
+        if self.max_completion_length >= self.max_length:
+            raise InputError("--max_completion_length must leave room for a prompt in --max_length")
+
+
+@dataclass
+class RolloutArgs(TrainArgs):
+    """What the methods share that sample answers while they train."""
+
+    # Rollouts
+    temperature: float = 1.0  # of sampling
+    rollout_batch_size: int = 128  # queries answered at once
+    train_batch_size: int | None = None  # queries per optimizer step; default: all of them
+    vllm_memory: float = 0.3  # share of the GPU's (on CPU: the host's) memory for vLLM
+    vllm_tensor_parallel: int = 1  # GPUs that sample from one copy of the model together
+    vllm_sleep: bool = False  # vLLM gives its GPU memory back while the model trains
+    verifier_workers: int = 2  # processes per rank that check answers
+
+    @property
+    def batch_size(self) -> int:
+        return self.rollout_batch_size
+
+    @property
+    def steps_per_batch(self) -> int:
+        return self.rollout_batch_size // (self.train_batch_size or self.rollout_batch_size)
+
+    def check(self, world_size: int) -> None:
+        super().check(world_size)
+        if self.rollout_batch_size % (self.train_batch_size or 1):
+            raise InputError(
+                f"--train_batch_size {self.train_batch_size} does not divide "
+                f"--rollout_batch_size {self.rollout_batch_size}"
+            )
+        if (self.max_steps or 0) % self.steps_per_batch:
+            raise InputError(
+                f"--max_steps {self.max_steps} ends within a batch of {self.steps_per_batch} steps"
+            )
+        if world_size % self.vllm_tensor_parallel:
+            raise InputError(
+                f"--vllm_tensor_parallel {self.vllm_tensor_parallel} does not divide "
+                f"{world_size} ranks"
+            )
+        if not self.temperature > 0:
+            raise InputError(f"--temperature must be above 0, got {self.temperature}")
+        if not 0 < self.vllm_memory < 1:
+            raise InputError(f"--vllm_memory is a share between 0 and 1, got {self.vllm_memory}")
 
 
 def parse_args(args_class: type, description: str):
@@ -132,8 +247,12 @@ def parse_args(args_class: type, description: str):
     )
 
 
-def init_distributed() -> tuple[int, int]:
-    """Join the process group that the deepspeed launcher prepared; returns (rank, world size)."""
+# ------------------------------------------------------------------------------------------------
+# Ranks
+
+
+def init_distributed() -> int:
+    """Join the process group that the deepspeed launcher prepared; returns the world size."""
     if "RANK" not in os.environ:
         raise InputError(f"start this script with: deepspeed {os.path.basename(sys.argv[0])} ...")
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch's, about DeepSpeed's calls
@@ -145,7 +264,7 @@ def init_distributed() -> tuple[int, int]:
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     deepspeed.init_distributed(verbose=False)
-    return dist.get_rank(), dist.get_world_size()
+    return dist.get_world_size()
 
 
 def exit_with(error: Exception) -> None:
@@ -166,22 +285,47 @@ def gather(items: list) -> list:
     return [item for part in lists for item in part]
 
 
-class Stopwatch:
-    """Seconds by phase."""
+def check_answers(
+    verifier, completions: Sequence, queries: Sequence[TokenizedExample]
+) -> tuple[list[tuple], torch.Tensor]:
+    """Verify this rank's completions, and share the verdicts with all ranks. A collective.
 
-    def __init__(self):
-        self.last, self.seconds = time.perf_counter(), {}
+    Args:
+        verifier: a `verify.Verifier`.
+        completions: this rank's share of `Rollout.generate`.
+        queries: the whole batch, the same on every rank.
 
-    def lap(self, phase: str) -> None:
-        """Book the time since the last lap under `phase`."""
-        now = time.perf_counter()
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self.last
-        self.last = now
+    Returns:
+        every rank's (completion, verdict), in the order of the queries; rewards (B, K), 1 if right.
+    """
+    verdicts = verifier.score(
+        [completion.text for completion in completions],
+        [queries[completion.query].example.answer for completion in completions],
+    )
+    answers = gather(list(zip(completions, verdicts, strict=True)))
+    answers.sort(key=lambda answer: answer[0].query)
+    rewards = torch.tensor([float(right) for _, right in answers]).view(len(queries), -1)
+    return answers, rewards
 
-    def read(self) -> dict[str, float]:
-        """What was booked since the last reading."""
-        seconds, self.seconds = self.seconds, dict.fromkeys(self.seconds, 0.0)
-        return seconds
+
+# ------------------------------------------------------------------------------------------------
+# The engine
+
+
+def load_training_data(args: TrainArgs) -> tuple[PreTrainedTokenizerBase, list[TokenizedExample]]:
+    """The model's tokenizer, and the examples that fit. Raises InputError if they are too few."""
+    tokenizer = load_tokenizer(args.model)
+    examples, dropped = tokenize_examples(
+        load_examples(args.data), tokenizer, args.max_length, args.max_completion_length
+    )
+    if not examples or not args.num_steps(len(examples)):
+        raise InputError(
+            f"{args.data}: {len(examples)} examples are left (dropped: {dropped}), too few for a "
+            f"batch of {args.batch_size}"
+        )
+    if dist.get_rank() == 0:
+        print(f"{len(examples):,} examples, dropped: {dropped}", file=sys.stderr)
+    return tokenizer, examples
 
 
 def load_model(path_or_hub_id: str, max_length: int) -> PreTrainedModel:
@@ -248,6 +392,19 @@ class Engine:
         self.zero_stage = zero_stage
         self.adam = optimizer
 
+    @classmethod
+    def from_args(cls, args: TrainArgs) -> "Engine":
+        """Load `--model` and train it with the settings of the command line."""
+        return cls(
+            load_model(args.model, args.max_length),
+            learning_rate=args.learning_rate,
+            max_grad_norm=args.max_grad_norm,
+            precision=args.precision,
+            zero_stage=args.zero_stage,
+            gradient_checkpointing=args.gradient_checkpointing,
+            cpu_offload=args.cpu_offload,
+        )
+
     @property
     def model(self) -> PreTrainedModel:
         return self.engine.module.model
@@ -255,17 +412,19 @@ class Engine:
     def update(
         self,
         rows: Sequence[TokenizedExample],
-        loss_fn: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+        loss_fn: Callable[[torch.Tensor, torch.Tensor, list[int]], torch.Tensor],
         max_tokens: int,
+        temperature: float = 1.0,
     ) -> dict[str, float]:
         """One optimizer step on the sum of `loss_fn` over `rows`, the same on every rank.
 
         Args:
             rows: the sequences that have a gradient; leave out those that have none. With no row
                 at all Adam steps from its momentum alone, as it does on a gradient of zero.
-            loss_fn: logprobs (B, T), mask (B, T), indices (B,) into rows -> scalar, divided by the
+            loss_fn: logprobs (B, T), mask (B, T), B indices into rows -> scalar, divided by the
                 normalizer of the *global* batch.
             max_tokens: in one forward pass of one rank, padding included.
+            temperature: the logits are divided by it.
 
         Returns:
             loss, grad_norm, clipped, update_norm_ratio, learning_rate.
@@ -279,10 +438,9 @@ class Engine:
             mine = shares[dist.get_rank()]
             # Every pass is a collective: a rank without a row takes part with one that weighs 0.
             batch = collate([(rows[i].prompt_ids, rows[i].completion_ids) for i in mine] or [EMPTY])
-            logprobs = self.logprobs(batch)
+            logprobs = self.logprobs(batch, temperature)
             if mine:
-                indices = torch.tensor(mine, device=self.device)
-                loss = loss_fn(logprobs, batch.mask.to(self.device), indices)
+                loss = loss_fn(logprobs, batch.mask.to(self.device, non_blocking=True), mine)
             else:
                 loss = 0 * logprobs.sum()
             self.engine.set_gradient_accumulation_boundary(number == len(passes))
@@ -307,13 +465,32 @@ class Engine:
             raise FloatingPointError(f"step {step}: gradient is {stats['grad_norm']}, rows {ids}")
         return stats
 
-    def logprobs(self, batch: MicroBatch) -> torch.Tensor:
+    @torch.no_grad()
+    def score(
+        self, rows: Sequence[TokenizedExample], max_tokens: int, temperature: float = 1.0
+    ) -> list[torch.Tensor]:
+        """log pi of each row's completion tokens under the current weights. A collective.
+
+        Returns:
+            one tensor (completion tokens,) for each row, in host memory, the same on every rank.
+        """
+        scored = []
+        for shares in split_micro_batches(
+            [len(row) for row in rows], dist.get_world_size(), max_tokens
+        ):
+            mine = shares[dist.get_rank()]
+            batch = collate([(rows[i].prompt_ids, rows[i].completion_ids) for i in mine] or [EMPTY])
+            logprobs = self.logprobs(batch, temperature).cpu()
+            scored += [(i, logprobs[n][batch.mask[n]]) for n, i in enumerate(mine)]
+        return [logprobs for _, logprobs in sorted(gather(scored), key=lambda pair: pair[0])]
+
+    def logprobs(self, batch: MicroBatch, temperature: float = 1.0) -> torch.Tensor:
         """log pi(target) for every completion token: (B, T) fp32, zero outside `batch.mask`."""
         positions = batch.mask.flatten().nonzero()[:, 0]  # on the CPU: no synchronisation
         targets = batch.targets.flatten()[positions].to(self.device, non_blocking=True)
         positions = positions.to(self.device, non_blocking=True)
         input_ids = batch.input_ids.to(self.device, non_blocking=True)
-        logprobs = self.engine(input_ids, targets, positions)
+        logprobs = self.engine(input_ids, targets, positions, temperature)
         padded = logprobs.new_zeros(batch.mask.numel()).index_copy(0, positions, logprobs)
         return padded.view(batch.mask.shape)
 
@@ -395,26 +572,45 @@ class Engine:
 # The run folder
 
 
+class Stopwatch:
+    """Seconds by phase."""
+
+    def __init__(self):
+        self.last, self.seconds = time.perf_counter(), {}
+
+    def lap(self, phase: str) -> None:
+        """Book the time since the last lap under `phase`."""
+        now = time.perf_counter()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self.last
+        self.last = now
+
+    def read(self) -> dict[str, float]:
+        """What was booked since the last reading."""
+        seconds, self.seconds = self.seconds, dict.fromkeys(self.seconds, 0.0)
+        return seconds
+
+
 class Run:
     """What a run leaves in its output folder, and whether it has been asked to stop.
 
     Args:
-        output_dir: on a file system that all hosts share.
-        args: every argument, as plain values; a resumed run must have the same ones.
-        resume: go on from the newest checkpoint.
+        args: of the script; a resumed run must have the same ones.
+        keep_models: a checkpoint beyond the newest `--keep_checkpoints` loses its training state,
+            but its model stays.
 
     Raises InputError if the folder holds another run, or if there is nothing to resume from.
     """
 
-    SHOWN = ("mean_weight", "pass_rate", "loss")  # beside the progress bar
+    SHOWN = ("mean_weight", "pass_rate", "reward", "loss")  # beside the progress bar
     # These change nothing that has been computed so far, so a resumed run may change them.
     FREE_ARGS = frozenset({"resume", "max_steps", "save_every", "keep_checkpoints", "wandb"})
 
-    def __init__(self, output_dir: str, args: dict, resume: bool):
-        self.folder = Path(output_dir)
-        self.args = json.loads(json.dumps({**args, "world_size": dist.get_world_size()}))
+    def __init__(self, args: TrainArgs, keep_models: bool = False):
+        self.folder = Path(args.output_dir)
+        self.keep_checkpoints, self.keep_models = args.keep_checkpoints, keep_models
+        self.args = {**json.loads(json.dumps(asdict(args))), "world_size": dist.get_world_size()}
         # Rank 0 looks, for all: another host may see an older state of a shared folder.
-        seen = [self._look(resume) if dist.get_rank() == 0 else None]
+        seen = [self._look(args.resume) if dist.get_rank() == 0 else None]
         dist.broadcast_object_list(seen)
         self.resume_from, complaint = seen[0]
         if complaint:
@@ -425,7 +621,7 @@ class Run:
 
     def _look(self, resume: bool) -> tuple[Path | None, str | None]:
         """The checkpoint to resume from, and what is wrong with the folder or the arguments."""
-        if self.args.get("wandb") and find_spec("wandb") is None:
+        if self.args["wandb"] and find_spec("wandb") is None:
             return None, "--wandb needs a package that is not installed: pip install wandb"
         if not resume:
             if self.folder.is_file() or (self.folder.is_dir() and any(self.folder.iterdir())):
@@ -446,6 +642,7 @@ class Run:
 
     def start(self, engine: Engine, max_steps: int) -> int:
         """Restore the engine if resuming, open the metrics; returns the steps already done."""
+        self.max_steps = max_steps
         if self.resume_from:
             engine.load_state(self.resume_from)
         step = self.saved_step or 0
@@ -453,7 +650,7 @@ class Run:
         signal.signal(signal.SIGINT, self._interrupt)
         signal.signal(signal.SIGTERM, self._interrupt)
         if dist.get_rank() == 0:
-            (self.folder / "rollouts").mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             packages = ("torch", "transformers", "deepspeed", "math-verify")
             _write_json(
                 self.folder / "args.json",
@@ -465,7 +662,7 @@ class Run:
             )
             self._forget_after(step)
             self.metrics = (self.folder / "metrics.jsonl").open("a")
-            if self.args.get("wandb"):
+            if self.args["wandb"]:
                 import wandb
 
                 wandb.init(project="osw-ft", dir=self.folder, config=self.args)
@@ -478,12 +675,12 @@ class Run:
             miniters=0,
             disable=dist.get_rank() > 0,
         )
+        self.clock = Stopwatch()
         return step
 
-    def say(self, message: str) -> None:
-        """Print a line above the progress bar (rank 0)."""
-        if dist.get_rank() == 0:
-            self.bar.write(message, file=sys.stderr)
+    def lap(self, phase: str) -> None:
+        """Book the seconds since the last lap under `phase`, e.g. "train_s"."""
+        self.clock.lap(phase)
 
     def on_rollout(self, finished: int, total: int) -> bool:
         """Show how far sampling is; False when it should be given up."""
@@ -503,7 +700,10 @@ class Run:
             shutil.rmtree(leftover)
 
     def log(self, row: dict) -> None:
-        """Append one step's metrics (rank 0 writes)."""
+        """Append one step's metrics, and its seconds by phase (rank 0 writes)."""
+        seconds = self.clock.read()
+        tokens = row.get("rollout_tokens", 0) + row["train_tokens"]
+        row = {**row, "tokens_per_second": tokens / sum(seconds.values()), **seconds}
         if dist.get_rank() == 0:
             self.bar.set_description("update", refresh=False)
             self.bar.set_postfix(
@@ -512,7 +712,7 @@ class Run:
             self.bar.update(1)
             self.metrics.write(json.dumps(row) + "\n")
             self.metrics.flush()
-            if self.args.get("wandb"):
+            if self.args["wandb"]:
                 import wandb
 
                 wandb.log(row, step=row["step"])
@@ -522,29 +722,34 @@ class Run:
         step: int,
         queries: Sequence[TokenizedExample],
         answers: Sequence[tuple],
-        **per_query: torch.Tensor,
+        **values: torch.Tensor,
     ) -> None:
         """Write every answer, a (completion, verdict), of the batch that begins with `step`.
 
-        The values (B,) of `per_query` go with each answer to their query. Rank 0 writes.
+        With each answer go its `values`: (B,) one for a query, or (B, K) one for an answer. Rank 0
+        writes.
         """
         if dist.get_rank() == 0:
-            values = {name: tensor.tolist() for name, tensor in per_query.items()}
+            shape = (len(queries), len(answers) // len(queries))
+            columns = {
+                name: value.reshape(len(queries), -1).expand(shape).flatten().tolist()
+                for name, value in values.items()
+            }
             rows = [
                 {
                     "id": queries[completion.query].example.id,
-                    **{name: value[completion.query] for name, value in values.items()},
+                    **{name: column[n] for name, column in columns.items()},
                     "correct": correct,
                     **asdict(completion),
                 }
-                for completion, correct in answers
+                for n, (completion, correct) in enumerate(answers)
             ]
             write_rows(rows, self.folder / "rollouts" / f"step_{step:06d}.jsonl")
 
     def save_checkpoint(
-        self, engine: Engine, tokenizer: PreTrainedTokenizerBase, step: int, keep: int
+        self, engine: Engine, tokenizer: PreTrainedTokenizerBase, step: int
     ) -> None:
-        """Write checkpoint-<step> aside, rename it, drop the oldest beyond `keep`. A collective.
+        """Write checkpoint-<step> aside, rename it, drop the oldest. A collective.
 
         The folder is a plain Hugging Face model, with the training state in `state/`. Raises
         OSError if it cannot be written; the checkpoint before it stays.
@@ -563,8 +768,10 @@ class Run:
             raise OSError(f"step {step}: the checkpoint could not be written: {reason}") from error
         if dist.get_rank() == 0:
             aside.rename(final)
-            for old in sorted(self.folder.glob("checkpoint-*"))[:-keep]:
-                shutil.rmtree(old)
+            for old in sorted(self.folder.glob("checkpoint-*"))[: -self.keep_checkpoints]:
+                doomed = old / "state" if self.keep_models else old
+                if doomed.exists():
+                    shutil.rmtree(doomed)
         dist.barrier()
         self.saved_step = step
 
@@ -588,8 +795,14 @@ class Run:
         dist.all_reduce(flag)
         return bool(flag)
 
-    def finish(self, step: int, max_steps: int) -> None:
-        """Print the table of a finished run and what it wrote; exit with 130 if it was stopped."""
+    def finish(self, engine: Engine, tokenizer: PreTrainedTokenizerBase, step: int) -> None:
+        """Save a finished run's model, or a stopped one's checkpoint; print the table.
+
+        Exits with 130 if the run was stopped. A collective.
+        """
+        self.save_checkpoint(engine, tokenizer, step)
+        if step == self.max_steps:
+            self.save_final(engine, tokenizer)
         if dist.get_rank() == 0:
             self.bar.close()
             self.metrics.close()
@@ -597,9 +810,10 @@ class Run:
             print(summary(rows))
             for path in sorted(self.folder.iterdir()):
                 print(path)
-        if step < max_steps:
+        if step < self.max_steps:
             if dist.get_rank() == 0:
-                print(f"stopped after step {step} of {max_steps}: go on with --resume", flush=True)
+                print(f"stopped after step {step} of {self.max_steps}: go on with --resume")
+                sys.stdout.flush()
             sys.exit(130)
 
 
@@ -616,8 +830,8 @@ def summary(rows: list[dict]) -> str:
                 for part in (rows[:tenth], rows[-tenth:])
             )
             lines.append(f"{key:24}{first:12.4g}{last:12.4g}")
-    for key in ("rollout_s", "verify_s", "train_s", "sync_s"):
-        if key in rows[0]:
+    for key in rows[0]:
+        if key.endswith("_s"):
             lines.append(f"{key:24}{'':12}{sum(row[key] for row in rows):12.1f}")
     return "\n".join(lines)
 

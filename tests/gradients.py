@@ -1,6 +1,6 @@
 """Run by test_engine.py through the launcher: the distributed gradient beside a dense reference.
 
-Every case trains two steps on rows of mixed lengths and weights, some of them 0, and compares the
+Every case takes steps on rows of mixed lengths, some of them without a gradient, and compares the
 loss, the gradient and the parameters after each step with one process that knows no chunks, no
 micro-batches, no ranks and no DeepSpeed.
 """
@@ -10,37 +10,61 @@ import sys
 from dataclasses import dataclass
 from types import SimpleNamespace
 
+import pytest
 import torch
 import torch.distributed as dist
 from deepspeed.utils import safe_get_full_grad
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import engine as engine_module
+import train_grpo
+import train_oswft
 from data import Example, TokenizedExample
 from engine import Engine, init_distributed
-from train_oswft import update
 
 VOCABULARY, ROWS, LEARNING_RATE, MAX_GRAD_NORM = 97, 11, 1e-2, 0.05
 engine_module.LOGIT_CHUNK = 7 * VOCABULARY  # 7 tokens a chunk: every pass has several, and a rest
 
 
-def make_rows(generator: torch.Generator) -> list[TokenizedExample]:
+def make_rows(generator: torch.Generator, count: int = ROWS) -> list[TokenizedExample]:
     example = Example("id", "question", "solution", "answer", "source")
-    lengths = torch.randint(2, 20, (ROWS, 2), generator=generator).tolist()
+    lengths = torch.randint(2, 20, (count, 2), generator=generator).tolist()
     ids = lambda n: torch.randint(VOCABULARY, (n,), generator=generator).tolist()  # noqa: E731
     return [TokenizedExample(example, ids(prompt), ids(answer)) for prompt, answer in lengths]
 
 
-def dense_loss(model, rows, weights, normalizer):
-    """Algorithm 1, a row at a time, from full logits."""
+def dense_logprobs(model, row: TokenizedExample, temperature: float = 1.0) -> torch.Tensor:
+    """(completion tokens,) from full logits."""
+    ids = torch.tensor([row.prompt_ids + row.completion_ids])
+    logprobs = (model(input_ids=ids).logits[0, :-1] / temperature).log_softmax(-1)
+    start = len(row.prompt_ids) - 1
+    return logprobs[start:].gather(-1, ids[0, start + 1 :, None])[:, 0]
+
+
+def dense_oswft_loss(model, rows, weights, normalizer):
+    """Algorithm 1, a row at a time."""
     loss = torch.zeros(())
     for row, weight in zip(rows, weights.tolist(), strict=True):
-        ids = torch.tensor([row.prompt_ids + row.completion_ids])
-        logprobs = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
-        start = len(row.prompt_ids) - 1
-        answer = logprobs[start:].gather(-1, ids[0, start + 1 :, None]).sum()
-        loss = loss - weight * answer / normalizer
+        loss = loss - weight * dense_logprobs(model, row).sum() / normalizer
     return loss
+
+
+def dense_grpo_loss(model, rows, advantages, old_logprobs, corrections, args):
+    """DAPO's equation, a token at a time: min(r A, clip(r) A) / all tokens; how many clipped."""
+    total, low, high = torch.zeros(()), 0, 0
+    for row, advantage, old, correction in zip(
+        rows, advantages, old_logprobs, corrections, strict=True
+    ):
+        new = dense_logprobs(model, row, args.temperature)
+        for t in range(len(row.completion_ids)):
+            ratio = (new[t] - old[t]).exp()
+            if advantage > 0:
+                total = total + correction[t] * advantage * min(ratio, torch.tensor(args.clip_high))
+                high += bool(ratio > args.clip_high)
+            if advantage < 0:
+                total = total + correction[t] * advantage * max(ratio, torch.tensor(args.clip_low))
+                low += bool(ratio < args.clip_low)
+    return -total / sum(len(row.completion_ids) for row in rows), low, high
 
 
 @dataclass
@@ -62,7 +86,8 @@ def assert_same(ours: torch.Tensor, reference: torch.Tensor, case: Case) -> None
         torch.testing.assert_close(ours, reference, rtol=2e-4, atol=2e-6)
 
 
-def compare(case: Case) -> None:
+def make_engine(case: Case):
+    """An engine, its dense twin, and where each step leaves the engine's full gradients."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCABULARY,
@@ -77,7 +102,6 @@ def compare(case: Case) -> None:
     )
     model = Qwen3ForCausalLM(config)
     reference = copy.deepcopy(model)
-    adam = torch.optim.AdamW(reference.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
     engine = Engine(
         model,
         learning_rate=LEARNING_RATE,
@@ -98,6 +122,42 @@ def compare(case: Case) -> None:
         return step()
 
     engine.step = step_and_keep_gradients
+    return engine, reference, gradients
+
+
+def same_step(engine, reference, adam, gradients, loss, stats, case: Case) -> None:
+    """One step of the dense twin, compared with what the engine has just done."""
+    adam.zero_grad()
+    (loss + 0 * sum(p.sum() for p in reference.parameters())).backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in reference.parameters()])
+    assert_same(torch.tensor(stats["loss"]), loss.detach(), case)
+    assert_same(torch.tensor(stats["grad_norm"]), norm, case)
+    for name, parameter in reference.named_parameters():
+        assert_same(gradients[name].float(), parameter.grad, case)
+    if case.precision == "bf16":
+        return  # two roundings do not take the same path from here on
+
+    before = [p.detach().clone() for p in reference.parameters()]
+    torch.nn.utils.clip_grad_norm_(reference.parameters(), MAX_GRAD_NORM)
+    adam.step()
+    pairs = list(zip(reference.parameters(), before, strict=True))
+    moved = sum(((new - old) ** 2).sum() for new, old in pairs).sqrt()
+    size = sum((new**2).sum() for new, _ in pairs).sqrt()
+    torch.testing.assert_close(
+        torch.tensor(stats["update_norm_ratio"]), (moved / size).detach(), rtol=1e-2, atol=1e-6
+    )
+    names = dict(reference.named_parameters())
+    for name, weight in engine.named_weights(gather_bytes=4096):
+        # Adam divides by the gradient's size: where that is all rounding, so is the update
+        parameter = names.pop(name).detach()
+        torch.testing.assert_close(weight, parameter, rtol=1e-2, atol=2e-4)
+        parameter.copy_(weight)  # so that each step is compared by itself
+    assert not names, f"not handed out: {names}"
+
+
+def compare_oswft(case: Case) -> None:
+    engine, reference, gradients = make_engine(case)
+    adam = torch.optim.AdamW(reference.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
     args = SimpleNamespace(normalizer=case.normalizer, max_tokens_per_micro_batch=case.max_tokens)
     generator = torch.Generator().manual_seed(1)
     all_zero = torch.zeros(ROWS)
@@ -106,36 +166,70 @@ def compare(case: Case) -> None:
     for weights in (some, one, all_zero):
         rows = make_rows(generator)
         tokens = sum(len(row.completion_ids) for row in rows)
-        loss = dense_loss(reference, rows, weights, tokens if case.normalizer == "token" else ROWS)
-        adam.zero_grad()
-        (loss + 0 * sum(p.sum() for p in reference.parameters())).backward()
-        norm = torch.nn.utils.get_total_norm([p.grad for p in reference.parameters()])
-
-        stats = update(engine, rows, weights, args)
-        assert_same(torch.tensor(stats["loss"]), loss.detach(), case)
-        assert_same(torch.tensor(stats["grad_norm"]), norm, case)
+        normalizer = tokens if case.normalizer == "token" else ROWS
+        loss = dense_oswft_loss(reference, rows, weights, normalizer)
+        stats = train_oswft.update(engine, rows, weights, args)
         assert stats["skipped_sequences"] == int((weights == 0).sum())
-        for name, parameter in reference.named_parameters():
-            assert_same(gradients[name].float(), parameter.grad, case)
+        same_step(engine, reference, adam, gradients, loss, stats, case)
         if case.precision == "bf16":
-            break  # two roundings do not take the same path from here on
-
-        before = [p.detach().clone() for p in reference.parameters()]
-        torch.nn.utils.clip_grad_norm_(reference.parameters(), MAX_GRAD_NORM)
-        adam.step()
-        pairs = list(zip(reference.parameters(), before, strict=True))
-        moved = sum(((new - old) ** 2).sum() for new, old in pairs).sqrt()
-        size = sum((new**2).sum() for new, _ in pairs).sqrt()
-        torch.testing.assert_close(
-            torch.tensor(stats["update_norm_ratio"]), (moved / size).detach(), rtol=1e-2, atol=1e-6
-        )
-        names = dict(reference.named_parameters())
-        for name, weight in engine.named_weights(gather_bytes=4096):
-            # Adam divides by the gradient's size: where that is all rounding, so is the update
-            torch.testing.assert_close(weight, names.pop(name).detach(), rtol=1e-2, atol=2e-4)
-        assert not names, f"not handed out: {names}"
+            break
     if dist.get_rank() == 0:
         print("equal:", case, flush=True)
+
+
+def compare_grpo(case: Case, steps_per_batch: int, importance_correction: bool) -> None:
+    """Two batches; where a batch has several updates, the ratio leaves its bounds in the later."""
+    engine, reference, gradients = make_engine(case)
+    adam = torch.optim.AdamW(reference.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+    args = train_grpo.Args(
+        model="",
+        data="",
+        temperature=0.7,
+        rollout_batch_size=4,
+        train_batch_size=4 // steps_per_batch,
+        max_tokens_per_micro_batch=case.max_tokens,
+        importance_correction=importance_correction,
+    )
+    generator = torch.Generator().manual_seed(2)
+    clipped = torch.zeros(2)
+    for rewards in ([[1, 0, 0], [1, 1, 1], [0, 0, 1], [1, 1, 0]], [[0, 0, 0]] * 3 + [[0, 1, 0]]):
+        advantages = train_grpo.grpo_advantages(torch.tensor(rewards)).flatten().tolist()
+        rows = make_rows(generator, len(advantages))
+        with torch.no_grad():
+            old = [dense_logprobs(reference, row, args.temperature) for row in rows]
+        noise = [0.8 * torch.randn(len(logprobs), generator=generator) for logprobs in old]
+        samples = [
+            train_grpo.Sample(row, advantage, logprobs - gap)
+            for row, advantage, logprobs, gap in zip(rows, advantages, old, noise, strict=True)
+        ]
+        ratios = [gap.exp().clamp(max=2.0) for gap in noise]
+        corrections = ratios if importance_correction else [torch.ones_like(r) for r in ratios]
+        train_grpo.keep_old_logprobs(engine, samples, args)
+        for sample, logprobs in zip(samples, old, strict=True):
+            assert (sample.old_logprobs is None) == (sample.advantage == 0)
+            if sample.advantage:
+                torch.testing.assert_close(sample.old_logprobs, logprobs, rtol=1e-3, atol=1e-3)
+        size = len(rows) // steps_per_batch
+        for start in range(0, len(rows), size):
+            piece = slice(start, start + size)
+            loss, low, high = dense_grpo_loss(
+                reference, rows[piece], advantages[piece], old[piece], corrections[piece], args
+            )
+            stats = train_grpo.update(engine, samples[piece], args)
+            live = [i for i in range(start, start + size) if advantages[i]]
+            tokens = sum(len(rows[i].completion_ids) for i in live)
+            assert stats["skipped_sequences"] == size - len(live)
+            assert stats["clipped_low_share"] * tokens == pytest.approx(low)
+            assert stats["clipped_high_share"] * tokens == pytest.approx(high)
+            gaps = torch.cat([noise[i] for i in live] or [torch.zeros(1)]).abs()
+            assert stats["vllm_gap_mean"] == pytest.approx(gaps.mean().item(), abs=1e-3)
+            assert stats["vllm_gap_max"] == pytest.approx(gaps.max().item(), abs=2e-3)
+            assert (stats["approx_kl"] > 1e-6) == (start > 0 and bool(live))
+            clipped += torch.tensor([low, high])
+            same_step(engine, reference, adam, gradients, loss, stats, case)
+    assert steps_per_batch == 1 or clipped.min() > 0, "no token was ever clipped"
+    if dist.get_rank() == 0:
+        print("equal: GRPO", case, steps_per_batch, importance_correction, flush=True)
 
 
 if __name__ == "__main__":
@@ -146,4 +240,8 @@ if __name__ == "__main__":
     cases += [Case(zero_stage=stage, precision="bf16") for stage in (0, 1, 2, 3)]
     cases += [Case(gradient_checkpointing=True), Case(tied=False, cpu_offload=True)]
     for case in cases:
-        compare(case)
+        compare_oswft(case)
+    for tokens in (1, 60, 10_000):
+        compare_grpo(Case(max_tokens=tokens), 2, importance_correction=False)
+    compare_grpo(Case(), 1, importance_correction=False)
+    compare_grpo(Case(tied=False, zero_stage=2), 4, importance_correction=True)

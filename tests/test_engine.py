@@ -7,16 +7,19 @@ import engine
 from conftest import launch
 
 
-@pytest.mark.parametrize("tokens", [1, 4, 5, 13])
-def test_chunked_logprobs_equal_the_dense_ones_in_value_and_gradient(tokens, monkeypatch):
+@pytest.mark.parametrize(("tokens", "temperature"), [(1, 1.0), (4, 1.0), (5, 0.6), (13, 1.7)])
+def test_chunked_logprobs_equal_the_dense_ones_in_value_and_gradient(
+    tokens, temperature, monkeypatch
+):
     monkeypatch.setattr(engine, "LOGIT_CHUNK", 4 * 29)  # 4 tokens at a time
     torch.manual_seed(0)
     hidden = torch.randn(tokens, 8, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(29, 8, dtype=torch.float64, requires_grad=True)
     targets = torch.randint(29, (tokens,))
     upstream = torch.randn(tokens)
-    dense = (hidden @ weight.T).log_softmax(-1).gather(-1, targets[:, None])[:, 0]
-    ours = engine.ChunkedLogprobs.apply(hidden, weight, targets)
+    logits = hidden @ weight.T / temperature
+    dense = logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+    ours = engine.ChunkedLogprobs.apply(hidden, weight, targets, temperature)
     torch.testing.assert_close(ours.double(), dense, rtol=1e-5, atol=1e-5)
     expected = torch.autograd.grad((dense * upstream).sum(), [hidden, weight])
     for gradient, reference in zip(
@@ -40,7 +43,7 @@ def test_no_tensor_of_tokens_times_vocabulary_ever_exists(monkeypatch):
     hidden = torch.randn(500, 4, requires_grad=True)
     weight = torch.randn(1000, 4, requires_grad=True)
     with Watch():
-        logprobs = engine.ChunkedLogprobs.apply(hidden, weight, torch.randint(1000, (500,)))
+        logprobs = engine.ChunkedLogprobs.apply(hidden, weight, torch.randint(1000, (500,)), 1.0)
         logprobs.sum().backward()
     assert largest == 50 * 1000
 
@@ -48,4 +51,4 @@ def test_no_tensor_of_tokens_times_vocabulary_ever_exists(monkeypatch):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_gradient_equals_a_dense_single_process_reference(ranks):
     output = launch("tests/gradients.py", ranks=ranks)
-    assert output.count("equal:") == 15
+    assert output.count("equal:") == 15 + 5
