@@ -10,16 +10,18 @@ import torch
 import torch.distributed as dist
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from data import Example, TokenizedExample, collate, load_tokenizer
+from data import Example, TokenizedExample, load_tokenizer
 from engine import Engine, gather, init_distributed
 from rollout import Rollout
 from train_oswft import update
 
+TEMPERATURE = 0.8
 TOLERANCE = {"fp32": 1e-3, "bf16": 0.15}  # nats, of one token
 
 
 def main(tiny: str, folder: str, tied: str, precision: str, tensor_parallel: str) -> None:
-    rank, _ = init_distributed()
+    init_distributed()
+    rank = dist.get_rank()
     tokenizer = load_tokenizer(tiny)
     torch.manual_seed(0)
     config = AutoConfig.from_pretrained(tiny)
@@ -48,14 +50,12 @@ def main(tiny: str, folder: str, tied: str, precision: str, tensor_parallel: str
     rows = [TokenizedExample(example, prompt[:50], prompt[50:99]) for prompt in prompts]
 
     def sample(seeds):
-        mine = rollout.generate(prompts, num_samples=2, max_tokens=40, seeds=seeds)
+        mine = rollout.generate(prompts, 2, max_tokens=40, seeds=seeds, temperature=TEMPERATURE)
         return sorted(gather(mine), key=lambda completion: completion.query)
 
     def trainer_logprobs(completions):
-        batch = collate([(prompts[c.query], c.token_ids) for c in completions])
-        with torch.no_grad():
-            logprobs = engine.logprobs(batch)
-        return [row[mask].tolist() for row, mask in zip(logprobs, batch.mask, strict=True)]
+        rows = [TokenizedExample(example, prompts[c.query], c.token_ids) for c in completions]
+        return [row.tolist() for row in engine.score(rows, 1000, TEMPERATURE)]
 
     def largest_gap(completions):
         return max(

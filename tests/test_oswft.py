@@ -23,6 +23,63 @@ def test_no_gradient_flows_through_the_weight():
     assert not oswft_weights(rewards).requires_grad
 
 
+EDGE_CASES = {  # rewards (B, K) -> the weights of OSW-FT and of hard-thresholding
+    "all right": (torch.ones(4, 2), [0, 0, 0, 0], [0, 0, 0, 0]),
+    "all wrong": (torch.zeros(4, 2), [1, 1, 1, 1], [1, 1, 1, 1]),
+    "mixed": (torch.tensor([[1, 1], [1, 0], [0, 1], [0, 0]]), [0, 0.5, 0.5, 1], [0, 1, 1, 1]),
+    "K=1": (torch.tensor([[1], [0], [1]]), [0, 1, 0], [0, 1, 0]),
+    "one query": (torch.tensor([[1, 0, 0, 0]]), [0.75], [1]),
+}
+
+
+@pytest.mark.parametrize("case", EDGE_CASES)
+def test_weightings_on_edge_cases(case):
+    rewards, oswft, hard = EDGE_CASES[case]
+    assert oswft_weights(rewards).tolist() == oswft
+    assert oswft_weights(rewards, "hard").tolist() == hard
+    assert oswft_weights(rewards, "uniform").tolist() == [1] * len(rewards)
+    random = oswft_weights(rewards, "random")
+    assert random.shape == (len(rewards),)
+    assert random.mean().item() == pytest.approx(sum(oswft) / len(oswft), abs=1e-6)
+
+
+@pytest.mark.parametrize("wrong", range(0, 129, 8))
+@pytest.mark.parametrize("seed", range(3))
+def test_random_weights_are_uniform_around_the_mean_of_osw_ft_and_within_0_and_1(wrong, seed):
+    rewards = (torch.arange(128) >= wrong).float()[:, None]
+    mean = wrong / 128
+    generator = torch.Generator().manual_seed(seed)
+    weights = oswft_weights(rewards, "random", generator)
+    assert weights.mean().item() == pytest.approx(mean, abs=1e-6)
+    assert weights.min() >= 0 and weights.max() <= 1
+    # a uniform distribution of the largest spread that this mean allows
+    spread = min(mean, 1 - mean)
+    quantiles = weights.sort().values
+    expected = torch.linspace(mean - spread, mean + spread, 128)
+    torch.testing.assert_close(quantiles, expected, rtol=0, atol=0.01)
+
+
+def test_random_weights_have_nothing_to_do_with_the_answers():
+    rewards = (torch.arange(128) >= 50).float()[:, None]
+    correlations = [
+        torch.corrcoef(torch.stack([rewards[:, 0], oswft_weights(rewards, "random")]))[0, 1]
+        for _ in range(400)
+    ]
+    assert abs(torch.stack(correlations).mean().item()) < 4 / (128 * 400) ** 0.5
+
+
+def test_random_weights_follow_their_generator_and_leave_the_global_one_alone():
+    rewards = torch.tensor([[1.0, 0.0]] * 16)
+    draws = [
+        oswft_weights(rewards, "random", torch.Generator().manual_seed(seed)).tolist()
+        for seed in (1, 1, 2)
+    ]
+    assert draws[0] == draws[1] != draws[2]
+    state = torch.get_rng_state()
+    oswft_weights(rewards, "random", torch.Generator().manual_seed(1))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_an_unknown_strategy_is_refused():
     with pytest.raises(ValueError, match="soft"):
         oswft_weights(torch.ones(1, 2), strategy="soft")

@@ -1,0 +1,174 @@
+"""GRPO itself: advantages, loss, gradient, and the rule that selects a checkpoint."""
+
+import math
+
+import pytest
+import torch
+
+from data import InputError
+from train_grpo import Args, grpo_advantages, grpo_loss, select_step
+
+
+def test_advantages_are_normalised_within_each_group():
+    rewards = torch.tensor([[1, 0, 0, 0], [1, 1, 1, 0], [1, 0, 1, 0]])
+    advantages = grpo_advantages(rewards)
+    for row, answers in zip(advantages.tolist(), rewards.tolist(), strict=True):
+        mean = sum(answers) / 4
+        std = math.sqrt(sum((r - mean) ** 2 for r in answers) / 3)
+        assert row == pytest.approx([(r - mean) / std for r in answers], abs=1e-5)
+    torch.testing.assert_close(grpo_advantages(rewards.bool()), advantages)
+
+
+@pytest.mark.parametrize("group", [2, 3, 8])
+@pytest.mark.parametrize("reward", [0.0, 1.0])
+def test_a_group_of_equal_rewards_has_no_advantage_at_all(group, reward):
+    assert grpo_advantages(torch.full((3, group), reward)).tolist() == [[0.0] * group] * 3
+
+
+def test_no_gradient_flows_through_the_advantages():
+    assert not grpo_advantages(torch.rand(2, 4, requires_grad=True)).requires_grad
+
+
+@pytest.mark.parametrize(
+    ("advantage", "ratio", "loss", "gradient"),
+    [
+        # within the bounds: -ratio * A, whose derivative by the log-probability is the same
+        (2.0, 1.0, -2.0, -2.0),
+        (2.0, 1.2, -2.4, -2.4),
+        (-2.0, 0.9, 1.8, 1.8),
+        # moved beyond the bound in the direction of the advantage: constant
+        (2.0, 1.5, -2.56, 0.0),
+        (-2.0, 0.5, 1.6, 0.0),
+        # moved beyond the bound against the advantage: still pulled back
+        (2.0, 0.5, -1.0, -1.0),
+        (-2.0, 1.5, 3.0, 3.0),
+    ],
+)
+def test_each_side_of_the_clip_for_each_sign(advantage, ratio, loss, gradient):
+    old = torch.tensor([[-3.0]])
+    logprobs = (old + math.log(ratio)).requires_grad_()
+    value = grpo_loss(logprobs, old, torch.tensor([advantage]), torch.ones(1, 1), 1.0)
+    value.backward()
+    assert value.item() == pytest.approx(loss, rel=1e-5)
+    assert logprobs.grad.item() == pytest.approx(gradient, rel=1e-5)
+
+
+def random_case():
+    generator = torch.Generator().manual_seed(0)
+    theta = torch.randn(6, 9, 13, dtype=torch.float64, generator=generator).requires_grad_()
+    tokens = torch.randint(13, (6, 9), generator=generator)
+    mask = torch.rand(6, 9, generator=generator) > 0.3
+    logprobs = theta.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
+    old = logprobs.detach() + 0.4 * torch.randn(6, 9, generator=generator)
+    advantages = torch.tensor([1.5, -0.5, 0.0, 2.0, -1.0, -2.0], dtype=torch.float64)
+    return theta, logprobs, old, advantages, mask
+
+
+def test_loss_and_gradient_equal_a_reference_written_token_by_token():
+    theta, logprobs, old, advantages, mask = random_case()
+    ours = grpo_loss(logprobs, old, advantages, mask, 31.0)
+    reference, cases = torch.zeros((), dtype=torch.float64), set()
+    for n in range(6):
+        for t in range(9):
+            if mask[n, t]:
+                ratio = (logprobs[n, t] - old[n, t]).exp()
+                clipped = min(max(ratio, torch.tensor(0.8)), torch.tensor(1.28))
+                reference = reference + min(ratio * advantages[n], clipped * advantages[n]) / 31.0
+                cases.add((advantages[n].sign().item(), bool(ratio < 0.8), bool(ratio > 1.28)))
+    assert sum(sign != 0 for sign, *_ in cases) == 6, "not every sign was tried within, below and above the bounds"
+    torch.testing.assert_close(ours, -reference)
+    (gradient,) = torch.autograd.grad(ours, theta, retain_graph=True)
+    (expected,) = torch.autograd.grad(-reference, theta)
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_loss_is_the_sum_over_any_split_of_the_batch():
+    _, logprobs, old, advantages, mask = random_case()
+    whole = grpo_loss(logprobs, old, advantages, mask, 31.0)
+    for split in ([1] * 6, [2, 4], [5, 1]):
+        parts = [
+            grpo_loss(logprobs[i], old[i], advantages[i], mask[i], 31.0)
+            for i in torch.randperm(6).split(split)
+        ]
+        torch.testing.assert_close(sum(parts), whole)
+
+
+def test_before_any_update_the_gradient_is_the_plain_policy_gradient():
+    theta, logprobs, _, advantages, mask = random_case()
+    loss = grpo_loss(logprobs, logprobs.detach(), advantages, mask, 31.0)
+    (ours,) = torch.autograd.grad(loss, theta, retain_graph=True)
+    policy_gradient = -(advantages[:, None] * mask * logprobs).sum() / 31.0
+    torch.testing.assert_close(ours, torch.autograd.grad(policy_gradient, theta)[0])
+
+
+def test_masked_positions_have_no_gradient_and_no_value():
+    logprobs = torch.tensor([[0.0, float("-inf"), 0.0]], requires_grad=True)
+    mask = torch.tensor([[True, False, True]])
+    grpo_loss(logprobs, torch.zeros(1, 3), torch.ones(1), mask, 2).backward()
+    assert logprobs.grad.tolist() == [[-0.5, 0.0, -0.5]]
+
+
+def test_a_mask_of_fractions_weighs_tokens():
+    logprobs = torch.zeros(1, 2, requires_grad=True)
+    mask = torch.tensor([[0.25, 2.0]])
+    grpo_loss(logprobs, torch.zeros(1, 2), torch.ones(1), mask, 1).backward()
+    assert logprobs.grad.tolist() == [[-0.25, -2.0]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_rollouts": 1}, "--num_rollouts must be at least 2"),
+        ({"clip_low": 1.1}, "--clip_low and --clip_high must hold 1 between them"),
+        ({"clip_high": 0.9}, "--clip_low and --clip_high must hold 1 between them"),
+        ({"importance_cap": 0.0}, "--importance_cap must be above 0"),
+        ({"temperature": 0.0}, "--temperature must be above 0"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused(arguments, message):
+    Args(model="m", data="d").check(world_size=1)
+    with pytest.raises(InputError, match=message):
+        Args(model="m", data="d", **arguments).check(world_size=1)
+
+
+# ---- which checkpoint to evaluate
+
+CHECKPOINTS = range(10, 101, 10)
+
+
+def rising(step: int) -> float:
+    """To 0.7 within 60 steps, flat from there on."""
+    return 0.2 + 0.5 * min(step, 60) / 60
+
+
+def test_of_a_rising_curve_the_beginning_of_the_plateau_is_selected():
+    assert select_step([rising(n) for n in range(100)], CHECKPOINTS) == 60
+
+
+def test_of_a_curve_that_still_rises_the_last_is_selected():
+    assert select_step([n / 100 for n in range(100)], CHECKPOINTS) == 100
+
+
+def test_of_a_collapsing_curve_one_before_the_collapse_is_selected():
+    collapsing = [rising(n) if n < 80 else 0.0 for n in range(100)]
+    assert select_step(collapsing, CHECKPOINTS) == 60
+    slowly = [rising(n) - 0.005 * max(0, n - 60) for n in range(100)]
+    assert select_step(slowly, CHECKPOINTS) == 60
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_does_not_move_the_selection_off_the_plateau(seed):
+    """Noise as of 128 queries x 8 answers: up to 0.03 a batch; then a collapse."""
+    noise = 0.03 * torch.randn(100, generator=torch.Generator().manual_seed(seed))
+    curve = [rising(n) if n < 85 else 0.1 for n in range(100)]
+    noisy = [reward + e for reward, e in zip(curve, noise.tolist(), strict=True)]
+    assert 50 <= select_step(noisy, CHECKPOINTS) <= 80
+    spike = [*noisy[:20], 1.0, *noisy[21:]]  # a single lucky batch is not a plateau
+    assert 50 <= select_step(spike, CHECKPOINTS) <= 80
+
+
+def test_margin_and_window_are_what_they_say():
+    flat_rise = [0.001 * n for n in range(100)]
+    assert select_step(flat_rise, CHECKPOINTS, margin=0.0) == 100
+    assert select_step(flat_rise, CHECKPOINTS, margin=0.05) < 60
+    assert select_step([0, 0, 1, 0, 0, 0.9, 0.9, 0.9], [2, 6], window=2, margin=0) == 6
