@@ -1,4 +1,4 @@
-# make demo    installs into .venv if needed, then runs OSW-FT from nothing to a result
+# make demo    installs into .venv if needed, then trains SFT, OSW-FT and GRPO from one tiny base
 # make test    installs into .venv if needed, then runs every test
 # make lint    style and names
 

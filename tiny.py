@@ -241,70 +241,82 @@ def init(
     print(f"{model.num_parameters():,} parameters, not trained -> {output_dir}")
 
 
-def demo(output_dir: Path = Path("runs/demo"), steps: int = 120, seed: int = 0) -> None:
-    """Run OSW-FT from nothing to a result, and show every command; `make demo` calls this.
+def demo(output_dir: Path = Path("runs/demo"), steps: int = 80, seed: int = 0) -> None:
+    """Run SFT, OSW-FT and GRPO from the same base to a table; `make demo` calls this.
+
+    Every command is shown, and can be typed by itself.
 
     Args:
         output_dir: what an earlier demo left there is deleted.
-        steps: optimizer steps of OSW-FT.
+        steps: optimizer steps of each method, of 128 queries each.
         seed: of data, weights and sampling.
     """
     shutil.rmtree(output_dir, ignore_errors=True)
-    base, run = output_dir / "base", output_dir / "oswft"
+    base = output_dir / "base"
     lengths = "--max_length 128 --max_completion_length 48 --precision fp32"
-    score = (
-        f"python evaluate.py --data {base}/heldout.jsonl --num_samples 8 --k 1 8 --seed {seed} "
-        f"--temperature 1 --top_p 1 --top_k 0 {lengths}"
-    )
-    phases = {
-        "make model and data": f"python tiny.py make --output_dir {base} --seed {seed}",
-        "evaluate before": f"{score} --model {base}/model --output_dir {output_dir}/before",
-        "train": f"deepspeed --log_level error train_oswft.py --model {base}/model "
-        f"--data {base}/train.jsonl --output_dir {run} --num_rollouts 2 --zero_stage 3 "
-        f"--learning_rate 1e-3 --max_steps {steps} --seed {seed} {lengths}",
-        "evaluate after": f"{score} --model {run}/final --output_dir {output_dir}/after",
+    # The paper gives GRPO a tenth of the others' learning rate; so tiny a model needs more.
+    methods = {
+        "sft": "train_sft.py --learning_rate 1e-3",
+        "oswft": "train_oswft.py --learning_rate 1e-3 --num_rollouts 2",
+        "grpo": "train_grpo.py --learning_rate 3e-4 --num_rollouts 8",
     }
-    seconds = {}
-    for phase, command in phases.items():
-        print(f"\n$ {command}", flush=True)
-        started = time.perf_counter()
-        status = subprocess.run(shlex.split(command)).returncode
-        if status:
-            sys.exit(f"error: '{phase}' failed with status {status}")
-        seconds[phase] = time.perf_counter() - started
-    report = _report(output_dir, run, seconds)
-    (output_dir / "report.txt").write_text(report)
-    print(report, end="")
+
+    def evaluate(name: str, model: Path) -> None:
+        call(
+            f"python evaluate.py --model {model} --data {base}/heldout.jsonl --num_samples 8 "
+            f"--k 1 8 --temperature 1 --top_p 1 --top_k 0 --seed {seed} {lengths} "
+            f"--output_dir {output_dir}/{name}-eval"
+        )
+
+    started = time.perf_counter()
+    call(f"python tiny.py make --output_dir {base} --seed {seed}")
+    evaluate("base", base / "model")
+    for name, script in methods.items():
+        call(
+            f"deepspeed --log_level error {script} --model {base}/model --data {base}/train.jsonl "
+            f"--output_dir {output_dir}/{name} --max_steps {steps} --seed {seed} {lengths}"
+        )
+        evaluate(name, output_dir / name / "final")
+    runs = " ".join(f"{output_dir}/{name}" for name in methods)
+    call(f"python plot.py {runs} --output_dir {output_dir}/plots")
+
+    table = demo_table(output_dir, list(methods))
+    table += f"\n{time.perf_counter() - started:.0f} s in all\n"
+    (output_dir / "report.txt").write_text(table)
+    print(f"\n{table}\nwritten:")
+    for path in sorted([*output_dir.glob("*/*"), output_dir / "report.txt"]):
+        print(f"  {path}")
 
 
-def _report(output_dir: Path, run: Path, seconds: dict[str, float]) -> str:
-    before, after = (
-        json.loads((output_dir / when / "results.json").read_text()) for when in ("before", "after")
-    )
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").open()]
+def call(command: str) -> None:
+    """Show a command and run it; exit if it fails."""
+    print(f"\n$ {command}", flush=True)
+    status = subprocess.run(shlex.split(command)).returncode
+    if status:
+        sys.exit(f"error: status {status} from: {command}")
+
+
+def demo_table(folder: Path, methods: list[str]) -> str:
+    """Held-out scores, tokens and seconds: a row for the base, and one for each method."""
+    phases = ("sync", "rollout", "verify", "train")
+    tiers = "".join(f"{tier:^16}" for tier in TIERS)
+    names = "  pass@1  pass@8" * len(TIERS) + f"{'sampled':>11}{'trained':>11}"
     lines = [
-        "",
-        f"{'held-out':12}{'pass@1':^18}{'pass@8':^18}",
-        f"{'':12}" + "  before   after " * 2,
+        f"{'':8}{tiers}{'tokens':^22}{'seconds':^32}",
+        f"{'':8}{names}" + "".join(f"{phase:>8}" for phase in phases),
     ]
-    for tier in TIERS:
-        scores = [result[tier][k] for k in ("pass@1", "pass@8") for result in (before, after)]
-        lines.append(f"{tier:12}{scores[0]:8.3f}{scores[1]:8.3f}  {scores[2]:8.3f}{scores[3]:8.3f}")
-    first, last = (
-        sum(row["mean_weight"] for row in part) / len(part) for part in (rows[:5], rows[-5:])
-    )
-    lines += [
-        "",
-        f"mean weight {first:.3f} at the start, {last:.3f} at the end (means of 5 steps)",
-        "",
-    ]
-    lines += [f"{phase:22}{value:7.1f} s" for phase, value in seconds.items()]
-    for phase in ("rollout_s", "verify_s", "train_s", "sync_s"):
-        total = sum(row[phase] for row in rows)
-        lines.append(f"  of train: {phase[:-2]:10}{total:7.1f} s")
-    lines.append(f"{'in all':22}{sum(seconds.values()):7.1f} s\n")
-    paths = [*output_dir.glob("*/*"), output_dir / "report.txt"]
-    return "\n".join([*lines, "written:", *(f"  {path}" for path in sorted(paths)), ""])
+    for name in ("base", *methods):
+        results = json.loads((folder / f"{name}-eval" / "results.json").read_text())
+        scores = [results[tier][k] for tier in TIERS for k in ("pass@1", "pass@8")]
+        line = f"{name:8}" + "".join(f"{score:8.3f}" for score in scores)
+        if name in methods:
+            rows = [json.loads(row) for row in (folder / name / "metrics.jsonl").open()]
+            for tokens in ("rollout_tokens", "train_tokens"):
+                line += f"{sum(row.get(tokens, 0) for row in rows):11,}"
+            for phase in phases:
+                line += f"{sum(row.get(f'{phase}_s', 0) for row in rows):8.1f}"
+        lines.append(line)
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

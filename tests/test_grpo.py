@@ -75,7 +75,9 @@ def test_loss_and_gradient_equal_a_reference_written_token_by_token():
                 clipped = min(max(ratio, torch.tensor(0.8)), torch.tensor(1.28))
                 reference = reference + min(ratio * advantages[n], clipped * advantages[n]) / 31.0
                 cases.add((advantages[n].sign().item(), bool(ratio < 0.8), bool(ratio > 1.28)))
-    assert sum(sign != 0 for sign, *_ in cases) == 6, "not every sign was tried within, below and above the bounds"
+    assert sum(sign != 0 for sign, *_ in cases) == 6, (
+        "not every sign was tried within, below and above the bounds"
+    )
     torch.testing.assert_close(ours, -reference)
     (gradient,) = torch.autograd.grad(ours, theta, retain_graph=True)
     (expected,) = torch.autograd.grad(-reference, theta)
