@@ -91,7 +91,7 @@ class Rollout:
         os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
         options = {}
         if not torch.cuda.is_available():
-            torch._dynamo.config.disable = True  # seconds for one small function of the sampler
+            torch._dynamo.config.disable = True  # seconds to compile one function, for no speed
             ranks_here = int(os.environ.get("LOCAL_SIZE", 1))
             memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
             options = {

@@ -241,7 +241,7 @@ def init(
     print(f"{model.num_parameters():,} parameters, not trained -> {output_dir}")
 
 
-def demo(output_dir: Path = Path("runs/demo"), steps: int = 80, seed: int = 0) -> None:
+def demo(output_dir: Path = Path("runs/demo"), steps: int = 60, seed: int = 0) -> None:
     """Run SFT, OSW-FT and GRPO from the same base to a table; `make demo` calls this.
 
     Every command is shown, and can be typed by itself.

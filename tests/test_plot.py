@@ -1,0 +1,124 @@
+"""Pictures: what is drawn for which run, with which label, and what a damaged run gets."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+
+import plot
+from conftest import ROOT
+
+
+def write_run(folder: Path, fields: dict, steps: int = 12, **args) -> Path:
+    folder.mkdir()
+    rows = [
+        {"step": n + 1, "train_s": 0.5, **{k: v * (n + 1) / steps for k, v in fields.items()}}
+        for n in range(steps)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "args.json").write_text(json.dumps({"args": args}))
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path) -> list[Path]:
+    return [
+        write_run(tmp_path / "sft", {"loss": 0.3}, model="a/Qwen3-0.6B-Base", learning_rate=1e-5),
+        write_run(
+            tmp_path / "oswft",
+            {"loss": 0.2, "mean_weight": 0.9, "pass_rate": 0.5, "rollout_s": 1.0},
+            model="a/Qwen3-4B-Base",
+            learning_rate=1e-5,
+        ),
+        write_run(
+            tmp_path / "grpo",
+            {"loss": 0.01, "reward": 0.8},
+            model="a/Qwen3-4B-Base",
+            learning_rate=1e-6,
+        ),
+    ]
+
+
+@pytest.fixture
+def pictures(monkeypatch):
+    """The figures that plot.py would have closed, by name."""
+    kept = {}
+    save = plt.Figure.savefig
+
+    def keep(figure, path):
+        kept[path.stem] = figure
+        save(figure, path)
+
+    monkeypatch.setattr(plt.Figure, "savefig", keep)
+    return kept
+
+
+def legend(picture) -> list[str]:
+    return [text.get_text() for text in picture.axes[0].get_legend().get_texts()]
+
+
+def test_every_figure_shows_the_runs_that_have_its_numbers(runs, tmp_path, pictures):
+    plot.plot(plot.Args(tuple(runs), output_dir=tmp_path / "plots"))
+    assert {path.stem for path in (tmp_path / "plots").iterdir()} == set(plot.FIGURES)
+    assert legend(pictures["mean_weight"]) == ["oswft"]
+    assert legend(pictures["reward"]) == ["grpo"]
+    assert legend(pictures["pass_rate"]) == ["oswft", "grpo"]
+    assert legend(pictures["loss"]) == ["sft", "oswft"]  # GRPO's is no likelihood
+    bars = [tick.get_text() for tick in pictures["seconds"].axes[0].get_yticklabels()]
+    assert bars == ["sft", "oswft", "grpo"]
+    for name, picture in pictures.items():
+        axes = picture.axes[0]
+        assert axes.get_xlabel() and (axes.get_ylabel() or name == "seconds")
+    thin, thick = pictures["reward"].axes[0].lines
+    assert thin.get_ydata() == pytest.approx(0.8 * np.arange(1, 13) / 12)
+    assert thick.get_ydata()[0] > thin.get_ydata()[0]
+
+
+def test_a_figure_that_no_run_has_is_left_out(runs, tmp_path):
+    plot.plot(plot.Args((runs[0],), output_dir=tmp_path / "plots"))
+    assert {path.stem for path in (tmp_path / "plots").iterdir()} == {"loss", "seconds"}
+
+
+def test_runs_are_labelled_by_the_arguments_that_are_asked_for(runs, tmp_path, pictures):
+    by = ("model", "learning_rate")
+    plot.plot(plot.Args(tuple(runs), tmp_path / "plots", figures=("pass_rate",), by=by))
+    assert legend(pictures["pass_rate"]) == ["Qwen3-4B-Base, 1e-05", "Qwen3-4B-Base, 1e-06"]
+
+
+def test_lines_differ_in_style_and_in_grey(runs, tmp_path, pictures):
+    plot.plot(plot.Args(tuple(runs), tmp_path / "plots", figures=("pass_rate",)))
+    first, second = pictures["pass_rate"].axes[0].lines[1::2]
+    assert first.get_linestyle() != second.get_linestyle()
+    grey = [np.dot(line.get_color()[:3], (0.299, 0.587, 0.114)) for line in (first, second)]
+    assert abs(grey[0] - grey[1]) > 0.15
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 100])
+def test_the_moving_average_is_the_mean_of_the_steps_around(window):
+    values = np.random.default_rng(0).random(17)
+    for n, smooth in enumerate(plot.moving_average(values, window)):
+        around = values[max(0, n - window // 2) : n - window // 2 + window]
+        assert smooth == pytest.approx(around.mean())
+
+
+def test_bad_input_gets_one_line(runs, tmp_path):
+    damaged = write_run(tmp_path / "damaged", {"loss": 1.0})
+    with (damaged / "metrics.jsonl").open("a") as out:
+        out.write('{"step": 13, "lo')
+    empty = write_run(tmp_path / "empty", {}, steps=0)
+    for arguments, message in [
+        ([tmp_path / "absent"], "absent/metrics.jsonl: No such file"),
+        ([damaged], "damaged/metrics.jsonl:13: not JSON"),
+        ([empty], "empty/metrics.jsonl: no step has been done"),
+        ([runs[0], "--by", "size"], "has no argument 'size'; it has model, learning_rate"),
+        ([runs[0], "--figures", "weights"], "known figures: mean_weight, reward"),
+        ([], "needs runs"),
+    ]:
+        command = [sys.executable, "plot.py", *map(str, arguments), "--output_dir", tmp_path / "p"]
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert result.returncode == 1 and message in result.stderr, result.stderr
+        assert len(result.stderr.strip().splitlines()) == 1
