@@ -27,7 +27,7 @@ demo: $(INSTALLED)
 	@python tiny.py demo
 
 test: $(INSTALLED)
-	python -m pytest
+	python -m pytest -n 2 --dist loadfile
 
 lint: $(INSTALLED)
 	ruff check .

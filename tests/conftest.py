@@ -1,5 +1,6 @@
 """Shared by the tests: the tiny model and its data, and a way to start scripts as a user does."""
 
+import json
 import os
 import socket
 import subprocess
@@ -13,6 +14,19 @@ SHARED = ROOT.parent / "shared"
 sys.path.insert(0, str(ROOT))
 
 TINY_LENGTHS = ["--max_length", "128", "--max_completion_length", "48", "--precision", "fp32"]
+
+SCRIPTS = ("train_sft.py", "train_oswft.py", "train_grpo.py")
+SETTING = {  # 8 steps of 12 examples; where answers are sampled, two steps to a batch of them
+    "train_sft.py": ("--train_batch_size", "12"),
+    "train_oswft.py": ("--rollout_batch_size", "24", "--train_batch_size", "12"),
+    "train_grpo.py": (
+        *("--rollout_batch_size", "24", "--train_batch_size", "12", "--num_rollouts", "4"),
+        "--importance_correction",
+    ),
+}
+for script in SCRIPTS:
+    SETTING[script] += ("--max_steps", "8", "--save_every", "2")
+    SETTING[script] += ("--max_tokens_per_micro_batch", "300")
 
 needs_shared = pytest.mark.skipif(
     not SHARED.is_dir(), reason="needs ../shared (real problems and the Qwen tokenizer)"
@@ -46,9 +60,17 @@ def start(script: str, *args, ranks: int = 1, **popen) -> subprocess.Popen:
 def launch(script: str, *args, ranks: int = 1) -> str:
     """Run a script through the deepspeed launcher to its end; returns its output."""
     process = start(script, *args, ranks=ranks)
-    output, _ = process.communicate(timeout=400)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output[-6000:]
     return output
+
+
+def run_alone(*args, script: str = "train_oswft.py", env=None) -> subprocess.CompletedProcess:
+    """The script as rank 0 of 1, without the launcher's seconds."""
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    env = {**os.environ, **alone, "MASTER_PORT": "0"} if env is None else env
+    command = [sys.executable, script, *map(str, args)]
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
 
 
 def train(*args, tiny: Path, ranks: int = 1, script: str = "train_oswft.py") -> str:
@@ -59,3 +81,12 @@ def train(*args, tiny: Path, ranks: int = 1, script: str = "train_oswft.py") -> 
         *("--learning_rate", "1e-3", *args),
         ranks=ranks,
     )
+
+
+def metrics(folder: Path) -> list[dict]:
+    """The rows of metrics.jsonl without what a clock measured."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {k: v for k, v in row.items() if not k.endswith("_s") and k != "tokens_per_second"}
+        for row in rows
+    ]

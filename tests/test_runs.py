@@ -1,49 +1,21 @@
-"""Whole runs through the deepspeed launcher: what they leave, that they resume, what stops them."""
+"""Whole runs through the deepspeed launcher: what they leave, and that they resume."""
 
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from conftest import ROOT, SHARED, TINY_LENGTHS, launch, needs_shared, start, train
-from data import Example, InputError, TokenizedExample
-from engine import Engine, Run
+from conftest import ROOT, SCRIPTS, SETTING, TINY_LENGTHS, launch, metrics, run_alone, start, train
 from train_grpo import grpo_advantages, select_step
-from train_oswft import Args, update
 
-SCRIPTS = ("train_sft.py", "train_oswft.py", "train_grpo.py")
 SAMPLING = SCRIPTS[1:]
-SETTING = {  # 8 steps of 12 examples; where answers are sampled, two steps to a batch of them
-    "train_sft.py": ("--train_batch_size", "12"),
-    "train_oswft.py": ("--rollout_batch_size", "24", "--train_batch_size", "12"),
-    "train_grpo.py": (
-        *("--rollout_batch_size", "24", "--train_batch_size", "12", "--num_rollouts", "4"),
-        "--importance_correction",
-    ),
-}
-for script in SCRIPTS:
-    SETTING[script] += ("--max_steps", "8", "--save_every", "2")
-    SETTING[script] += ("--max_tokens_per_micro_batch", "300")
-
-
-def metrics(folder: Path) -> list[dict]:
-    """The rows of metrics.jsonl without what a clock measured."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {k: v for k, v in row.items() if not k.endswith("_s") and k != "tokens_per_second"}
-        for row in rows
-    ]
 
 
 def rollouts(folder: Path, step: int) -> list[dict]:
@@ -175,7 +147,7 @@ def test_sft_starts_no_vllm(tmp_path):
 
 
 def wait_for_rows(folder: Path, count: int, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 400
     path = folder / "metrics.jsonl"
     while not path.exists() or len(path.read_text().splitlines()) < count:
         assert process.poll() is None and time.monotonic() < deadline, process.stdout.read()[-4000:]
@@ -266,243 +238,3 @@ def test_the_final_model_loads_in_transformers_and_vllm_and_stops_at_the_end_of_
         text=True,
     )
     assert "stopped after 7+5=2;" in result.stdout, result.stdout + result.stderr[-3000:]
-
-
-@needs_shared
-def test_real_problems_with_the_real_vocabulary_over_two_ranks(tmp_path):
-    python = sys.executable
-    source, rows = SHARED / "data" / "aqua_dev.jsonl", tmp_path / "aqua.jsonl"
-    subprocess.run([python, "data.py", "import-aqua", source, rows], cwd=ROOT, check=True)
-    init = ["tiny.py", "init", "--tokenizer", SHARED / "qwen3_tokenizer"]
-    subprocess.run([python, *init, "--output_dir", tmp_path / "model"], cwd=ROOT, check=True)
-    config = json.loads((tmp_path / "model" / "config.json").read_text())
-    assert config["vocab_size"] == 151_936
-    launch(
-        "train_oswft.py",
-        *("--model", tmp_path / "model", "--data", rows, "--output_dir", tmp_path / "run"),
-        *("--max_steps", 2, "--rollout_batch_size", 8, "--max_tokens_per_micro_batch", 2048),
-        *("--max_length", 1536, "--max_completion_length", 128),
-        ranks=2,
-    )
-    first, second = metrics(tmp_path / "run")
-    assert 11 < first["loss"] < 13  # ln(151,936) = 11.9: nothing is known yet
-    assert first["mean_weight"] == 1 and first["train_tokens"] > 1000
-    assert first["completion_length_max"] == 128 and second["update_norm_ratio"] > 0
-
-
-# ---- what bad input gets
-
-
-def run_alone(*args, script: str = "train_oswft.py", env=None) -> subprocess.CompletedProcess:
-    """The script as rank 0 of 1, without the launcher's seconds."""
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    env = {**os.environ, **alone, "MASTER_PORT": "0"} if env is None else env
-    command = [sys.executable, script, *map(str, args)]
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-
-
-@pytest.fixture(scope="module")
-def bad_inputs(tiny, whole_runs, tmp_path_factory):
-    """Every case is run at once, two at a time: {name: (process, its output folder)}."""
-    folder = tmp_path_factory.mktemp("bad")
-    rows = (tiny / "train.jsonl").read_text().splitlines(keepends=True)
-    (folder / "not_json.jsonl").write_text(rows[0] + "{half\n")
-    (folder / "few.jsonl").write_text("".join(rows[:5]))
-    good = ["--model", tiny / "model", "--data", tiny / "train.jsonl", *TINY_LENGTHS]
-    cases = {}
-    for script in SCRIPTS:
-        other = folder / f"other {script}"
-        shutil.copytree(whole_runs[script], other)
-        cases |= {
-            (script, "few"): ["--data", folder / "few.jsonl", "--max_length", "60"],
-            (script, "another run"): ["--output_dir", other],
-            (script, "other arguments"): [
-                *("--output_dir", other, "--resume", "--learning_rate", "0.5", "--seed", "3"),
-                *("--max_steps", "100"),
-            ],
-            (script, "batch"): ["--train_batch_size", "0"],
-        }
-    cases |= {
-        ("train_sft.py", "not json"): ["--data", folder / "not_json.jsonl"],
-        ("train_sft.py", "no such model"): ["--model", folder / "absent"],
-        ("train_sft.py", "model length"): ["--max_length", "513"],
-        ("train_sft.py", "unknown"): ["--learning_rat", "1"],
-        ("train_sft.py", "nothing to resume"): ["--resume"],
-        ("train_oswft.py", "k"): ["--num_rollouts", "0"],
-        ("train_grpo.py", "g"): ["--num_rollouts", "1"],
-    }
-
-    def run(case: tuple[str, str]):
-        output = folder / (f"other {case[0]}" if "--output_dir" in cases[case] else "-".join(case))
-        arguments = [*good, *SETTING[case[0]], "--output_dir", output, *cases[case]]
-        return case, (run_alone(*arguments, script=case[0]), output)
-
-    with ThreadPoolExecutor(2) as pool:
-        return dict(pool.map(run, cases))
-
-
-@pytest.mark.parametrize(
-    ("script", "case", "message"),
-    [
-        *((script, "few", "examples are left") for script in SCRIPTS),
-        *((script, "another run", "is not empty: choose another") for script in SCRIPTS),
-        *((script, "batch", "--train_batch_size must be at least 1") for script in SCRIPTS),
-        ("train_sft.py", "not json", "not_json.jsonl:2: not JSON"),
-        ("train_sft.py", "no such model", "no tokenizer there"),
-        ("train_sft.py", "model length", "--max_length 513 is beyond the model's limit of 512"),
-        ("train_sft.py", "nothing to resume", "there is no checkpoint to resume from"),
-        ("train_oswft.py", "k", "--num_rollouts must be at least 1, got 0"),
-        ("train_grpo.py", "g", "--num_rollouts must be at least 2"),
-    ],
-)
-def test_bad_input_gets_one_line_and_nothing_is_written(bad_inputs, script, case, message):
-    process, output = bad_inputs[script, case]
-    assert process.returncode == 1
-    errors = [line for line in process.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1 and message in errors[0], process.stderr[-2000:]
-    assert "Traceback" not in process.stderr
-    assert case == "another run" or not output.exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"num_rollouts": 0}, "--num_rollouts must be at least 1, got 0"),
-        ({"save_every": -1}, "--save_every must be at least 1, got -1"),
-        ({"train_batch_size": 7}, "--train_batch_size 7 does not divide --rollout_batch_size 128"),
-        ({"train_batch_size": 64, "max_steps": 5}, "--max_steps 5 ends within a batch of 2 steps"),
-        ({"vllm_tensor_parallel": 2}, "--vllm_tensor_parallel 2 does not divide 3 ranks"),
-        ({"max_completion_length": 5120}, "--max_completion_length must leave room for a prompt"),
-        ({"learning_rate": 0.0}, "--learning_rate must be above 0, got 0.0"),
-        ({"max_grad_norm": -1.0}, "--max_grad_norm must be above 0, got -1.0"),
-        ({"temperature": 0.0}, "--temperature must be above 0, got 0.0"),
-        ({"vllm_memory": 1.5}, "--vllm_memory is a share between 0 and 1, got 1.5"),
-    ],
-)
-def test_arguments_that_cannot_work_are_refused(arguments, message):
-    Args(model="m", data="d").check(world_size=3)
-    with pytest.raises(InputError, match=message):
-        Args(model="m", data="d", **arguments).check(world_size=3)
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_resuming_with_other_arguments_lists_them(bad_inputs, script):
-    process, _ = bad_inputs[script, "other arguments"]
-    assert process.returncode == 1
-    (error,) = [line for line in process.stderr.splitlines() if line.startswith("error: ")]
-    assert "learning_rate 0.001 -> 0.5" in error and "seed 0 -> 3" in error
-    assert "world_size 2 -> 1" in error  # optimizer state is saved per rank
-    assert "max_steps" not in error  # a longer run is the same run
-
-
-def test_a_mistyped_argument_is_explained(bad_inputs):
-    process, output = bad_inputs["train_sft.py", "unknown"]
-    assert process.returncode == 2 and "Traceback" not in process.stderr
-    assert "--learning_rat" in process.stdout + process.stderr and not output.exists()
-
-
-def test_without_the_launcher_it_says_how_to_start(tiny):
-    env = {k: v for k, v in os.environ.items() if k != "RANK"}
-    process = run_alone("--model", tiny / "model", "--data", tiny / "train.jsonl", env=env)
-    assert process.returncode == 1
-    assert "error: start this script with: deepspeed train_oswft.py" in process.stderr
-
-
-@pytest.fixture
-def one_rank(tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-def test_a_loss_that_is_not_finite_names_step_and_rows_and_takes_no_step(one_rank):
-    class OneRowIsDamaged(Engine):
-        device = torch.device("cpu")
-        engine = SimpleNamespace(
-            global_steps=11,
-            set_gradient_accumulation_boundary=lambda last: None,
-            backward=lambda loss, scale_wrt_gas: None,
-        )
-
-        def __init__(self):
-            pass
-
-        def logprobs(self, batch):
-            logprobs = torch.zeros(batch.mask.shape)
-            logprobs[(batch.input_ids == 9).any(dim=1)] = float("nan")
-            return logprobs
-
-        def step(self):
-            raise AssertionError("the weights were updated")
-
-    rows = [
-        TokenizedExample(Example(f"row-{token}", "q", "s", "a", "s"), [1, token], [2, 3])
-        for token in (7, 8, 9)
-    ]
-    with pytest.raises(FloatingPointError, match=r"step 12: loss is nan, rows \['row-9'\]"):
-        update(OneRowIsDamaged(), rows, torch.ones(3), Args(model="m", data="d"))
-
-
-def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before_it(one_rank, tmp_path):
-    class FullDisk:
-        disk_is_full = False
-
-        def save_state(self, folder):
-            (folder / "state").mkdir(parents=True)
-            if self.disk_is_full:
-                raise RuntimeError("unexpected pos 2112 vs 2004\nmore")
-
-        def save_model(self, tokenizer, folder):
-            pass
-
-    args = Args(model="m", data="d", output_dir=str(tmp_path / "run"), keep_checkpoints=1)
-    engine, run = FullDisk(), Run(args)
-    run.save_checkpoint(engine, None, 1)
-    engine.disk_is_full = True
-    with pytest.raises(
-        OSError, match=r"step 2: .* could not be written: unexpected pos 2112 vs 2004$"
-    ):
-        run.save_checkpoint(engine, None, 2)
-    assert [path.name for path in run.folder.iterdir()] == ["checkpoint-000001"]
-    engine.disk_is_full = False
-    run.save_checkpoint(engine, None, 3)
-    assert [path.name for path in run.folder.iterdir()] == ["checkpoint-000003"]
-
-
-def test_metrics_go_to_wandb_too_if_it_is_installed(one_rank, tmp_path, monkeypatch):
-    args = Args(model="m", data="d", output_dir=str(tmp_path / "run"), wandb=True, seed=7)
-    with monkeypatch.context() as patch:
-        patch.setattr("engine.find_spec", lambda name: None)
-        with pytest.raises(InputError, match="pip install wandb"):
-            Run(args)
-    logged = []
-    wandb = SimpleNamespace(
-        init=lambda **settings: logged.append(settings["config"]["seed"]),
-        log=lambda row, step: logged.append((step, row["loss"])),
-    )
-    monkeypatch.setitem(sys.modules, "wandb", wandb)
-    monkeypatch.setattr("engine.find_spec", lambda name: wandb)
-    monkeypatch.setattr("signal.signal", lambda *_: None)  # leave pytest's own
-    run = Run(args)
-    run.start(engine=None, max_steps=2)
-    run.lap("train_s")
-    run.log({"step": 1, "loss": 0.5, "train_tokens": 10})
-    assert logged == [7, (1, 0.5)]
-    row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
-    assert row["loss"] == 0.5 and row["tokens_per_second"] == 10 / row["train_s"]
-
-
-def test_a_run_that_diverges_stops_and_keeps_its_last_checkpoint(tiny, tmp_path):
-    run = tmp_path / "run"
-    process = start(
-        "train_oswft.py",
-        *("--model", tiny / "model", "--data", tiny / "train.jsonl", "--output_dir", run),
-        *(*TINY_LENGTHS, *SETTING["train_oswft.py"], "--train_batch_size", "24"),
-        *("--learning_rate", "1e30", "--save_every", "1"),
-    )
-    output, _ = process.communicate(timeout=200)
-    assert process.returncode != 0
-    errors = re.findall(r"error: step 2: (?:loss|gradient) is (?:nan|inf), rows \['", output)
-    assert len(errors) == 1, output[-3000:]
-    assert [path.name for path in run.glob("checkpoint-*")] == ["checkpoint-000001"]
-    assert not (run / "final").exists()
