@@ -145,7 +145,7 @@ class TrainArgs:
 
     # Optimization
     learning_rate: float = 1e-5  # constant
-    train_batch_size: int | None = 128  # examples per optimizer step
+    train_batch_size: int = 128  # examples per optimizer step
     max_grad_norm: float = 1.0  # gradients are clipped to this norm
     num_epochs: int = 1  # passes over the data
     max_steps: int | None = None  # optimizer steps, instead of num_epochs
@@ -584,6 +584,10 @@ class Stopwatch:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self.last
         self.last = now
 
+    def skip(self) -> None:
+        """Book the time since the last lap nowhere."""
+        self.last = time.perf_counter()
+
     def read(self) -> dict[str, float]:
         """What was booked since the last reading."""
         seconds, self.seconds = self.seconds, dict.fromkeys(self.seconds, 0.0)
@@ -615,6 +619,7 @@ class Run:
         self.resume_from, complaint = seen[0]
         if complaint:
             raise InputError(complaint)
+        self.clock = Stopwatch()
         self.saved_step = None
         if self.resume_from:
             self.saved_step = int(self.resume_from.name.removeprefix("checkpoint-"))
@@ -675,7 +680,7 @@ class Run:
             miniters=0,
             disable=dist.get_rank() > 0,
         )
-        self.clock = Stopwatch()
+        self.clock.skip()
         return step
 
     def lap(self, phase: str) -> None:
@@ -740,7 +745,7 @@ class Run:
                     "id": queries[completion.query].example.id,
                     **{name: column[n] for name, column in columns.items()},
                     "correct": correct,
-                    **asdict(completion),
+                    **vars(completion),  # asdict would copy every token of it
                 }
                 for n, (completion, correct) in enumerate(answers)
             ]
@@ -774,6 +779,7 @@ class Run:
                     shutil.rmtree(doomed)
         dist.barrier()
         self.saved_step = step
+        self.clock.skip()
 
     def save_final(self, engine: Engine, tokenizer: PreTrainedTokenizerBase) -> None:
         """Write the trained model to final/, aside first. A collective."""

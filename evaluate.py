@@ -9,7 +9,7 @@ least one of k answers is right. The answers are kept in samples.jsonl, the scor
 import json
 import math
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
@@ -98,7 +98,7 @@ def evaluate(args: Args) -> None:
         )
     write_rows(
         [
-            {"id": problems[sample.query].example.id, "correct": right, **asdict(sample)}
+            {"id": problems[sample.query].example.id, "correct": right, **vars(sample)}
             for sample, right in zip(samples, verdicts, strict=True)
         ],
         Path(args.output_dir) / "samples.jsonl",

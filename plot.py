@@ -2,7 +2,7 @@
 
     python plot.py runs/sft runs/oswft runs/grpo                    # every figure, into runs/plots
     python plot.py runs/*-oswft --figures mean_weight --by model    # the paper's Figure 1
-    python plot.py runs/*-grpo* --figures reward --by model learning_rate    # its Figure 2
+    python plot.py runs/*-grpo --figures reward --by model learning_rate    # its Figure 2
 
 A thin line is what was measured, the thick one its moving average. A figure shows the runs that
 have its numbers, and is left out if none has.
@@ -25,7 +25,7 @@ FIGURES = {  # name -> what the y axis shows
     "mean_weight": "mean weight $1 - \\hat{p}$",
     "reward": "mean reward (share of answers right)",
     "pass_rate": "pass rate $\\hat{p}$ (share right)",
-    "loss": "loss (nats per completion token)",
+    "loss": "loss (nats)",
     "seconds": "seconds per optimizer step",
 }
 PHASES = {

@@ -7,9 +7,10 @@
 #   ./reproduce.sh --tiny table1/0.6B/grpo # the same on the tiny model, in a minute or two, no GPU
 #   ./reproduce.sh --dry_run table3        # print the commands, run none
 #
-# A run that several rows share is trained once; one that was stopped goes on where it was. From the
-# environment: DATA, the training file; HELDOUT, problems to evaluate on in the same format; RUNS,
-# the folder for what comes out.
+# A run that several rows share is trained once; one that was stopped goes on where it was; what is
+# done stays, whatever the data are by now. From the environment, as absolute paths or relative to
+# this folder: DATA, the training file; HELDOUT, problems to evaluate on in the same format; RUNS,
+# where all of it goes, one folder for one set of data.
 set -euo pipefail
 cd "$(dirname "$0")"
 export PATH="$PWD/.venv/bin:$PATH"
@@ -37,7 +38,9 @@ ROWS=$(
 
 if $tiny; then
   RUNS=${RUNS:-runs/reproduce-tiny}
+  labels="" # the runs' folders, as all three models are called "model"
 else
+  labels="--by model"
   RUNS=${RUNS:-runs/reproduce}
   DATA=${DATA:-data/train.jsonl}
   HELDOUT=${HELDOUT:-data/heldout.jsonl}
@@ -53,7 +56,7 @@ setting() { # size: the model, the data, and what the machine needs, into $model
     declare -A seeds=([0.6B]=0 [1.7B]=2 [4B]=3)
     model=$RUNS/base/$1/model data=$RUNS/base/$1/train.jsonl heldout=$RUNS/base/$1/heldout.jsonl
     machine="--max_length 128 --max_completion_length 48 --precision fp32"
-    if [ ! -e "$model/config.json" ]; then
+    if [ ! -e "$heldout" ]; then
       call python tiny.py make --output_dir "$RUNS/base/$1" --seed "${seeds[$1]}"
     fi
   else
@@ -79,8 +82,9 @@ train() { # run size script arguments...: unless it is done, go on with it or be
   fi
   if compgen -G "$RUNS/$run/checkpoint-*" >/dev/null; then
     set -- "$@" --resume
-  elif [ -e "$RUNS/$run" ]; then # it ended before its first checkpoint
-    call rm -r "$RUNS/$run"
+  elif [ -e "$RUNS/$run" ]; then
+    echo "error: $RUNS/$run holds a run without a checkpoint: if it is not going on, remove it" >&2
+    exit 1
   fi
   call deepspeed --log_level error "$script" --model "$model" --data "$data" \
     --output_dir "$RUNS/$run" $machine "$@"
@@ -120,6 +124,10 @@ evaluate_grpo() { # size G: the checkpoint where the reward has reached its plat
   local select=(python train_grpo.py --select_checkpoint "$RUNS/$run")
   local checkpoint="\$(${select[*]})"
   if ! $dry_run; then
+    if [ ! -e "$RUNS/$run/final" ]; then
+      echo "error: $RUNS/$run has not come to its end" >&2
+      exit 1
+    fi
     echo "\$ ${select[*]}"
     checkpoint=$("${select[@]}" | tail -n 1)
   fi
@@ -159,12 +167,12 @@ row() { # name
       ;;
     figure1/plot)
       call python plot.py $(printf "$RUNS/%s-oswft-K2-oswft " $SIZES) --figures mean_weight \
-        --by model --output_dir "$RUNS/figure1"
+        $labels --output_dir "$RUNS/figure1"
       ;;
     figure1/*) oswft "${part[1]}" 2 ;;
     figure2/*/plot)
       call python plot.py $(printf "$RUNS/%s-grpo-G8-${part[1]} " $SIZES) --figures reward \
-        --by model --output_dir "$RUNS/figure2-${part[1]}"
+        $labels --output_dir "$RUNS/figure2-${part[1]}"
       ;;
     figure2/*) grpo "${part[2]}" 8 "${part[1]}" ;;
   esac

@@ -164,13 +164,13 @@ def train(args: Args) -> None:
 
             # ---- verify: which answers are right?
             answers, rewards = check_answers(verifier, completions, queries)  # rewards (B, G)
-            run.lap("verify_s")
 
             # ---- weigh: how much better than its group is an answer?
             advantages = grpo_advantages(rewards)  # (B, G)
             run.save_rollouts(
                 step + 1, queries, answers, pass_rate=rewards.mean(1), advantage=advantages
             )
+            run.lap("verify_s")
             samples = [
                 Sample.of(queries[answer.query], answer, advantage)
                 for (answer, _), advantage in zip(answers, advantages.flatten(), strict=True)
@@ -210,7 +210,7 @@ class Sample:
     row: TokenizedExample  # prompt and answer
     advantage: float
     sampling_logprobs: torch.Tensor  # (completion tokens,) vLLM's
-    old_logprobs: torch.Tensor | None = None  # the training model's, if it has moved on since
+    old_logprobs: torch.Tensor | None = None  # the training model's, if it will move on meanwhile
 
     @classmethod
     def of(cls, query: TokenizedExample, answer: Completion, advantage: float) -> "Sample":
@@ -238,14 +238,15 @@ def update(engine: Engine, samples: list[Sample], args: Args) -> dict[str, float
         now = [live[n] for n in i]
 
         def spread(values):  # one tensor (completion tokens,) for each row -> (N, T)
-            flat = torch.cat(values).to(logprobs.device)
+            flat = torch.cat(values).to(logprobs.device, non_blocking=True)
             return torch.zeros_like(logprobs).masked_scatter(mask, flat)
 
         sampling = spread([sample.sampling_logprobs for sample in now])
-        # Where the batch has one update only, the model is still the one that sampled.
-        moved = args.steps_per_batch > 1
-        old = spread([sample.old_logprobs for sample in now]) if moved else logprobs.detach()
-        advantages = torch.tensor([sample.advantage for sample in now], device=logprobs.device)
+        old = logprobs.detach()  # the model is still the one that sampled, unless it was kept
+        if now[0].old_logprobs is not None:
+            old = spread([sample.old_logprobs for sample in now])
+        advantages = torch.tensor([sample.advantage for sample in now])
+        advantages = advantages.to(logprobs.device, non_blocking=True)
         weights = mask.float()
         if args.importance_correction:
             weights = weights * (old - sampling).exp().clamp(max=args.importance_cap)
@@ -297,17 +298,16 @@ def diagnose(logprobs, old_logprobs, sampling_logprobs, advantages, mask, args) 
 def select_step(
     rewards: Sequence[float], checkpoints: Sequence[int], window: int = 10, margin: float = 0.02
 ) -> int:
-    """The step of the checkpoint where the reward reaches its plateau (section 4.6).
+    """The step of the checkpoint where the reward reaches its plateau (section 4.5).
 
-    A checkpoint's reward is the mean over the `window` batches sampled around it: the half before,
+    A checkpoint's reward is the mean over the `window` optimizer steps around it: the half before,
     and the half from it on, as far as the run went. Of the checkpoints whose reward is within
-    `margin` of the best one's, the first is chosen: a plateau's beginning, so before any later
-    degradation, and a collapse is never chosen.
+    `margin` of the best one's, the first is chosen: a plateau's beginning, before it degrades.
 
     Args:
-        rewards: by step; rewards[n] was sampled from the weights after n steps.
+        rewards: by step; rewards[n] is of the answers that step n + 1 learnt from.
         checkpoints: steps after which one was saved.
-        window: batches, an even number.
+        window: optimizer steps, an even number.
         margin: in units of the reward.
     """
     half = window // 2
@@ -324,14 +324,19 @@ def print_selected(select_checkpoint: Path, window: int = 10, margin: float = 0.
 
     Args:
         select_checkpoint: the output_dir of a run of GRPO.
-        window: batches over which the reward is smoothed.
+        window: optimizer steps over which the reward is smoothed, an even number.
         margin: below the best smoothed reward, at most.
     """
     metrics = select_checkpoint / "metrics.jsonl"
     if not metrics.is_file():
         raise InputError(f"{metrics}: no such file")
-    rewards = [row["reward"] for _, row in read_rows(str(metrics))]
+    if window < 2 or window % 2:
+        raise InputError(f"--window must be an even number, got {window}")
+    rewards = [row.get("reward") for _, row in read_rows(str(metrics))]
+    if None in rewards:
+        raise InputError(f"{metrics}: has no reward, so it is not a run of GRPO")
     folders = {int(path.name[-6:]): path for path in select_checkpoint.glob("checkpoint-*")}
+    folders.pop(0, None)  # of a run that was stopped before its first step: the base model
     if not folders:
         raise InputError(f"{select_checkpoint}: there is no checkpoint")
     print(folders[select_step(rewards, list(folders), window, margin)])
@@ -339,7 +344,7 @@ def print_selected(select_checkpoint: Path, window: int = 10, margin: float = 0.
 
 if __name__ == "__main__":
     try:
-        if "--select_checkpoint" in sys.argv:
+        if any(argument.startswith("--select_checkpoint") for argument in sys.argv):
             tyro.cli(print_selected, use_underscores=True)
         else:
             train(parse_args(Args, __doc__))

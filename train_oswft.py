@@ -59,9 +59,9 @@ def oswft_weights(
 
     Args:
         rewards: (B, K), 1 for a right answer, 0 for a wrong one.
-        strategy: "oswft", or one of the controls that the paper compares with (section 4.5):
+        strategy: "oswft", or a control that it is compared with (section 4.4):
             "hard": 0 if all K answers are right, else 1;
-            "random": uniform, whatever the answers, with the batch mean that "oswft" would have;
+            "random": uniform, whichever queries fail, with the batch mean that "oswft" would have;
             "uniform": 1, which is SFT at the cost of the rollouts.
         generator: of the random weights.
 
@@ -151,12 +151,12 @@ def train(args: Args) -> None:
 
             # ---- verify: which answers are right?
             answers, rewards = check_answers(verifier, completions, queries)  # rewards (B, K)
-            run.lap("verify_s")
 
             # ---- weigh: w = 1 - p̂
             generator = torch.Generator().manual_seed(derive_seed(args.seed, batch, "weights"))
             weights = oswft_weights(rewards, args.weighting, generator)  # (B,)
             run.save_rollouts(step + 1, queries, answers, pass_rate=rewards.mean(1), weight=weights)
+            run.lap("verify_s")
 
             # ---- update: one optimizer step per `train_batch_size` queries
             size = len(queries) // args.steps_per_batch
@@ -194,7 +194,8 @@ def update(
     live = weights.nonzero()[:, 0]
 
     def loss_fn(logprobs, mask, i):  # (B, T), (B, T), B of the live rows
-        return oswft_loss(logprobs, mask, weights[live[i]].to(logprobs.device), normalizer)
+        row_weights = weights[live[i]].to(logprobs.device, non_blocking=True)
+        return oswft_loss(logprobs, mask, row_weights, normalizer)
 
     stats = engine.update([rows[i] for i in live], loss_fn, args.max_tokens_per_micro_batch)
     return {

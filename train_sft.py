@@ -4,10 +4,10 @@ The baseline of the paper. Weight 1 in place of OSW-FT's 1 - p̂, no rollouts, n
 
     loss = - sum over the batch of  log pi(o* | q)  /  completion tokens of the global batch
 
-`--objective dft` is its offline reweighting (Dynamic Fine-Tuning, arXiv 2508.05629), which the
-paper's related work compares with: each token's loss is scaled by that token's own probability,
-held constant, so that what the model finds unlikely pulls less. `train_oswft.py --weighting
-uniform` takes the same steps as this script, at the price of rollouts that it does not use.
+`--objective dft` is an offline reweighting that the paper's related work names, not a row of its
+tables (Dynamic Fine-Tuning, arXiv 2508.05629): each token's loss is scaled by that token's own
+probability, held constant, so that what the model finds unlikely pulls less. `train_oswft.py
+--weighting uniform` takes the same steps as this script, at the price of rollouts it does not use.
 
     deepspeed train_sft.py --model Qwen/Qwen3-0.6B-Base --data data/train.jsonl
     deepspeed --num_gpus 1 train_sft.py ...                  # one GPU of several

@@ -23,7 +23,6 @@ from data import Example, TokenizedExample
 from engine import Engine, init_distributed
 
 VOCABULARY, ROWS, LEARNING_RATE, MAX_GRAD_NORM = 97, 11, 1e-2, 0.05
-engine_module.LOGIT_CHUNK = 7 * VOCABULARY  # 7 tokens a chunk: every pass has several, and a rest
 
 
 def make_rows(generator: torch.Generator, count: int = ROWS) -> list[TokenizedExample]:
@@ -76,6 +75,7 @@ class Case:
     precision: str = "fp32"
     gradient_checkpointing: bool = False
     cpu_offload: bool = False
+    vocabulary: int = VOCABULARY
 
 
 def assert_same(ours: torch.Tensor, reference: torch.Tensor, case: Case) -> None:
@@ -88,9 +88,12 @@ def assert_same(ours: torch.Tensor, reference: torch.Tensor, case: Case) -> None
 
 def make_engine(case: Case):
     """An engine, its dense twin, and where each step leaves the engine's full gradients."""
+    engine_module.LOGIT_CHUNK = (
+        7 * case.vocabulary
+    )  # 7 tokens: a pass has several chunks, and a rest
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=VOCABULARY,
+        vocab_size=case.vocabulary,
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=2,
@@ -174,10 +177,10 @@ def compare_oswft(case: Case) -> None:
         if case.precision == "bf16":
             break
     if dist.get_rank() == 0:
-        print("equal:", case, flush=True)
+        print("equal: OSW-FT", case, flush=True)
 
 
-def compare_grpo(case: Case, steps_per_batch: int, importance_correction: bool) -> None:
+def compare_grpo(case: Case, steps_per_batch: int, **settings) -> None:
     """Two batches; where a batch has several updates, the ratio leaves its bounds in the later."""
     engine, reference, gradients = make_engine(case)
     adam = torch.optim.AdamW(reference.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
@@ -188,8 +191,9 @@ def compare_grpo(case: Case, steps_per_batch: int, importance_correction: bool) 
         rollout_batch_size=4,
         train_batch_size=4 // steps_per_batch,
         max_tokens_per_micro_batch=case.max_tokens,
-        importance_correction=importance_correction,
+        **settings,
     )
+    close = 0.2 if case.precision == "bf16" else 2e-3  # nats
     generator = torch.Generator().manual_seed(2)
     clipped = torch.zeros(2)
     for rewards in ([[1, 0, 0], [1, 1, 1], [0, 0, 1], [1, 1, 0]], [[0, 0, 0]] * 3 + [[0, 1, 0]]):
@@ -202,13 +206,14 @@ def compare_grpo(case: Case, steps_per_batch: int, importance_correction: bool) 
             train_grpo.Sample(row, advantage, logprobs - gap)
             for row, advantage, logprobs, gap in zip(rows, advantages, old, noise, strict=True)
         ]
-        ratios = [gap.exp().clamp(max=2.0) for gap in noise]
-        corrections = ratios if importance_correction else [torch.ones_like(r) for r in ratios]
+        corrections = [torch.ones_like(gap) for gap in noise]
+        if args.importance_correction:
+            corrections = [gap.exp().clamp(max=args.importance_cap) for gap in noise]
         train_grpo.keep_old_logprobs(engine, samples, args)
         for sample, logprobs in zip(samples, old, strict=True):
             assert (sample.old_logprobs is None) == (sample.advantage == 0)
             if sample.advantage:
-                torch.testing.assert_close(sample.old_logprobs, logprobs, rtol=1e-3, atol=1e-3)
+                torch.testing.assert_close(sample.old_logprobs, logprobs, rtol=0, atol=close)
         size = len(rows) // steps_per_batch
         for start in range(0, len(rows), size):
             piece = slice(start, start + size)
@@ -219,17 +224,22 @@ def compare_grpo(case: Case, steps_per_batch: int, importance_correction: bool) 
             live = [i for i in range(start, start + size) if advantages[i]]
             tokens = sum(len(rows[i].completion_ids) for i in live)
             assert stats["skipped_sequences"] == size - len(live)
+            gaps = torch.cat([noise[i] for i in live] or [torch.zeros(1)]).abs()
+            assert stats["vllm_gap_mean"] == pytest.approx(gaps.mean().item(), abs=close)
+            assert stats["vllm_gap_max"] == pytest.approx(gaps.max().item(), abs=close)
+            same_step(engine, reference, adam, gradients, loss, stats, case)
+            if case.precision == "bf16":
+                break
             assert stats["clipped_low_share"] * tokens == pytest.approx(low)
             assert stats["clipped_high_share"] * tokens == pytest.approx(high)
-            gaps = torch.cat([noise[i] for i in live] or [torch.zeros(1)]).abs()
-            assert stats["vllm_gap_mean"] == pytest.approx(gaps.mean().item(), abs=1e-3)
-            assert stats["vllm_gap_max"] == pytest.approx(gaps.max().item(), abs=2e-3)
             assert (stats["approx_kl"] > 1e-6) == (start > 0 and bool(live))
             clipped += torch.tensor([low, high])
-            same_step(engine, reference, adam, gradients, loss, stats, case)
-    assert steps_per_batch == 1 or clipped.min() > 0, "no token was ever clipped"
+        if case.precision == "bf16":
+            break
+    else:
+        assert steps_per_batch == 1 or clipped.min() > 0, "no token was ever clipped"
     if dist.get_rank() == 0:
-        print("equal: GRPO", case, steps_per_batch, importance_correction, flush=True)
+        print("equal: GRPO", case, steps_per_batch, settings, flush=True)
 
 
 if __name__ == "__main__":
@@ -242,6 +252,9 @@ if __name__ == "__main__":
     for case in cases:
         compare_oswft(case)
     for tokens in (1, 60, 10_000):
-        compare_grpo(Case(max_tokens=tokens), 2, importance_correction=False)
-    compare_grpo(Case(), 1, importance_correction=False)
-    compare_grpo(Case(tied=False, zero_stage=2), 4, importance_correction=True)
+        compare_grpo(Case(max_tokens=tokens), 2)
+    compare_grpo(Case(), 1, importance_correction=True, importance_cap=1.5)
+    compare_grpo(Case(tied=False, zero_stage=2), 4, clip_low=0.9, clip_high=1.1)
+    # so large an embedding that ZeRO-3 shards it anew after every pass, also after scoring
+    compare_grpo(Case(vocabulary=4000), 2)
+    compare_grpo(Case(precision="bf16"), 2)

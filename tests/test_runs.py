@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from conftest import ROOT, SCRIPTS, SETTING, TINY_LENGTHS, launch, metrics, run_alone, start, train
-from train_grpo import grpo_advantages, select_step
+from data import InputError
+from train_grpo import grpo_advantages, print_selected, select_step
 
 SAMPLING = SCRIPTS[1:]
 
@@ -200,8 +201,23 @@ def test_the_selected_checkpoint_is_named_by_the_rule(whole_runs):
     arguments = ["--select_checkpoint", run, "--window", "4", "--margin", "0"]
     result = run_alone(*arguments, script="train_grpo.py")
     assert result.stdout.splitlines()[-1] == str(run / f"checkpoint-{chosen:06d}")
-    nothing = run_alone("--select_checkpoint", run / "final", script="train_grpo.py")
-    assert nothing.returncode == 1 and "metrics.jsonl: no such file" in nothing.stderr
+
+
+@pytest.mark.parametrize(
+    ("rows", "window", "message"),
+    [
+        (None, 10, "metrics.jsonl: no such file"),
+        ([{"reward": 0.5}], 3, "--window must be an even number, got 3"),
+        ([{"loss": 0.5}], 10, "metrics.jsonl: has no reward, so it is not a run of GRPO"),
+        ([{"reward": 0.5}], 10, "there is no checkpoint"),
+    ],
+)
+def test_a_folder_without_a_run_of_grpo_has_no_selected_checkpoint(tmp_path, rows, window, message):
+    if rows:
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "checkpoint-000000").mkdir()  # of a run that was stopped before its first step
+    with pytest.raises(InputError, match=message):
+        print_selected(tmp_path, window=window)
 
 
 STOPS_BY_ITSELF = """
