@@ -12,6 +12,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared"
 sys.path.insert(0, str(ROOT))
+# Tests run side by side: threads that spin while they wait would take the cores from each other.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 TINY_LENGTHS = ["--max_length", "128", "--max_completion_length", "48", "--precision", "fp32"]
 
