@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from data import Example, TokenizedExample
 from train_oswft import oswft_loss
-from train_sft import sft_loss
+from train_sft import Args, sft_loss, update
 
 
 def random_case():
@@ -48,3 +49,19 @@ def test_loss_is_the_sum_over_any_split_of_the_batch(objective):
     _, _, mask, logprobs = random_case()
     parts = [sft_loss(logprobs[i], mask[i], 9, objective) for i in ([0], [2, 3], [1])]
     torch.testing.assert_close(sum(parts), sft_loss(logprobs, mask, 9, objective))
+
+
+@pytest.mark.parametrize("objective", ["sft", "dft"])
+def test_a_step_takes_the_objective_of_the_command_line_over_all_completion_tokens(objective):
+    logprobs, mask = -torch.rand(1, 3), torch.tensor([[False, True, True]])
+    row = TokenizedExample(Example("id", "q", "s", "a", "s"), [1, 2], [3, 4])
+
+    class Recorder:
+        def update(self, rows, loss_fn, max_tokens):
+            assert max_tokens == 77
+            return {"loss": loss_fn(logprobs, mask, [0])}
+
+    args = Args(model="m", data="d", objective=objective, max_tokens_per_micro_batch=77)
+    stats = update(Recorder(), [row, row], args)
+    torch.testing.assert_close(stats["loss"], sft_loss(logprobs, mask, 4, objective))
+    assert stats["train_tokens"] == 8
