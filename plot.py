@@ -111,6 +111,7 @@ def draw_lines(picture, figure: str, runs: list[tuple[str, list[dict]]], window:
         drawn = True
     axes.set(xlabel="optimizer step", ylabel=FIGURES[figure])
     axes.set_ylim(0, None if figure == "loss" else 1)
+    axes.locator_params(axis="x", integer=True)
     if drawn:
         axes.legend()
     return drawn
