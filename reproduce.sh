@@ -38,6 +38,7 @@ ROWS=$(
 
 if $tiny; then
   RUNS=${RUNS:-runs/reproduce-tiny}
+  lengths="--max_length 128 --max_completion_length 48 --precision fp32"
   labels="" # the runs' folders, as all three models are called "model"
 else
   labels="--by model"
@@ -55,7 +56,7 @@ setting() { # size: the model, the data, and what the machine needs, into $model
   if $tiny; then # three tiny models that differ in their seed stand in for the three sizes
     declare -A seeds=([0.6B]=0 [1.7B]=2 [4B]=3)
     model=$RUNS/base/$1/model data=$RUNS/base/$1/train.jsonl heldout=$RUNS/base/$1/heldout.jsonl
-    machine="--max_length 128 --max_completion_length 48 --precision fp32"
+    machine=$lengths
     if [ ! -e "$heldout" ]; then
       call python tiny.py make --output_dir "$RUNS/base/$1" --seed "${seeds[$1]}"
     fi
@@ -99,7 +100,7 @@ evaluate() { # run size [model]: score the final model, or the one that is named
     return
   fi
   local arguments="--num_samples 16 --k 1 16"
-  if $tiny; then arguments+=" --max_length 128 --max_completion_length 48 --precision fp32"; fi
+  if $tiny; then arguments+=" $lengths"; fi
   call python evaluate.py --model "$checkpoint" --data "$heldout" $arguments \
     --output_dir "$RUNS/$run-eval"
 }
