@@ -6,7 +6,11 @@ Wherever a path is taken, a Hugging Face hub id (`owner/name`, or `owner/name:co
 
     python data.py import-aqua  aqua.jsonl  data/aqua.jsonl     # AQuA-RAT -> training file
     python data.py import-gsm8k gsm8k.jsonl data/gsm8k.jsonl    # GSM8K    -> training file
+
+The problems of the paper's seven benchmarks come from the hub or from local copies.
 """
+
+from __future__ import annotations
 
 import hashlib
 import json
@@ -16,11 +20,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import tyro
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 ASK_FREE = "Please reason step by step, and put your final answer within \\boxed{}."
 ASK_LETTER = "Please reason step by step, and put the letter of your choice within \\boxed{}."
@@ -43,8 +50,8 @@ class Example:
     source: str
 
 
-def read_rows(path_or_hub_id: str) -> Iterator[tuple[str, dict]]:
-    """Yield (where, row) for every row of a JSONL file or of a hub data set's train split.
+def read_rows(path_or_hub_id: str, split: str = "train") -> Iterator[tuple[str, dict]]:
+    """Yield (where, row) for every row of a JSONL file or of a split of a hub data set.
 
     `where` is "file:line", for messages. Raises InputError for a missing file, a line that is not
     a JSON object, or a hub id that cannot be loaded.
@@ -69,7 +76,7 @@ def read_rows(path_or_hub_id: str) -> Iterator[tuple[str, dict]]:
 
         name, _, config = path_or_hub_id.partition(":")
         try:
-            rows = datasets.load_dataset(name, config or None, split="train")
+            rows = datasets.load_dataset(name, config or None, split=split)
         except Exception as error:  # the hub client raises dozens of types; all mean the same here
             reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
             raise InputError(
@@ -117,6 +124,8 @@ def write_rows(rows: Sequence[dict], path: str | Path) -> None:
 
 def load_tokenizer(path_or_hub_id: str) -> PreTrainedTokenizerBase:
     """Load a tokenizer. Raises InputError if there is none, or if it has no chat template."""
+    from transformers import AutoTokenizer  # takes seconds to import
+
     try:
         tokenizer = AutoTokenizer.from_pretrained(path_or_hub_id)
     except (OSError, ValueError) as error:
@@ -127,9 +136,29 @@ def load_tokenizer(path_or_hub_id: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def prompt_text(tokenizer: PreTrainedTokenizerBase, question: str, answer: str) -> str:
-    """One user turn, ready for the assistant. A letter as reference means multiple choice."""
-    ask = ASK_LETTER if re.fullmatch("[A-J]", answer) else ASK_FREE
+def load_config(path_or_hub_id: str, max_length: int) -> PreTrainedConfig:
+    """Load a model's config. Raises InputError if it is absent, or the model reads shorter text."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(path_or_hub_id)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"{path_or_hub_id}: no model there: {reason}") from error
+    if max_length > config.max_position_embeddings:
+        raise InputError(
+            f"{max_length} tokens are beyond the model's limit of {config.max_position_embeddings}"
+        )
+    return config
+
+
+def instruction(answer: str) -> str:
+    """What the prompt asks for. A letter as reference means multiple choice."""
+    return ASK_LETTER if re.fullmatch("[A-J]", answer) else ASK_FREE
+
+
+def prompt_text(tokenizer: PreTrainedTokenizerBase, question: str, ask: str) -> str:
+    """One user turn, ready for the assistant: the question, and what is asked for."""
     messages = [{"role": "user", "content": f"{question}\n{ask}"}]
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
@@ -186,7 +215,10 @@ def tokenize_examples(
     Returns:
         the examples that fit, and how many were dropped for which reason.
     """
-    prompts = [prompt_text(tokenizer, example.question, example.answer) for example in examples]
+    prompts = [
+        prompt_text(tokenizer, example.question, instruction(example.answer))
+        for example in examples
+    ]
     solutions = [example.solution.strip() for example in examples]
     # Prompt and completion are tokenized apart, because sampling continues from the prompt's ids.
     prompt_ids = tokenizer(prompts, add_special_tokens=False).input_ids
@@ -272,6 +304,140 @@ def collate(rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> MicroBatch:
         tokens[row, :end] = torch.tensor([*prompt, *completion])
         mask[row, len(prompt) : end] = True
     return MicroBatch(tokens[:, :-1], tokens[:, 1:], mask[:, 1:])
+
+
+# ------------------------------------------------------------------------------------------------
+# Benchmarks
+
+
+@dataclass(frozen=True)
+class Problem:
+    id: str
+    question: str  # with its options, if it has any
+    answer: str
+    instruction: str  # what the prompt asks for
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Where one of the paper's benchmarks is, and how the paper scores it."""
+
+    title: str
+    hub_id: str
+    split: str
+    num_problems: int  # any other number is refused
+    num_samples: int  # answers to each problem
+    question: str = "problem"  # name of a column, like the next two
+    answer: str = "answer"
+    wrong_options: tuple[str, ...] = ()
+    instruction: str = ASK_FREE
+    year: str = ""  # only the problems of this one
+    gated: bool = False
+
+
+AMC = "scottgeng00/amc_22-24"
+BENCHMARKS = {
+    "aime24": Benchmark("AIME 24", "HuggingFaceH4/aime_2024", "train", 30, 16),
+    "aime25": Benchmark("AIME 25", "math-ai/aime25", "test", 30, 16),
+    "amc22": Benchmark("AMC 22", AMC, "test", 43, 16, year="2022"),
+    "amc23": Benchmark("AMC 23", AMC, "test", 46, 16, year="2023"),
+    "amc24": Benchmark("AMC 24", AMC, "test", 45, 16, year="2024"),
+    "math500": Benchmark("MATH-500", "HuggingFaceH4/MATH-500", "test", 500, 1),
+    "gpqa_diamond": Benchmark(
+        *("GPQA-Diamond", "Idavidrein/gpqa:gpqa_diamond", "train", 198, 1),
+        question="Question",
+        answer="Correct Answer",
+        wrong_options=tuple(f"Incorrect Answer {n}" for n in (1, 2, 3)),
+        instruction=ASK_LETTER,
+        gated=True,
+    ),
+}
+
+
+def load_benchmark(name: str, data_dir: str | Path | None = None) -> list[Problem]:
+    """The problems of a benchmark, from the hub or from `<data_dir>/<name>.jsonl`.
+
+    A local copy has the hub's columns, or `question` and `answer` (and GPQA's wrong options).
+    Raises InputError if it cannot be read, or has not the number of problems that it should have.
+    """
+    benchmark = BENCHMARKS[name]
+    source = str(Path(data_dir) / f"{name}.jsonl") if data_dir else benchmark.hub_id
+    try:
+        problems = read_benchmark(name, read_rows(source, benchmark.split))
+    except InputError as error:
+        if data_dir:
+            raise
+        gated = (
+            f"; it is gated: accept its terms at https://huggingface.co/datasets/"
+            f"{source.partition(':')[0]}, then `hf auth login`"
+        )
+        raise InputError(
+            f"{name}: {error}{gated if benchmark.gated else ''}; "
+            f"or give a folder that has {name}.jsonl with --data_dir"
+        ) from error
+    if len(problems) != benchmark.num_problems:
+        raise InputError(
+            f"{source}: has {len(problems)} problems, but {name} has {benchmark.num_problems}; "
+            "problems of your own are scored with --benchmark_file"
+        )
+    return problems
+
+
+def read_benchmark(name: str, rows: Iterator[tuple[str, dict]]) -> list[Problem]:
+    """Turn (where, row) of a benchmark's source into problems, however many there are."""
+    benchmark, problems = BENCHMARKS[name], []
+    for where, row in rows:
+        if benchmark.year and str(row.get("year", benchmark.year)) != benchmark.year:
+            continue
+        column = benchmark.question if benchmark.question in row else "question"
+        question, answer = _texts(where, row, column, benchmark.answer)
+        if benchmark.wrong_options:
+            wrong = _texts(where, row, *benchmark.wrong_options)
+            question, answer = with_options(question, answer, wrong)
+        id = f"{name}-{len(problems)}"
+        problems.append(Problem(id, question, answer, benchmark.instruction))
+    return problems
+
+
+def load_problems(path_or_hub_id: str) -> list[Problem]:
+    """Read problems of one's own: rows with `question` and `answer`, and an `id` if they like."""
+    problems, seen = [], set()
+    for where, row in read_rows(path_or_hub_id):
+        question, answer = _texts(where, row, "question", "answer")
+        id = str(row.get("id", len(problems)))
+        if id in seen:
+            raise InputError(f"{where}: id '{id}' was used before")
+        seen.add(id)
+        problems.append(Problem(id, question, answer, instruction(answer)))
+    if not problems:
+        raise InputError(f"{path_or_hub_id}: the data set is empty")
+    return problems
+
+
+def with_options(question: str, right: str, wrong: Sequence[str]) -> tuple[str, str]:
+    """Append labelled options to a question; returns it and the letter of the right one.
+
+    Their order is that of a hash: it looks random, and is the same on every machine and for ever.
+    """
+    options = sorted(
+        [right, *wrong],
+        key=lambda option: hashlib.sha256(f"{question}\n{option}".encode()).digest(),
+    )
+    labels = "ABCDEFGHIJ"[: len(options)]
+    lines = [f"({label}) {option}" for label, option in zip(labels, options, strict=True)]
+    return "\n".join([question, "", *lines]), labels[options.index(right)]
+
+
+def _texts(where: str, row: dict, *names: str) -> list[str]:
+    """Fields of a row as text; a number is written out, 27.0 as 27."""
+    texts = []
+    for name, value in zip(names, _fields(where, row, *names), strict=True):
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, str | int | float) or not str(value).strip():
+            raise InputError(f"{where}: field '{name}' must be a non-empty text or a number")
+        texts.append(str(value).strip())
+    return texts
 
 
 # ------------------------------------------------------------------------------------------------

@@ -31,13 +31,14 @@ import transformers
 import tyro
 from deepspeed.accelerator import get_accelerator
 from tqdm import tqdm
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from data import (
     InputError,
     MicroBatch,
     TokenizedExample,
     collate,
+    load_config,
     load_examples,
     load_tokenizer,
     split_micro_batches,
@@ -330,17 +331,10 @@ def load_training_data(args: TrainArgs) -> tuple[PreTrainedTokenizerBase, list[T
 
 def load_model(path_or_hub_id: str, max_length: int) -> PreTrainedModel:
     """Load a causal language model. Raises InputError if it is absent or made for shorter text."""
+    config = load_config(path_or_hub_id, max_length)
     try:
-        config = AutoConfig.from_pretrained(path_or_hub_id)
-        if max_length > config.max_position_embeddings:
-            raise InputError(
-                f"--max_length {max_length} is beyond the model's limit of "
-                f"{config.max_position_embeddings} tokens"
-            )
         return AutoModelForCausalLM.from_pretrained(path_or_hub_id, config=config)
     except (OSError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"{path_or_hub_id}: cannot load a model from there: {reason}") from error
 

@@ -9,8 +9,8 @@
 #
 # A run that several rows share is trained once; one that was stopped goes on where it was; what is
 # done stays, whatever the data are by now. From the environment, as absolute paths or relative to
-# this folder: DATA, the training file; HELDOUT, problems to evaluate on in the same format; RUNS,
-# where all of it goes, one folder for one set of data.
+# this folder: DATA, the training file; BENCHMARKS, a folder with copies of the benchmarks, instead
+# of the hub; RUNS, where all of it goes, one folder for one set of data.
 set -euo pipefail
 cd "$(dirname "$0")"
 export PATH="$PWD/.venv/bin:$PATH"
@@ -28,23 +28,22 @@ done
 
 SIZES="0.6B 1.7B 4B"
 ROWS=$(
-  for size in $SIZES; do printf "table1/$size/%s\n" base grpo sft oswft; done
+  for size in $SIZES; do printf "table1/$size/%s\n" base grpo sft oswft table; done
   printf "table2/oswft/K%s\n" 1 2 4 8
-  printf "table2/grpo/K%s\n" 2 4 8
-  printf "table3/%s\n" hard random oswft
+  printf "table2/%s\n" grpo/K2 grpo/K4 grpo/K8 table
+  printf "table3/%s\n" hard random oswft table
   printf "figure1/%s\n" $SIZES plot
   for rate in 1e-6 1e-5; do printf "figure2/$rate/%s\n" $SIZES plot; done
 )
 
 if $tiny; then
   RUNS=${RUNS:-runs/reproduce-tiny}
-  lengths="--max_length 128 --max_completion_length 48 --precision fp32"
+  lengths="--max_completion_length 48 --precision fp32"
   labels="" # the runs' folders, as all three models are called "model"
 else
   labels="--by model"
   RUNS=${RUNS:-runs/reproduce}
   DATA=${DATA:-data/train.jsonl}
-  HELDOUT=${HELDOUT:-data/heldout.jsonl}
 fi
 
 call() { # command...: show it, and run it
@@ -55,13 +54,13 @@ call() { # command...: show it, and run it
 setting() { # size: the model, the data, and what the machine needs, into $model $data $machine
   if $tiny; then # three tiny models that differ in their seed stand in for the three sizes
     declare -A seeds=([0.6B]=0 [1.7B]=2 [4B]=3)
-    model=$RUNS/base/$1/model data=$RUNS/base/$1/train.jsonl heldout=$RUNS/base/$1/heldout.jsonl
-    machine=$lengths
-    if [ ! -e "$heldout" ]; then
+    model=$RUNS/base/$1/model data=$RUNS/base/$1/train.jsonl
+    machine="$lengths --max_length 128"
+    if [ ! -e "$RUNS/base/$1/heldout" ]; then
       call python tiny.py make --output_dir "$RUNS/base/$1" --seed "${seeds[$1]}"
     fi
   else
-    model=Qwen/Qwen3-$1-Base data=$DATA heldout=$HELDOUT
+    model=Qwen/Qwen3-$1-Base data=$DATA
     machine="--vllm_sleep"
     if [ "$1" = 4B ]; then machine+=" --gradient_checkpointing"; fi
   fi
@@ -95,14 +94,16 @@ evaluate() { # run size [model]: score the final model, or the one that is named
   local run=$1 size=$2
   setting "$size"
   local checkpoint=${3:-$RUNS/$run/final}
-  if [ -e "$RUNS/$run-eval/results.json" ]; then
-    echo "# $RUNS/$run-eval: done before"
+  if [ -e "$RUNS/$run/eval/results.json" ]; then
+    echo "# $RUNS/$run/eval: done before"
     return
   fi
-  local arguments="--num_samples 16 --k 1 16"
-  if $tiny; then arguments+=" $lengths"; fi
-  call python evaluate.py --model "$checkpoint" --data "$heldout" $arguments \
-    --output_dir "$RUNS/$run-eval"
+  local arguments="${BENCHMARKS:+--data_dir $BENCHMARKS}"
+  if $tiny; then
+    arguments="--benchmark_file $(printf "$RUNS/base/$size/heldout/%s.jsonl " easy middle hard)$lengths"
+  fi
+  call deepspeed --log_level error evaluate.py --model "$checkpoint" $arguments \
+    --output_dir "$RUNS/$run/eval"
 }
 
 sft() { # size
@@ -135,6 +136,10 @@ evaluate_grpo() { # size G: the checkpoint where the reward has reached its plat
   evaluate "$run" "$1" "$checkpoint"
 }
 
+print_table() { # run...: a row for each
+  call python evaluate.py table $(printf "$RUNS/%s/eval " "$@")
+}
+
 row() { # name
   local part=(${1//\// })
   case "$1" in
@@ -154,6 +159,9 @@ row() { # name
       grpo "${part[1]}" 8
       evaluate_grpo "${part[1]}" 8
       ;;
+    table1/*/table)
+      print_table "${part[1]}"-{base,grpo-G8-1e-6,sft,oswft-K2-oswft}
+      ;;
     table2/oswft/K*)
       oswft 0.6B "${1##*K}"
       evaluate "0.6B-oswft-K${1##*K}-oswft" 0.6B
@@ -161,6 +169,12 @@ row() { # name
     table2/grpo/K*)
       grpo 0.6B "${1##*K}"
       evaluate_grpo 0.6B "${1##*K}"
+      ;;
+    table2/table)
+      print_table 0.6B-oswft-K{1,2,4,8}-oswft 0.6B-grpo-G{2,4,8}-1e-6
+      ;;
+    table3/table)
+      print_table 0.6B-oswft-K4-{hard,random,oswft}
       ;;
     table3/*)
       oswft 0.6B 4 "${part[1]}"

@@ -4,6 +4,7 @@ Every rank runs its own engine on its own share of the prompts; with `tensor_par
 neighbouring ranks sample together from one copy of the model, and are given the same prompts.
 """
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ class Completion:
     token_ids: list[int]  # with the end of turn, if it came
     text: str  # without it
     finish_reason: str  # "stop", or "length" if the token limit cut it off
-    logprobs: list[float]  # of each token, under the distribution that was sampled from
+    logprobs: list[float]  # of each token, under the distribution it was sampled from; or none
     unknown_tokens: int  # ids of the model's padded vocabulary that no text stands behind
 
 
@@ -87,12 +88,13 @@ class Rollout:
             sleep and torch.cuda.is_available(),
         )
         distributed = dist.is_initialized()
+        ranks_here = int(os.environ.get("LOCAL_SIZE", 1))
         # Where the trainer has not shared out the cores: vLLM would leave torch one thread.
-        os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+        cores = len(os.sched_getaffinity(0))
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // ranks_here)))
         options = {}
         if not torch.cuda.is_available():
             torch._dynamo.config.disable = True  # seconds to compile one function, for no speed
-            ranks_here = int(os.environ.get("LOCAL_SIZE", 1))
             memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
             options = {
                 # vLLM touches all of it at the start, so no more than can ever be used
@@ -119,6 +121,7 @@ class Rollout:
             generation_config="vllm",  # no defaults from the model's folder
             logprobs_mode="processed_logprobs",  # of the distribution that is sampled from
             seed=0,  # of the engine; every request brings its own
+            use_tqdm_on_load=False,
             **options,
         )
         self.stop_token_ids = stop_token_ids(tokenizer)
@@ -176,9 +179,38 @@ class Rollout:
         Returns:
             this rank's completions, those of one prompt next to each other; None if given up.
         """
-        engine, finished = self.llm.llm_engine, {}
         share = range(self.group, len(prompts), self.num_groups)
-        for index in share:
+        completions, finished = [], 0
+        with contextlib.closing(
+            self.stream(prompts, num_samples, max_tokens, seeds, temperature, top_p, top_k)
+        ) as stream:
+            for batch in stream:
+                completions += batch
+                finished += len(batch) // num_samples
+                if not on_progress(finished, len(share)) and self.tensor_parallel == 1:
+                    return None
+        if self.member > 0:
+            return []
+        return sorted(completions, key=lambda completion: completion.query)
+
+    def stream(
+        self,
+        prompts: Sequence[list[int]],
+        num_samples: int,
+        max_tokens: int,
+        seeds: Sequence[int],
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        logprobs: bool = True,
+    ) -> Iterator[list[Completion]]:
+        """The same, as an iterator: after each engine step, the prompts that it has finished.
+
+        Closing the iterator gives the rest up. Without `logprobs` those of completions are empty.
+        """
+        engine = self.llm.llm_engine
+        unfinished = set(range(self.group, len(prompts), self.num_groups))
+        for index in sorted(unfinished):
             params = self.vllm.SamplingParams(
                 n=num_samples,
                 temperature=temperature,
@@ -187,25 +219,22 @@ class Rollout:
                 max_tokens=min(max_tokens, self.max_length - len(prompts[index])),
                 stop_token_ids=self.stop_token_ids,
                 seed=seeds[index],
-                logprobs=0,  # of the sampled token alone
+                logprobs=0 if logprobs else None,  # of the sampled token alone
                 detokenize=False,
                 output_kind=self.vllm.sampling_params.RequestOutputKind.FINAL_ONLY,
             )
             engine.add_request(str(index), {"prompt_token_ids": prompts[index]}, params)
-        while engine.has_unfinished_requests():
-            for output in engine.step():
-                finished[int(output.request_id)] = output.outputs
-            go_on = on_progress(len(finished), len(share))
-            if not go_on and self.tensor_parallel == 1:
-                engine.abort_request([str(index) for index in share if index not in finished])
-                return None
-        if self.member > 0:
-            return []
-        return [
-            self._completion(index, sample)
-            for index in share
-            for sample in sorted(finished[index], key=lambda sample: sample.index)
-        ]
+        try:
+            while engine.has_unfinished_requests():
+                finished = []
+                for output in engine.step():
+                    index = int(output.request_id)
+                    unfinished.remove(index)
+                    samples = sorted(output.outputs, key=lambda sample: sample.index)
+                    finished += [self._completion(index, sample) for sample in samples]
+                yield finished
+        finally:
+            engine.abort_request([str(index) for index in unfinished])
 
     def _completion(self, query: int, sample) -> Completion:
         token_ids = list(sample.token_ids)
@@ -219,7 +248,9 @@ class Rollout:
             logprobs=[
                 position[token].logprob
                 for position, token in zip(sample.logprobs, token_ids, strict=True)
-            ],
+            ]
+            if sample.logprobs
+            else [],
             unknown_tokens=len(text_ids) - len(known),
         )
 

@@ -10,7 +10,7 @@ many easy, few middle and very few hard problems, so that it knows the first mos
 sometimes and the third rarely. That gap is what fine-tuning is then asked to close.
 
     python tiny.py demo                                # what `make demo` runs
-    python tiny.py make --output_dir runs/tiny         # model/, train.jsonl, heldout.jsonl
+    python tiny.py make --output_dir runs/tiny         # model/, train.jsonl, heldout/
     python tiny.py init --tokenizer Qwen/Qwen3-0.6B-Base --output_dir runs/small  # random weights
 """
 
@@ -161,7 +161,7 @@ def make(
     """Make the tiny model and its data.
 
     Args:
-        output_dir: where model/, train.jsonl and heldout.jsonl go.
+        output_dir: where model/, train.jsonl and heldout/<tier>.jsonl go.
         num_train: training problems.
         num_heldout: held-out problems, as many of each tier.
         pretrain_steps: optimizer steps of pre-training, at most; it ends when adding is learnt.
@@ -192,7 +192,9 @@ def make(
     pretrain(model, tokenizer, pretrain_steps, seed, taken)
     save_model(model, tokenizer, output_dir / "model")
     write_rows([vars(example) for example in train], output_dir / "train.jsonl")
-    write_rows([vars(example) for example in heldout], output_dir / "heldout.jsonl")
+    for tier in TIERS:
+        rows = [vars(example) for example in heldout if example.source == tier]
+        write_rows(rows, output_dir / "heldout" / f"{tier}.jsonl")
     print(f"{model.num_parameters():,} parameters, {len(train):,} problems -> {output_dir}")
 
 
@@ -253,7 +255,8 @@ def demo(output_dir: Path = Path("runs/demo"), steps: int = 60, seed: int = 0) -
     """
     shutil.rmtree(output_dir, ignore_errors=True)
     base = output_dir / "base"
-    lengths = "--max_length 128 --max_completion_length 48 --precision fp32"
+    heldout = " ".join(f"{base}/heldout/{tier}.jsonl" for tier in TIERS)
+    lengths = "--max_completion_length 48 --precision fp32"
     # The paper gives GRPO a tenth of the others' learning rate; so tiny a model needs more.
     methods = {
         "sft": "train_sft.py --learning_rate 1e-3",
@@ -261,23 +264,24 @@ def demo(output_dir: Path = Path("runs/demo"), steps: int = 60, seed: int = 0) -
         "grpo": "train_grpo.py --learning_rate 3e-4 --num_rollouts 8",
     }
 
-    def evaluate(name: str, model: Path) -> None:
+    def evaluate(model: Path) -> None:
         call(
-            f"python evaluate.py --model {model} --data {base}/heldout.jsonl --num_samples 8 "
-            f"--k 1 8 --temperature 1 --top_p 1 --top_k 0 --seed {seed} {lengths} "
-            f"--output_dir {output_dir}/{name}-eval"
+            f"python evaluate.py --model {model} --benchmark_file {heldout} --num_samples 8 "
+            f"--temperature 1 --top_p 1 --top_k 0 --seed {seed} {lengths}"
         )
 
     started = time.perf_counter()
     call(f"python tiny.py make --output_dir {base} --seed {seed}")
-    evaluate("base", base / "model")
+    evaluate(base / "model")
     for name, script in methods.items():
         call(
             f"deepspeed --log_level error {script} --model {base}/model --data {base}/train.jsonl "
-            f"--output_dir {output_dir}/{name} --max_steps {steps} --seed {seed} {lengths}"
+            f"--output_dir {output_dir}/{name} --max_steps {steps} --seed {seed} {lengths} "
+            "--max_length 128"
         )
-        evaluate(name, output_dir / name / "final")
-    runs = " ".join(f"{output_dir}/{name}" for name in methods)
+        evaluate(output_dir / name / "final")
+    call(f"python evaluate.py compare {output_dir}/sft/eval {output_dir}/oswft/eval")
+    runs = " ".join(f"{output_dir}/{name}" for name in ("base", *methods))
     call(f"python plot.py {runs} --output_dir {output_dir}/plots")
 
     table = demo_table(output_dir, list(methods))
@@ -306,7 +310,7 @@ def demo_table(folder: Path, methods: list[str]) -> str:
         f"{'':8}{names}" + "".join(f"{phase:>8}" for phase in phases),
     ]
     for name in ("base", *methods):
-        results = json.loads((folder / f"{name}-eval" / "results.json").read_text())
+        results = json.loads((folder / name / "eval" / "results.json").read_text())
         scores = [results[tier][k] for tier in TIERS for k in ("pass@1", "pass@8")]
         line = f"{name:8}" + "".join(f"{score:8.3f}" for score in scores)
         if name in methods:

@@ -23,6 +23,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from math_verify import (
     ExprExtractionConfig,
@@ -46,6 +47,11 @@ LETTER = (
 # One answer
 
 
+class Grade(NamedTuple):
+    correct: bool
+    extracted: str | None  # the answer that was read out of the completion, if there is one
+
+
 def is_correct(completion: str, answer: str) -> bool:
     r"""Whether a model's completion arrives at the reference answer.
 
@@ -54,23 +60,33 @@ def is_correct(completion: str, answer: str) -> bool:
     reads it. If the reference is a letter A-J, letters are compared; else Math-Verify compares
     values. Hostile input can take very long here: use a `Verifier` for text from a model.
     """
+    return grade(completion, answer).correct
+
+
+def grade(completion: str, answer: str) -> Grade:
+    """The same, and which answer was read."""
     text = completion.rpartition("</think>")[2]
     box = last_box(text)
     bare = re.sub(rf"{FONTS}|[(){{}}$.\s]", "", answer)
     reference = bare if re.fullmatch("[A-J]", bare) else None  # "e" and "i" are numbers
     if reference is not None and box is not None:
-        return read_letter(box) == reference
+        letter = read_letter(box)
+        return Grade(letter == reference, letter or box.strip() or None)
     # Math-Verify's own time limit is a signal, and only a main thread can receive signals.
     limit = 5 if threading.current_thread() is threading.main_thread() else None
+    closing = text[-CLOSING_CHARS:]
     try:
         if reference is not None:
-            closing = re.sub(r"[(\[]([A-J])[)\]]", r"\1", text[-CLOSING_CHARS:])
-            return reference in parse(closing, LETTER, parsing_timeout=limit)
+            closing = re.sub(r"[(\[]([A-J])[)\]]", r"\1", closing)
+            letters = parse(closing, LETTER, parsing_timeout=limit)
+            return Grade(reference in letters, letters[-1] if letters else None)
         gold = _parse_reference(answer, limit)
-        text = text[-CLOSING_CHARS:] if box is None else rf"\boxed{{{box}}}"
-        return verify(gold, parse(text, MATH, parsing_timeout=limit), timeout_seconds=limit)
+        said = closing if box is None else rf"\boxed{{{box}}}"
+        parsed = parse(said, MATH, parsing_timeout=limit)
+        extracted = box.strip() if box is not None else str(parsed[-1]) if parsed else None
+        return Grade(verify(gold, parsed, timeout_seconds=limit), extracted or None)
     except TimeoutException:  # derives from BaseException
-        return False
+        return Grade(False, None)
 
 
 @lru_cache(maxsize=4096)
@@ -156,12 +172,16 @@ class Verifier:
             worker.wait()
 
     def score(self, completions: Sequence[str], answers: Sequence[str]) -> list[bool]:
-        """Grade many completions, results in the order of the inputs.
+        """Which completions are right, in the order of the inputs.
 
         Raises ValueError if the lengths differ, RuntimeError if a worker was lost.
         """
+        return [graded.correct for graded in self.grade(completions, answers)]
+
+    def grade(self, completions: Sequence[str], answers: Sequence[str]) -> list[Grade]:
+        """The same, and which answers were read. What took too long is wrong, and was not read."""
         pairs = list(zip(completions, answers, strict=True))
-        verdicts: list[bool | None] = [None] * len(pairs)
+        grades: list[Grade | None] = [None] * len(pairs)
         starts: queue.SimpleQueue[int] = queue.SimpleQueue()
         chunk = max(1, min(CHUNK, len(pairs) // (4 * self.num_workers)))
         for start in range(0, len(pairs), chunk):
@@ -179,16 +199,16 @@ class Verifier:
                     graded = json.loads(worker.stdout.readline())
                 except (OSError, json.JSONDecodeError):
                     return  # the worker is gone: its answers stay None, see below
-                verdicts[start : start + chunk] = graded
+                grades[start : start + chunk] = [Grade(*values) for values in graded]
 
         threads = [threading.Thread(target=drive, args=(worker,)) for worker in self.workers]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        if None in verdicts:
+        if None in grades:
             raise RuntimeError("a verifier process ended unexpectedly (killed, or out of memory?)")
-        return verdicts
+        return grades
 
 
 def _serve(timeout_s: float) -> None:
@@ -202,23 +222,23 @@ def _serve(timeout_s: float) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     child = pipe = None
     for line in sys.stdin:
-        verdicts = []
+        grades = []
         for completion, answer in json.loads(line):
             if child is None:
                 child, pipe = _fork_grader()
-            verdict = None
+            graded = None
             try:
                 pipe.send((completion, answer))
                 if pipe.poll(timeout_s):
-                    verdict = pipe.recv()
+                    graded = pipe.recv()
             except (EOFError, OSError):
                 pass  # it died: out of memory, or a crash in C code
-            if verdict is None:
+            if graded is None:
                 child.kill()
                 child.join()
                 child = None
-            verdicts.append(bool(verdict))
-        print(json.dumps(verdicts), flush=True)
+            grades.append(graded or Grade(False, None))
+        print(json.dumps(grades), flush=True)
     if child is not None:
         child.kill()
 
@@ -238,10 +258,10 @@ def _grade(pipe: multiprocessing.connection.Connection) -> None:
     while True:
         completion, answer = pipe.recv()
         try:
-            verdict = is_correct(completion, answer)
+            graded = grade(completion, answer)
         except (MemoryError, RecursionError):
-            verdict = False
-        pipe.send(verdict)
+            graded = Grade(False, None)
+        pipe.send(graded)
 
 
 if __name__ == "__main__":

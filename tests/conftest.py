@@ -37,7 +37,7 @@ needs_shared = pytest.mark.skipif(
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory) -> Path:
-    """The folder of `tiny.py make`: model/, train.jsonl, heldout.jsonl."""
+    """The folder of `tiny.py make`: model/, train.jsonl, heldout/<tier>.jsonl."""
     folder = tmp_path_factory.mktemp("tiny")
     command = [sys.executable, "tiny.py", "make", "--output_dir", str(folder)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)

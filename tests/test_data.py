@@ -148,7 +148,7 @@ def test_the_real_aqua_and_gsm8k_import_whole(tmp_path):
 
 def conversation(tokenizer, example: Example) -> list[int]:
     """The whole conversation, tokenized in one piece."""
-    prompt = data.prompt_text(tokenizer, example.question, example.answer)
+    prompt = data.prompt_text(tokenizer, example.question, data.instruction(example.answer))
     end = tokenizer.decode([data.end_of_turn_id(tokenizer)])
     return tokenizer(prompt + example.solution + end, add_special_tokens=False).input_ids
 
@@ -176,9 +176,9 @@ def test_the_same_holds_for_real_problems_and_solutions(tmp_path):
 
 
 def test_the_prompt_is_the_template_with_the_instruction(tokenizer):
-    text = data.prompt_text(tokenizer, "1+1", "2")
+    text = data.prompt_text(tokenizer, "1+1", data.instruction("2"))
     assert text == f"<|im_start|>user\n1+1\n{data.ASK_FREE}<|im_end|>\n<|im_start|>assistant\n"
-    assert data.ASK_LETTER in data.prompt_text(tokenizer, "1+1\nA) 2\nB) 3", "A")
+    assert data.instruction("B") == data.ASK_LETTER != data.instruction("e") == data.ASK_FREE
 
 
 def test_the_end_of_turn_is_not_eos_and_sampling_stops_on_both(tokenizer):
