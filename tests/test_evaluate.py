@@ -1,14 +1,25 @@
-"""pass@k, and what the tiny model knows before it is fine-tuned."""
+"""Scores and their error bars; what an evaluation keeps, and how it goes on; what it refuses."""
 
 import itertools
 import json
+import math
+import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from conftest import ROOT, TINY_LENGTHS
-from evaluate import pass_at_k
+import evaluate
+from conftest import ROOT, SHARED, launch, needs_shared
+from data import BENCHMARKS, InputError
+from evaluate import Args, pass_at_k
+
+# ---- the estimator
 
 
 @pytest.mark.parametrize(("n", "c"), [(1, 0), (1, 1), (5, 0), (5, 2), (5, 5), (8, 3)])
@@ -25,24 +36,374 @@ def test_more_answers_than_samples_are_refused(k):
         pass_at_k(4, 1, k)
 
 
-def test_the_tiny_model_knows_the_easy_tier_the_middle_partly_and_the_hard_hardly(tiny, tmp_path):
-    command = [sys.executable, "evaluate.py", "--model", tiny / "model", "--output_dir", tmp_path]
-    command += ["--data", tiny / "heldout.jsonl", *TINY_LENGTHS, "--num_samples", "4"]
-    command += ["--k", "1", "4", "--temperature", "1", "--top_p", "1", "--top_k", "0"]
-    subprocess.run([str(part) for part in command], cwd=ROOT, check=True)
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert [result["problems"] for result in results.values()] == [64, 64, 64]
+# ---- intervals
+
+
+def binomial_quantile(n: int, p: float, q: float) -> int:
+    cumulative = 0.0
+    for successes in range(n + 1):
+        cumulative += math.comb(n, successes) * p**successes * (1 - p) ** (n - successes)
+        if cumulative >= q:
+            return successes
+    return n
+
+
+@pytest.mark.parametrize(("right", "problems"), [(20, 100), (150, 300), (3, 30)])
+def test_with_one_answer_each_the_interval_is_that_of_a_binomial(right, problems):
+    counts = np.array([1] * right + [0] * (problems - right))
+    estimate, (low, high) = evaluate.score_with_interval(counts, 1, 1)
+    assert estimate == right / problems
+    for bound, q in ((low, 0.025), (high, 0.975)):
+        exact = binomial_quantile(problems, right / problems, q) / problems
+        assert bound == pytest.approx(exact, abs=1.01 / problems)  # a bootstrap draws its own
+
+
+def test_answers_are_drawn_anew_within_a_problem_for_k_above_1_and_the_estimate_stays_the_centre():
+    counts = np.full(400, 1)  # the problems are all alike: only the answers to them vary
+    assert evaluate.score_with_interval(counts, 4, 1) == (0.25, (0.25, 0.25))
+    lost = 0.75**4  # none of the four draws is the right answer
+    estimate, (low, high) = evaluate.score_with_interval(counts, 4, 4)
+    assert estimate == 1 and high == 1
+    half_width = 1.96 * math.sqrt(lost * (1 - lost) / 400)
+    assert low == pytest.approx(1 - half_width, abs=0.005)
+
+
+@pytest.mark.parametrize("k", [1, 4, 16])
+def test_95_of_100_intervals_hold_the_true_score(k, monkeypatch):
+    monkeypatch.setattr(evaluate, "RESAMPLES", 500)
+    rng = np.random.default_rng(0)
+    truth = np.mean(1 - (1 - rng.beta(0.3, 1.2, size=200_000)) ** k)
+    hits = 0
+    for _ in range(300):
+        counts = rng.binomial(16, rng.beta(0.3, 1.2, size=30))  # like AIME
+        low, high = evaluate.score_with_interval(counts, 16, k)[1]
+        hits += low <= truth <= high
+    assert 0.90 <= hits / 300 <= 0.98
+
+
+def test_a_difference_is_tested_by_swapping_the_two_in_each_problem():
+    wins = np.array([1, 1, 1, 1, 1]), 1
+    losses = np.array([0, 0, 0, 0, 0]), 1
+    difference, interval, p_value = evaluate.paired_difference(losses, wins, 1)
+    assert difference == 1 and interval == (1, 1)
+    assert p_value == pytest.approx(2 / 2**5, abs=0.01)  # two of the 32 ways to swap
+    difference, interval, p_value = evaluate.paired_difference(wins, wins, 1)
+    assert difference == 0 and interval == (0, 0) and p_value == 1
+
+
+def test_pairing_takes_the_problems_difficulty_out_of_the_interval():
+    rng = np.random.default_rng(0)
+    chances = rng.beta(0.3, 0.3, size=60)  # easy ones and hard ones
+    first = rng.binomial(16, 0.9 * chances)
+    second = rng.binomial(16, chances)
+    difference, (low, high), p_value = evaluate.paired_difference((first, 16), (second, 16), 1)
+    alone = [evaluate.score_with_interval(counts, 16, 1)[1] for counts in (first, second)]
+    assert 0 < low < difference < high and p_value < 0.01
+    assert high - low < 0.4 * max(upper - lower for lower, upper in alone)
+    assert alone[0][1] > alone[1][0]  # the two intervals overlap all the same
+
+
+# ---- what is kept, and what follows from it
+
+
+def settings(tiny: Path, **values) -> list[str]:
+    """Sampling of the held-out tiers in seconds: 192 problems, 8 answers to each."""
+    heldout = [tiny / "heldout" / f"{tier}.jsonl" for tier in ("easy", "middle", "hard")]
+    values = {"model": tiny / "model", "benchmark_file": heldout, "num_samples": 8} | values
+    values |= {"max_completion_length": 48, "precision": "fp32", "temperature": 1}
+    values |= {"top_p": 1, "top_k": 0}
+    words = []
+    for name, value in values.items():
+        words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    return words
+
+
+def call(*args, **env) -> subprocess.CompletedProcess:
+    command = [sys.executable, "evaluate.py", *map(str, args)]
+    env = {**os.environ, **env}
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+
+
+def read(folder: Path) -> dict[str, list[dict]]:
+    """The samples of an evaluation, without what a clock measured."""
+    return {
+        path.name: [{**json.loads(line), "seconds": None} for line in path.open()]
+        for path in sorted((folder / "samples").iterdir())
+    }
+
+
+def results_of(folder: Path) -> dict[str, dict]:
+    """The results of an evaluation, without what a clock measured."""
+    results = json.loads((folder / "results.json").read_text())
+    return {name: {**result, "tokens_per_second": None} for name, result in results.items()}
+
+
+@pytest.fixture(scope="module")
+def finished(tiny, tmp_path_factory) -> Path:
+    """An evaluation of the tiny model that was not disturbed."""
+    folder = tmp_path_factory.mktemp("finished") / "eval"
+    result = call(*settings(tiny, output_dir=folder))
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert "easy" in result.stdout and f"python plot.py {folder}" in result.stdout
+    return folder
+
+
+def test_the_tiny_model_knows_the_easy_tier_the_middle_partly_and_the_hard_hardly(finished):
+    results = json.loads((finished / "results.json").read_text())
+    assert {result["problems"] for result in results.values()} == {64}
     easy, middle, hard = (results[tier]["pass@1"] for tier in ("easy", "middle", "hard"))
     assert easy > 0.85 > middle > 0.2 > hard
-    assert all(result["pass@4"] >= result["pass@1"] for result in results.values())
-    samples = [json.loads(line) for line in (tmp_path / "samples.jsonl").open()]
-    assert len(samples) == 192 * 4
-    by_hand = sum(row["correct"] for row in samples if row["id"].startswith("hard")) / (64 * 4)
-    assert hard == pytest.approx(by_hand)
+    for tier, result in results.items():
+        rows = [json.loads(line) for line in (finished / "samples" / f"{tier}.jsonl").open()]
+        assert len(rows) == 64 * 8 == len({(row["id"], row["sample"]) for row in rows})
+        assert all(set(row) == set(evaluate.FIELDS) for row in rows)
+        assert result["pass@1"] == pytest.approx(sum(row["correct"] for row in rows) / 512)
+        tokens = [row["tokens"] for row in rows]
+        assert result["completion_length_mean"] == pytest.approx(sum(tokens) / 512)
+        cut = [row for row in rows if row["finish_reason"] == "length"]
+        assert result["truncated_share"] == len(cut) / 512
+        assert result["no_answer_share"] == sum(row["extracted"] is None for row in rows) / 512
+        assert all(row["extracted"] == row["answer"] for row in rows if row["correct"])
+        curve = [result[f"pass@{k}"] for k in range(1, 9)]
+        assert curve == sorted(curve)
+        for k in range(1, 9):
+            low, high = result[f"pass@{k}_interval"]
+            assert 0 <= low <= result[f"pass@{k}"] <= high <= 1
 
 
-def test_too_few_samples_for_k_are_refused_in_one_line():
-    command = [sys.executable, "evaluate.py", "--model", "m", "--data", "d", "--num_samples", "4"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 1
-    assert result.stderr.strip().endswith("error: 4 samples allow pass@k up to k=4")
+def test_an_evaluation_that_was_killed_goes_on_and_ends_as_one_that_was_not(
+    finished, tiny, tmp_path
+):
+    folder = tmp_path / "eval"
+    command = [sys.executable, "evaluate.py", *settings(tiny, output_dir=folder)]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(command, cwd=ROOT, **quiet, start_new_session=True)
+    parts = []
+    while not parts and process.poll() is None:
+        time.sleep(0.05)
+        parts = list((folder / "samples").glob("*.rank0"))
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    kept = sum(len(rows) for rows in read(folder).values())
+    assert 0 < kept < 3 * 64 * 8
+    whole = parts[0].read_text().splitlines(keepends=True)
+    parts[0].write_text("".join(whole)[:-20])  # half a row, as a crash may leave one
+
+    unfinished = call("score", folder)
+    assert unfinished.returncode == 1 and "is left out" in unfinished.stderr
+
+    again = call(*settings(tiny, output_dir=folder))
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert f"{parts[0]}:{len(whole)}: damaged" in again.stderr
+    assert read(folder) == read(finished)
+    assert results_of(folder) == results_of(finished)
+
+
+def test_two_ranks_answer_every_problem_once_and_alike(finished, tiny, tmp_path):
+    launch("evaluate.py", *settings(tiny, output_dir=tmp_path / "eval"), ranks=2)
+    assert read(tmp_path / "eval") == read(finished)
+    assert results_of(tmp_path / "eval") == results_of(finished)
+
+
+def test_ctrl_c_keeps_what_was_answered(tiny, tmp_path):
+    folder = tmp_path / "eval"
+    command = [sys.executable, "evaluate.py", *settings(tiny, output_dir=folder, num_samples=32)]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    while not list((folder / "samples").glob("*.rank0")) and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and "stopped: " in errors and "Traceback" not in errors
+    assert sum(len(rows) for rows in read(folder).values()) > 0
+
+
+def test_results_follow_from_the_samples_alone(finished, tmp_path):
+    folder = tmp_path / "eval"
+    shutil.copytree(finished / "samples", folder / "samples")
+    result = call("score", folder)
+    assert result.returncode == 0, result.stderr
+    assert results_of(folder) == results_of(finished)
+
+
+def test_more_samples_are_added_to_those_that_are_there(finished, tiny, tmp_path):
+    folder = tmp_path / "eval"
+    shutil.copytree(finished, folder)
+    hard = [tiny / "heldout" / "hard.jsonl"]
+    result = call(*settings(tiny, output_dir=folder, benchmark_file=hard, num_samples=10))
+    assert result.returncode == 0, result.stderr[-3000:]
+    before, after = read(finished)["hard.jsonl"], read(folder)["hard.jsonl"]
+    assert [row for row in after if row["sample"] < 8] == before and len(after) == 640
+    assert {name: result["samples"] for name, result in results_of(folder).items()} == {
+        "easy": 8,
+        "middle": 8,
+        "hard": 10,
+    }
+
+
+# ---- tables
+
+
+def write_evaluation(folder: Path, right: dict[str, list[int]], num_samples: int) -> Path:
+    """An evaluation of which only the counts of right answers matter."""
+    (folder / "samples").mkdir(parents=True)
+    for name, counts in right.items():
+        rows = [
+            {
+                **{"id": f"{name}-{n}", "sample": k, "correct": k < count, "answer": "1"},
+                **{"extracted": "1" if k < count else None, "finish_reason": "stop"},
+                **{"tokens": 10, "seconds": 0.5, "text": "…"},
+            }
+            for n, count in enumerate(counts)
+            for k in range(num_samples)
+        ]
+        evaluate.write_rows(rows, folder / "samples" / f"{name}.jsonl")
+    evaluate.score(folder)
+    return folder
+
+
+def test_the_table_has_a_row_for_each_run_and_the_papers_columns(tmp_path, capsys):
+    aime = [16] * 3 + [1] * 3 + [0] * 24
+    first = write_evaluation(tmp_path / "sft" / "eval", {"own": [8] * 4, "aime24": aime}, 16)
+    second = write_evaluation(tmp_path / "oswft" / "eval", {"aime24": aime[::-1]}, 16)
+    capsys.readouterr()
+    evaluate.table((first, second))
+    head, _, *rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
+    assert head[1:] == ["AIME 24, Pass@1 / @16", "own, Pass@1 / @16 |"]
+    assert [row[0] for row in rows] == ["| sft", "| oswft"]
+    assert rows[0][1].startswith("10.6 [") and " / 20.0 [" in rows[0][1]
+    assert rows[0][2] == "50.0 [50.0, 50.0] / 100.0 [100.0, 100.0] |" and rows[1][2] == "– |"
+    evaluate.table((second,), k=(4,))
+    assert "Pass@4" in capsys.readouterr().out
+
+
+def test_a_comparison_pairs_the_problems(tmp_path, capsys):
+    first = write_evaluation(tmp_path / "sft" / "eval", {"own": [0, 4, 8, 8] * 10}, 8)
+    second = write_evaluation(tmp_path / "oswft" / "eval", {"own": [1, 5, 8, 8] * 10}, 8)
+    other = write_evaluation(tmp_path / "other" / "eval", {"own": [1, 5, 8]}, 8)
+    capsys.readouterr()
+    evaluate.compare(first, second, k=(1,))
+    row = capsys.readouterr().out.splitlines()[-1]
+    assert row.startswith("| own | 1 | 62.5 | 68.8 | +6.2 [+4.") and row.endswith("| 0.0001 |")
+    with pytest.raises(InputError, match="different problems"):
+        evaluate.compare(first, other)
+    with pytest.raises(InputError, match="different problems"):
+        evaluate.table((first, other))
+    with pytest.raises(InputError, match="8 answers to a problem of own allow k = 1 to 8"):
+        evaluate.compare(first, second, k=(9,))
+
+
+def test_a_damaged_line_is_named_and_the_good_rows_stay(tmp_path, capsys):
+    folder = write_evaluation(tmp_path / "eval", {"own": [1, 2], "more": [1, 1]}, 2)
+    path = folder / "samples" / "own.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    for damage, message in [
+        ("{half\n", "own.jsonl:2: damaged"),
+        ("7\n", "own.jsonl:2: damaged"),
+        (lines[1].replace('"correct"', '"right"'), "own.jsonl:2: damaged (no field 'correct')"),
+        (lines[1].replace("true", '"yes"').replace("false", '"no"'), "'correct' has another type"),
+    ]:
+        path.write_text("".join([lines[0], damage, *lines[2:]]))
+        rows, _ = evaluate.read_samples(folder, "own")
+        assert rows == [json.loads(line) for line in (lines[0], *lines[2:])]
+        with pytest.raises(InputError) as error:
+            evaluate.score(folder)
+        assert message in str(error.value) and "own is left out: 3 answers are good" in str(
+            error.value
+        )
+        assert list(results_of(folder)) == ["more"]
+        assert path.read_text().splitlines(keepends=True)[1] == damage
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_samples": 0}, "--num_samples must be at least 1, got 0"),
+        ({"max_completion_length": 0}, "--max_completion_length must be at least 1"),
+        ({"temperature": -1.0}, "--temperature must not be below 0, got -1.0"),
+        ({"top_p": 0.0}, "--top_p lies between 0 and 1, got 0.0"),
+        ({"vllm_memory": 2.0}, "--vllm_memory lies between 0 and 1, got 2.0"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused(values, message):
+    Args(model="m").check()
+    with pytest.raises(InputError, match=message):
+        Args(model="m", **values).check()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--benchmarks", "aime26"], "'aime26': the known ones are aime24, aime25, amc22"),
+        (["--benchmarks", "math500"], "math500: HuggingFaceH4/MATH-500: no such file, and not on"),
+        (["--benchmarks", "math500"], "or give a folder that has math500.jsonl with --data_dir"),
+        (["--benchmarks", "gpqa_diamond"], "accept its terms at https://huggingface.co/datasets/"),
+        (["--benchmarks", "aime24", "--data_dir", "tests"], "tests/aime24.jsonl: no such file"),
+        (["--benchmark_file", "absent.jsonl"], "absent.jsonl: no such file"),
+        (["--benchmark_file", "{hard}", "{hard}"], "another file is called hard as well"),
+        (["--k", "9"], "--k 9: 8 answers to a problem of easy allow k = 1 to 8"),
+        (["--model", "tests"], "tests: no tokenizer there"),
+        (["--max_completion_length", "600"], "are beyond the model's limit of 512"),
+    ],
+)
+def test_bad_input_gets_one_line_and_nothing_is_written(arguments, message, tiny, tmp_path):
+    hard = str(tiny / "heldout" / "hard.jsonl")
+    arguments = [word.format(hard=hard) for word in arguments]
+    if "--benchmarks" in arguments:
+        arguments += ["--benchmark_file"]
+    result = call(*settings(tiny, output_dir=tmp_path / "e"), *arguments, HF_HUB_OFFLINE="1")
+    assert result.returncode == 1, result.stderr
+    assert result.stderr.splitlines()[-1].startswith("error: ") and message in result.stderr
+    assert "Traceback" not in result.stderr and not (tmp_path / "e").exists()
+
+
+def test_answers_of_another_model_or_protocol_are_not_mixed(finished, tiny, tmp_path):
+    folder, model = tmp_path / "eval", tmp_path / "model"
+    shutil.copytree(finished, folder)
+    shutil.copytree(tiny / "model", model)
+    weights = bytearray((model / "model.safetensors").read_bytes())
+    weights[-1] ^= 1  # trained on
+    (model / "model.safetensors").write_bytes(weights)
+    for values, message in [
+        ({"seed": 1}, "seed 0 -> 1"),
+        ({"model": model}, "model_version"),
+    ]:
+        result = call(*settings(tiny, output_dir=folder, **values))
+        assert result.returncode == 1 and message in result.stderr
+        assert "choose another --output_dir" in result.stderr
+    changed = tmp_path / "hard.jsonl"
+    text = (tiny / "heldout" / "hard.jsonl").read_text()
+    changed.write_text(text[text.index("\n") + 1 :])
+    result = call(*settings(tiny, output_dir=folder, benchmark_file=[changed]))
+    assert result.returncode == 1 and "the problems of hard have changed" in result.stderr
+    assert read(folder) == read(finished)
+
+
+# ---- real problems
+
+
+@needs_shared
+def test_real_problems_with_the_real_vocabulary(tmp_path):
+    init = ["tiny.py", "init", "--tokenizer", SHARED / "qwen3_tokenizer", "--max_length", "4096"]
+    subprocess.run(
+        [sys.executable, *map(str, init), "--output_dir", tmp_path / "model"], cwd=ROOT, check=True
+    )
+    arguments = ["--model", tmp_path / "model", "--data_dir", SHARED / "data", "--num_samples", 2]
+    arguments += ["--max_completion_length", 24, "--precision", "fp32"]
+    own = SHARED / "data" / "amc23.jsonl"
+    refused = call(*arguments, "--benchmarks", "amc23")
+    assert refused.returncode == 1 and "has 40 problems, but amc23 has 46" in refused.stderr
+    names = ["aime24", "aime25", "math500"]
+    result = call(*arguments, "--benchmarks", *names, "--benchmark_file", own)
+    assert result.returncode == 0, result.stderr[-3000:]
+    results = results_of(tmp_path / "eval")
+    problems = {name: result["problems"] for name, result in results.items()}
+    assert problems == {"aime24": 30, "aime25": 30, "math500": 500, "amc23_40": 40}
+    assert list(results) == [*names, "amc23_40"]
+    for name, rows in read(tmp_path / "eval").items():
+        assert {row["finish_reason"] for row in rows} <= {"length", "stop"}
+        assert len(rows) == 2 * problems[name.removesuffix(".jsonl")]
+    assert results["math500"]["pass@1"] < 0.02 and results["math500"]["truncated_share"] > 0.9
+    assert BENCHMARKS["math500"].num_samples == 1  # what is sampled by default

@@ -45,6 +45,7 @@ LINES = {
     },
 }
 PICTURES = {"figure1/plot", "figure2/1e-6/plot", "figure2/1e-5/plot"}
+PRINTED = {**{f"table1/{size}/table": 4 for size in SIZES}, "table2/table": 7, "table3/table": 3}
 
 
 def reproduce(*args, **env) -> subprocess.CompletedProcess:
@@ -65,8 +66,11 @@ def parsed_commands(*args, **env) -> dict[str, list[tuple[str, object]]]:
             line = re.sub(r"\$\(python (train_grpo.py --select_checkpoint \S+)\)", r"'\1'", line)
             words = shlex.split(line)
             place, script = next((n, word) for n, word in enumerate(words) if word.endswith(".py"))
-            if script != "tiny.py":
-                row.append((script, tyro.cli(TAKES[script], args=words[place + 1 :])))
+            words = words[place + 1 :]
+            if words[0] == "table":
+                row.append(("evaluate.py table", words[1:]))
+            elif script != "tiny.py":
+                row.append((script, tyro.cli(TAKES[script], args=words)))
     return rows
 
 
@@ -75,7 +79,13 @@ def test_every_row_is_the_papers_setting_and_every_command_is_taken(form, tmp_pa
     tiny = form == "tiny"
     rows = parsed_commands(*["--tiny"] * tiny, "all", RUNS=tmp_path)
     listed = reproduce("list").stdout.split()
-    assert set(rows) == set(listed) == {*TABLES, *LINES, *PICTURES}
+    assert set(rows) == set(listed) == {*TABLES, *LINES, *PICTURES, *PRINTED}
+    evaluated = {
+        str(args.output_dir)
+        for commands in rows.values()
+        for script, args in commands
+        if script == "evaluate.py"
+    }
     for name, commands in rows.items():
         size = next((size for size in SIZES if f"/{size}" in name), "0.6B")
         model = str(tmp_path / "base" / size / "model") if tiny else f"Qwen/Qwen3-{size}-Base"
@@ -84,9 +94,17 @@ def test_every_row_is_the_papers_setting_and_every_command_is_taken(form, tmp_pa
             ((_, args),) = commands
             assert len(args.runs) == 3 and args.by == (() if tiny else ("model",))
             continue
+        if name in PRINTED:
+            ((_, folders),) = commands
+            assert len(folders) == PRINTED[name] and {f.rstrip("/") for f in folders} <= evaluated
+            continue
         expected = {**TABLES, **LINES}[name]
         scored = [(script, args) for script, args in commands if script == "evaluate.py"]
         assert len(scored) == (name in TABLES)
+        for _, args in scored:
+            args.check()
+            assert len(args.benchmark_file) == (3 if tiny else 0)  # else the paper's seven
+            assert args.num_samples is None and not args.benchmarks
         if expected is None:
             assert scripts == ["evaluate.py"] and scored[0][1].model == model
             continue
@@ -114,9 +132,9 @@ def test_a_row_runs_end_to_end_and_is_not_run_twice(tiny, tmp_path):
     assert first.returncode == 0, first.stdout[-2000:] + first.stderr[-2000:]
     run = tmp_path / "0.6B-grpo-G2-1e-6"
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 20
-    results = json.loads((tmp_path / "0.6B-grpo-G2-1e-6-eval" / "results.json").read_text())
+    results = json.loads((run / "eval" / "results.json").read_text())
     assert results["middle"]["pass@16"] >= results["middle"]["pass@1"] > 0.1
-    evaluated = next(line for line in first.stdout.splitlines() if line.startswith("$ python eval"))
+    evaluated = next(line for line in first.stdout.splitlines() if "evaluate.py" in line)
     assert re.search(rf"--model {run}/checkpoint-0000(05|10|15|20) ", evaluated)
     again = reproduce("--tiny", "table2/grpo/K2", RUNS=tmp_path)
     assert again.returncode == 0 and again.stdout.count("done before") == 2

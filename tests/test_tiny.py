@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import plot
 from conftest import ROOT
 
 
@@ -13,7 +14,7 @@ def test_pass_at_1_of_the_tiny_model_rises_under_each_method_of_the_demo(tmp_pat
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     scores = {}
     for name in ("base", "sft", "oswft", "grpo"):
-        results = json.loads((tmp_path / "demo" / f"{name}-eval" / "results.json").read_text())
+        results = json.loads((tmp_path / "demo" / name / "eval" / "results.json").read_text())
         scores[name] = sum(tier["pass@1"] for tier in results.values()) / len(results)
     for method in ("sft", "oswft", "grpo"):
         assert scores[method] > scores["base"], scores
@@ -26,4 +27,4 @@ def test_pass_at_1_of_the_tiny_model_rises_under_each_method_of_the_demo(tmp_pat
     assert table["sft"][6] == "0" and int(table["oswft"][6].replace(",", "")) > 0
     assert all(len(table[name]) == 6 + 2 + 4 for name in ("sft", "oswft", "grpo"))
     pictures = {path.stem for path in (tmp_path / "demo" / "plots").iterdir()}
-    assert pictures == {"mean_weight", "reward", "pass_rate", "loss", "seconds"}
+    assert pictures == set(plot.FIGURES)
