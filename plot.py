@@ -78,31 +78,26 @@ class Run:
 
 def read_run(folder: Path, by: tuple[str, ...]) -> Run:
     """Exits with one line if the folder holds neither a run nor an evaluation."""
-    metrics = folder / "metrics.jsonl"
-    results = next(
-        (
-            path
-            for path in (folder / "results.json", folder / "eval" / "results.json")
-            if path.exists()
-        ),
-        None,
-    )
-    if not metrics.exists() and results is None:
+    metrics, results = folder / "metrics.jsonl", folder / "results.json"
+    if not results.exists():
+        results = folder / "eval" / "results.json"
+    if not metrics.exists() and not results.exists():
         sys.exit(f"error: {folder}: holds neither metrics.jsonl nor results.json")
     rows = []
     if metrics.exists():
         rows = [read_json(f"{metrics}:{n}", line) for n, line in enumerate(metrics.open(), start=1)]
         if not rows:
             sys.exit(f"error: {metrics}: no step has been done")
-    args = (folder if metrics.exists() else results.parent) / "args.json"
-    args = read_json(args, args.read_text())["args"]
+    path = (metrics if metrics.exists() else results).with_name("args.json")
+    args = read_json(path, path.read_text())["args"] if by else {}
     for name in by:
         if name not in args:
             sys.exit(f"error: {folder}: has no argument '{name}'; it has {', '.join(args)}")
     label = ", ".join(Path(str(args[name])).name for name in by)
-    whole = folder.resolve()
-    name = whole.parent.name if whole.name == "eval" else whole.name
-    return Run(label or name, rows, read_json(results, results.read_text()) if results else {})
+    absolute = folder.resolve()  # runs/oswft/eval is called oswft
+    name = (absolute.parent if absolute.name == "eval" else absolute).name
+    scores = read_json(results, results.read_text()) if results.exists() else {}
+    return Run(label or name, rows, scores)
 
 
 def read_json(where: str | Path, text: str) -> dict:
@@ -186,7 +181,7 @@ def draw_scores(runs: list[Run]) -> bool:
             np.array(having) + (n - (len(runs) - 1) / 2) * width,
             100 * scores,
             width,
-            yerr=100 * np.abs(bounds - scores),
+            yerr=(100 * np.abs(bounds - scores)).tolist(),
             label=run.label,
             color=run.color,
             hatch=run.hatch,

@@ -94,7 +94,7 @@ evaluate() { # run size [model]: score the final model, or the one that is named
   local run=$1 size=$2
   setting "$size"
   local checkpoint=${3:-$RUNS/$run/final}
-  if [ -e "$RUNS/$run/eval/results.json" ]; then
+  if [ -e "$RUNS/$run/eval/results.json" ] && ! compgen -G "$RUNS/$run/eval/samples/*.rank*" >/dev/null; then
     echo "# $RUNS/$run/eval: done before"
     return
   fi

@@ -159,7 +159,13 @@ class Verifier:
         # multiprocessing's spawn would import the caller's script (torch, vLLM, ...) again.
         command = [sys.executable, os.path.abspath(__file__), str(self.timeout_s)]
         self.workers = [
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                process_group=0,  # Ctrl-C in a terminal reaches us alone, and we decide
+            )
             for _ in range(self.num_workers)
         ]
         return self
@@ -197,7 +203,7 @@ class Verifier:
                     worker.stdin.write(json.dumps(pairs[start : start + chunk]) + "\n")
                     worker.stdin.flush()
                     graded = json.loads(worker.stdout.readline())
-                except (OSError, json.JSONDecodeError):
+                except (OSError, ValueError):
                     return  # the worker is gone: its answers stay None, see below
                 grades[start : start + chunk] = [Grade(*values) for values in graded]
 
@@ -217,8 +223,7 @@ def _serve(timeout_s: float) -> None:
     The parent of the child never touches an answer, so nothing that a model writes can stop it; it
     has Math-Verify loaded already, so that a replacement takes milliseconds.
     """
-    # Ctrl-C and the launcher's SIGTERM reach the whole tree; the trainer decides when we leave.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The launcher's SIGTERM reaches the whole tree; the trainer decides when we leave.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     child = pipe = None
     for line in sys.stdin:

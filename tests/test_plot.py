@@ -79,6 +79,37 @@ def test_every_figure_shows_the_runs_that_have_its_numbers(runs, tmp_path, pictu
     assert thick.get_ydata()[0] > thin.get_ydata()[0]
 
 
+def write_evaluation(folder: Path, **scores: list[float]) -> Path:
+    """pass@1, pass@2, ... of each benchmark, with intervals of 0.1 to both sides."""
+    results = {
+        name: {
+            "samples": len(curve),
+            **{f"pass@{k}": score for k, score in enumerate(curve, start=1)},
+            **{f"pass@{k}_interval": [s - 0.1, s + 0.1] for k, s in enumerate(curve, start=1)},
+        }
+        for name, curve in scores.items()
+    }
+    folder.mkdir(parents=True)
+    (folder / "results.json").write_text(json.dumps(results))
+    return folder
+
+
+def test_scores_have_bars_with_intervals_and_curves_over_k(runs, tmp_path, pictures):
+    write_evaluation(runs[0] / "eval", aime=[0.2, 0.4], math=[0.5])
+    other = write_evaluation(tmp_path / "base" / "eval", aime=[0.1, 0.3])
+    plot.plot(plot.Args((runs[0], other), tmp_path / "plots", figures=("scores", "pass_at_k")))
+    axes = pictures["scores"].axes[0]
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["aime", "math"]
+    assert [bar.get_height() for bar in axes.patches] == pytest.approx([20, 50, 10])
+    ends = [segment[:, 1] for bars in axes.collections for segment in bars.get_segments()]
+    assert np.array(ends) == pytest.approx(np.array([[10, 30], [40, 60], [0, 20]]))
+    (panel,) = pictures["pass_at_k"].axes  # math has one answer to a problem: no curve
+    assert panel.get_title() == "aime"
+    assert [line.get_label() for line in panel.lines] == ["sft", "base"]
+    assert [list(line.get_ydata()) for line in panel.lines] == [[20, 40], [10, 30]]
+    assert list(panel.lines[0].get_xdata()) == [1, 2]
+
+
 def test_a_figure_that_no_run_has_is_left_out(runs, tmp_path):
     plot.plot(plot.Args((runs[0],), output_dir=tmp_path / "plots"))
     assert {path.stem for path in (tmp_path / "plots").iterdir()} == {"loss", "seconds"}
