@@ -223,7 +223,8 @@ def _serve(timeout_s: float) -> None:
     The parent of the child never touches an answer, so nothing that a model writes can stop it; it
     has Math-Verify loaded already, so that a replacement takes milliseconds.
     """
-    # The launcher's SIGTERM reaches the whole tree; the trainer decides when we leave.
+    # A launcher's signals may reach the whole tree; the trainer decides when we leave.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     child = pipe = None
     for line in sys.stdin:

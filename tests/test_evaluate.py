@@ -147,7 +147,7 @@ def call(*args, **env) -> subprocess.CompletedProcess:
 
 
 def start_and_wait_for_answers(folder: Path, tiny: Path, **values) -> subprocess.Popen:
-    """An evaluation that has begun to write answers."""
+    """An evaluation that has written some hundred answers."""
     command = [sys.executable, "evaluate.py", *settings(tiny, output_dir=folder, **values)]
     process = subprocess.Popen(
         command,
@@ -157,7 +157,7 @@ def start_and_wait_for_answers(folder: Path, tiny: Path, **values) -> subprocess
         text=True,
         start_new_session=True,
     )
-    while not any(path.stat().st_size for path in folder.glob("samples/*.rank0")):
+    while sum(path.stat().st_size for path in folder.glob("samples/*.rank0")) < 50_000:
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.02)
     return process
@@ -221,7 +221,7 @@ def test_an_evaluation_that_was_killed_goes_on_and_ends_as_one_that_was_not(
     process = start_and_wait_for_answers(folder, tiny)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    part = next(path for path in folder.glob("samples/*.rank0") if path.stat().st_size)
+    part = max(folder.glob("samples/*.rank0"), key=lambda path: path.stat().st_size)
     whole = part.read_text().splitlines(keepends=True)
     part.write_text("".join(whole)[:-20])  # half a row, as a crash may leave one
     (folder / "samples" / "easy.jsonl.partial").write_text("half a file")
