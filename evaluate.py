@@ -224,14 +224,10 @@ def complete_samples(folder: Path) -> tuple[dict[str, list[Sample]], list[str]]:
     for name in sorted(names, key=lambda name: (order.index(name) if name in order else 99, name)):
         rows, damaged = read_samples(folder, name)
         answers = Counter(row.id for row in rows)
-        whole = len(set(answers.values())) == 1 and (
-            name not in BENCHMARKS or len(answers) == BENCHMARKS[name].num_problems
-        )
-        if (
-            whole
-            and not damaged
-            and [path.suffix for path in samples_files(folder, name)] == [".jsonl"]
-        ):
+        num_problems = BENCHMARKS[name].num_problems if name in BENCHMARKS else len(answers)
+        finished = samples_files(folder, name) == [folder / "samples" / f"{name}.jsonl"]
+        alike = len(set(answers.values())) == 1  # every problem has the same number of answers
+        if finished and alike and not damaged and len(answers) == num_problems:
             complete[name] = rows
         else:
             complaints += [
@@ -360,8 +356,8 @@ def plan(args: Args, folder: Path, problems: dict[str, list[Problem]]) -> list[R
         for name in problems
     }
     longest = max(len(prompt) for name in prompts for prompt in prompts[name])
-    config = load_config(args.model, longest + args.max_completion_length)
-    claim(folder, args, model_version(args.model, config))
+    load_config(args.model, longest + args.max_completion_length)  # is there room?
+    claim(folder, args)
 
     requests = []
     for name in problems:
@@ -395,10 +391,12 @@ def plan(args: Args, folder: Path, problems: dict[str, list[Problem]]) -> list[R
     return requests
 
 
-def model_version(model: str, config) -> str:
+def model_version(model: str) -> str:
     """A hash of a folder's weights, or the hub's commit: trained on, it is another model."""
     if not Path(model).is_dir():
-        return str(config._commit_hash)
+        from huggingface_hub import hf_hub_download
+
+        return Path(hf_hub_download(model, "config.json")).parent.name
     digest = hashlib.sha256()
     for file in sorted([*Path(model).glob("*.safetensors"), *Path(model).glob("*.bin")]):
         with file.open("rb") as content:
@@ -406,10 +404,11 @@ def model_version(model: str, config) -> str:
     return digest.hexdigest()
 
 
-def claim(folder: Path, args: Args, version: str) -> None:
+def claim(folder: Path, args: Args) -> None:
     """Write args.json. Raises InputError if the folder holds something else, as far as it says."""
     path = folder / "args.json"
-    protocol = {"model_version": version, **{name: getattr(args, name) for name in PROTOCOL}}
+    protocol = {name: getattr(args, name) for name in PROTOCOL}
+    protocol = {"model_version": model_version(args.model), **protocol}
     if path.exists():
         before = json.loads(path.read_text()).get("protocol", {})
         differing = [

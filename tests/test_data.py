@@ -360,6 +360,23 @@ def test_a_benchmark_is_read_from_the_columns_of_its_source(name):
         assert f"({problem.answer}) right" in options
 
 
+@pytest.mark.parametrize("name", data.BENCHMARKS)
+def test_a_benchmark_comes_from_its_split_on_the_hub_or_says_why_not(name, monkeypatch):
+    calls = []
+
+    def load_dataset(*place, split):
+        calls.append((*place, split))
+        return SOURCES[name]
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    with pytest.raises(InputError, match=f"but {name} has {data.BENCHMARKS[name].num_problems};"):
+        data.load_benchmark(name)
+    (place,) = calls
+    gpqa = ("Idavidrein/gpqa", "gpqa_diamond", "train")
+    assert place == (gpqa if name == "gpqa_diamond" else (place[0], None, place[2]))
+    assert place[2] == ("train" if name in ("aime24", "gpqa_diamond") else "test")
+
+
 def test_options_are_shuffled_the_same_for_ever_and_evenly():
     assert data.with_options("Q?", "r", ["a", "b", "c"]) == (
         "Q?\n\n(A) c\n(B) r\n(C) b\n(D) a",

@@ -446,6 +446,20 @@ def test_answers_of_another_model_protocol_or_problem_are_not_mixed(finished, ti
     assert lines(folder) == lines(finished)
 
 
+def test_the_version_of_a_model_on_the_hub_is_its_commit(tiny, tmp_path):
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    cached = tmp_path / "models--someone--tiny"
+    shutil.copytree(tiny / "model", cached / "snapshots" / commit)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text(commit)
+    code = "import evaluate, data; data.load_tokenizer(m := 'someone/tiny'); "
+    code += "data.load_config(m, 512); print(evaluate.model_version(m))"
+    env = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert result.stdout.strip() == commit, result.stderr
+
+
 # ---- real problems
 
 
