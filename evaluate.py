@@ -14,6 +14,7 @@ kept with its verdict in samples/<benchmark>.jsonl, and results.json follows fro
 alone. An evaluation that was stopped goes on when the same command is given again.
 """
 
+import contextlib
 import hashlib
 import json
 import math
@@ -469,7 +470,7 @@ def sample(args: Args, folder: Path, requests: Sequence[Request]) -> None:
         logprobs=False,
     )
     answers, since = [], time.perf_counter()
-    with bar, Verifier(args.verifier_workers) as verifier:
+    with bar, contextlib.closing(stream), Verifier(args.verifier_workers) as verifier:
         for finished in stream:
             answers += [(requests[completion.query], completion) for completion in finished]
             bar.update(len(finished))
