@@ -159,8 +159,6 @@ class Rollout:
         max_tokens: int,
         seeds: Sequence[int],
         temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int = 0,
         on_progress: Callable[[int, int], bool] = lambda finished, total: True,
     ) -> list[Completion] | None:
         """Sample `num_samples` completions of each prompt; they share the prompt's computation.
@@ -181,9 +179,8 @@ class Rollout:
         """
         share = range(self.group, len(prompts), self.num_groups)
         completions, finished = [], 0
-        with contextlib.closing(
-            self.stream(prompts, num_samples, max_tokens, seeds, temperature, top_p, top_k)
-        ) as stream:
+        stream = self.stream(prompts, num_samples, max_tokens, seeds, temperature)
+        with contextlib.closing(stream):
             for batch in stream:
                 completions += batch
                 finished += len(batch) // num_samples
