@@ -2,7 +2,7 @@
 
 A training file is JSONL, one object a line, with `id, question, solution, answer, source`. The
 options of a multiple-choice question stand inside `question`; its `answer` is then the letter.
-Wherever a path is taken, a Hugging Face hub id (`owner/name`, or `owner/name:config`) works too.
+Instead of its path a Hugging Face hub id (`owner/name`, or `owner/name:config`) works too.
 
     python data.py import-aqua  aqua.jsonl  data/aqua.jsonl     # AQuA-RAT -> training file
     python data.py import-gsm8k gsm8k.jsonl data/gsm8k.jsonl    # GSM8K    -> training file
@@ -113,7 +113,7 @@ def write_rows(rows: Sequence[dict], path: str | Path) -> None:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(path.name + ".partial")
-    with aside.open("w") as out:
+    with aside.open("w", encoding="utf-8") as out:
         out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         out.flush()
         os.fsync(out.fileno())
@@ -123,7 +123,7 @@ def write_rows(rows: Sequence[dict], path: str | Path) -> None:
 def write_json(value: dict, path: Path) -> None:
     """Write JSON aside, then rename."""
     aside = path.with_name(path.name + ".partial")
-    aside.write_text(json.dumps(value, indent=2, default=str) + "\n")
+    aside.write_text(json.dumps(value, indent=2, default=str) + "\n", encoding="utf-8")
     aside.rename(path)
 
 
@@ -337,7 +337,7 @@ class Problem:
 
     @property
     def fingerprint(self) -> str:
-        """Differs if anything differs that an answer or its verdict depends on."""
+        """Of all that the problem has to do with an answer and its verdict."""
         text = "\n".join([self.question, self.instruction, self.answer])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -387,18 +387,17 @@ def load_benchmark(name: str, data_dir: str | Path | None = None) -> list[Proble
     benchmark = BENCHMARKS[name]
     source = str(Path(data_dir) / f"{name}.jsonl") if data_dir else benchmark.hub_id
     try:
-        problems = read_benchmark(name, read_rows(source, benchmark.split))
+        rows = list(read_rows(source, benchmark.split))
     except InputError as error:
         if data_dir:
             raise
-        gated = (
-            f"; it is gated: accept its terms at https://huggingface.co/datasets/"
-            f"{source.partition(':')[0]}, then `hf auth login`"
-        )
+        page = f"https://huggingface.co/datasets/{source.partition(':')[0]}"
+        gated = f"; it is gated: accept its terms at {page}, then `hf auth login`"
         raise InputError(
             f"{name}: {error}{gated if benchmark.gated else ''}; "
             f"or give a folder that has {name}.jsonl with --data_dir"
         ) from error
+    problems = read_benchmark(name, rows)
     if len(problems) != benchmark.num_problems:
         raise InputError(
             f"{source}: has {len(problems)} problems, but {name} has {benchmark.num_problems}; "
@@ -407,7 +406,7 @@ def load_benchmark(name: str, data_dir: str | Path | None = None) -> list[Proble
     return problems
 
 
-def read_benchmark(name: str, rows: Iterator[tuple[str, dict]]) -> list[Problem]:
+def read_benchmark(name: str, rows: Sequence[tuple[str, dict]]) -> list[Problem]:
     """Turn (where, row) of a benchmark's source into problems, however many there are."""
     benchmark, problems = BENCHMARKS[name], []
     for where, row in rows:
@@ -423,18 +422,20 @@ def read_benchmark(name: str, rows: Iterator[tuple[str, dict]]) -> list[Problem]
     return problems
 
 
-def load_problems(path_or_hub_id: str) -> list[Problem]:
-    """Read problems of one's own: rows with `question` and `answer`, and an `id` if they like."""
+def load_problems(path: str | Path) -> list[Problem]:
+    """Read a JSONL file of one's own: rows with `question`, `answer` and, if wanted, `id`."""
+    if not Path(path).is_file():
+        raise InputError(f"{path}: no such file")
     problems, seen = [], set()
-    for where, row in read_rows(path_or_hub_id):
+    for where, row in read_rows(str(path)):
         question, answer = _texts(where, row, "question", "answer")
-        id = str(row.get("id", len(problems)))
+        id = f"row-{len(problems)}" if row.get("id") is None else str(row["id"])
         if id in seen:
             raise InputError(f"{where}: id '{id}' was used before")
         seen.add(id)
         problems.append(Problem(id, question, answer, instruction(answer)))
     if not problems:
-        raise InputError(f"{path_or_hub_id}: the data set is empty")
+        raise InputError(f"{path}: the data set is empty")
     return problems
 
 

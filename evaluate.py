@@ -83,10 +83,12 @@ class Args:
         for name in ("num_samples", "max_completion_length", "verifier_workers"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise InputError(f"--{name} must be at least 1, got {getattr(self, name)}")
-        if self.temperature < 0:
-            raise InputError(f"--temperature must not be below 0, got {self.temperature}")
-        if not 0 < self.top_p <= 1:
-            raise InputError(f"--top_p lies between 0 and 1, got {self.top_p}")
+        for name in ("temperature", "top_k", "seed"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InputError(f"--{name} must not be below 0, got {getattr(self, name)}")
+        for name in ("top_p", "vllm_memory"):
+            if not 0 < getattr(self, name) <= 1:
+                raise InputError(f"--{name} lies between 0 and 1, got {getattr(self, name)}")
 
 
 # ------------------------------------------------------------------------------------------------
@@ -109,47 +111,62 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
     return 1.0 - math.comb(num_samples - num_correct, k) / math.comb(num_samples, k)
 
 
-def pass_at_k_of(counts: np.ndarray, num_samples: int, k: int) -> np.ndarray:
-    """pass@k for every count of right answers, in the shape of `counts`."""
-    return np.array([pass_at_k(num_samples, c, k) for c in range(num_samples + 1)])[counts]
+def pass_at_k_curve(num_samples: int, k: int) -> np.ndarray:
+    """pass@k for 0, 1, ..., n right answers of n: (n + 1,)."""
+    return np.array([pass_at_k(num_samples, c, k) for c in range(num_samples + 1)])
 
 
-def resampled(
-    counts: np.ndarray, num_samples: int, k: int, draws: np.ndarray, rng: np.random.Generator
-) -> np.ndarray:
-    """Bootstrap values of pass@k: problems drawn anew and, for k > 1, the answers to each as well.
+def redrawn(num_samples: int, k: int) -> np.ndarray:
+    """Chances of c' right answers (columns) if the n answers to a problem with c right ones (rows)
+    are drawn anew from themselves: binomial. For k = 1 they are not drawn anew: the identity.
+    """
+    n = num_samples
+    if k == 1:
+        return np.eye(n + 1)
+    rows = [
+        [math.comb(n, d) * (c / n) ** d * (1 - c / n) ** (n - d) for d in range(n + 1)]
+        for c in range(n + 1)
+    ]
+    return np.array(rows)
+
+
+def interval(
+    chances: np.ndarray, scores: np.ndarray, num_problems: int, estimate: float
+) -> tuple[float, float]:
+    """The 95 % bootstrap interval of a mean over problems.
+
+    To draw N problems with replacement is to draw how many of each kind there are: a multinomial.
+    The middle 95 % are moved so that their mean is the estimate, which is unbiased: answers drawn
+    with replacement lose some of the rare right ones, and pass@16 of 16 would come out too low.
 
     Args:
-        counts: (N,) right answers to each problem, of `num_samples`.
-        draws: (R, N) which problem is drawn.
-
-    Returns:
-        (R,) means over the problems.
+        chances: of each kind of problem, in any shape; they add up to 1.
+        scores: of each kind of problem, in the same shape.
     """
-    counts = counts[draws]
-    if k > 1:
-        counts = rng.binomial(num_samples, counts / num_samples)
-    return pass_at_k_of(counts, num_samples, k).mean(axis=1)
-
-
-def interval(values: np.ndarray, estimate: float, least: float) -> tuple[float, float]:
-    """The middle 95 % of bootstrap values, moved so that their mean is the estimate.
-
-    The estimate is unbiased, the values are not: answers that are drawn with replacement lose some
-    of the rare right ones, and pass@16 of 16 falls. Nothing lies outside [least, 1].
-    """
+    chances = chances.ravel() / chances.sum()
+    draws = np.random.default_rng(0).multinomial(num_problems, chances, size=RESAMPLES)
+    values = draws @ scores.ravel() / num_problems  # (R, kinds) @ (kinds,) -> (R,)
     low, high = np.quantile(values, (0.025, 0.975)) + (estimate - values.mean())
-    return max(least, min(estimate, float(low))), min(1.0, max(estimate, float(high)))
+    return (
+        max(float(scores.min()), min(estimate, float(low))),
+        min(float(scores.max()), max(estimate, float(high))),
+    )
 
 
 def score_with_interval(
     counts: np.ndarray, num_samples: int, k: int
 ) -> tuple[float, tuple[float, float]]:
-    """pass@k of a benchmark, and its 95 % interval. `counts` (N,) are right answers by problem."""
-    rng = np.random.default_rng(0)
-    draws = rng.integers(len(counts), size=(RESAMPLES, len(counts)))
-    estimate = float(pass_at_k_of(counts, num_samples, k).mean())
-    return estimate, interval(resampled(counts, num_samples, k, draws, rng), estimate, least=0.0)
+    """pass@k of a benchmark, and its 95 % interval.
+
+    Problems are drawn anew and, for k > 1, the answers to each as well.
+
+    Args:
+        counts: (N,) right answers to each problem, of `num_samples`.
+    """
+    curve = pass_at_k_curve(num_samples, k)
+    estimate = float(curve[counts].mean())
+    kinds = np.bincount(counts, minlength=num_samples + 1) / len(counts)  # by right answers
+    return estimate, interval(kinds @ redrawn(num_samples, k), curve, len(counts), estimate)
 
 
 def paired_difference(
@@ -162,16 +179,21 @@ def paired_difference(
     the two at random in each problem (a sign-flip permutation test, two-sided). Where they
     disagree, go by the p-value: with few problems the interval is somewhat too narrow.
     """
-    rng = np.random.default_rng(0)
-    size = (RESAMPLES, len(first[0]))
-    draws = rng.integers(len(first[0]), size=size)
-    values = resampled(*second, k, draws, rng) - resampled(*first, k, draws, rng)
-    differences = pass_at_k_of(*second, k) - pass_at_k_of(*first, k)
-    flipped = (rng.choice((-1, 1), size=size) * differences).mean(axis=1)
+    (before, n), (after, m) = first, second
+    old, new = pass_at_k_curve(n, k), pass_at_k_curve(m, k)
+    differences = new[after] - old[before]  # (N,)
     estimate = float(differences.mean())
-    as_large = np.abs(flipped) >= abs(estimate) - 1e-12
-    p_value = (1 + int(as_large.sum())) / (RESAMPLES + 1)
-    return estimate, interval(values, estimate, least=-1.0), p_value
+
+    kinds = np.zeros((n + 1, m + 1))  # share of problems by right answers before and after
+    np.add.at(kinds, (before, after), 1 / len(before))
+    chances = redrawn(n, k).T @ kinds @ redrawn(m, k)
+    bounds = interval(chances, new[None, :] - old[:, None], len(before), estimate)
+
+    sizes, times = np.unique(np.abs(differences), return_counts=True)
+    signs = 2 * np.random.default_rng(0).binomial(times, 0.5, (RESAMPLES, len(sizes))) - times
+    flipped = signs @ sizes / len(before)  # (R,)
+    p_value = (1 + int((np.abs(flipped) >= abs(estimate) - 1e-12).sum())) / (RESAMPLES + 1)
+    return estimate, bounds, p_value
 
 
 # ------------------------------------------------------------------------------------------------
@@ -199,8 +221,13 @@ def samples_files(folder: Path, name: str | None = None) -> list[Path]:
 
     Of one benchmark, or of all. While a rank's file is there, the benchmark is not complete.
     """
-    kinds = re.compile((".+" if name is None else re.escape(name)) + r"\.jsonl(\.rank\d+)?")
-    return sorted(path for path in folder.glob("samples/*") if kinds.fullmatch(path.name))
+    files = [path for path in folder.glob("samples/*") if benchmark_of(path)]
+    return sorted(path for path in files if name in (None, benchmark_of(path)))
+
+
+def benchmark_of(path: Path) -> str | None:
+    match = re.fullmatch(r"(.+)\.jsonl(\.rank\d+)?", path.name)
+    return match and match[1]
 
 
 def read_samples(folder: Path, name: str) -> tuple[list[Sample], list[str]]:
@@ -220,7 +247,7 @@ def read_samples(folder: Path, name: str) -> tuple[list[Sample], list[str]]:
 def complete_samples(folder: Path) -> tuple[dict[str, list[Sample]], list[str]]:
     """The rows of every complete benchmark, by name; and what is wrong with the others."""
     complete, complaints = {}, []
-    names = {path.name.partition(".jsonl")[0] for path in samples_files(folder)}
+    names = {benchmark_of(path) for path in samples_files(folder)}
     order = list(BENCHMARKS)  # the paper's come first, in its order
     for name in sorted(names, key=lambda name: (order.index(name) if name in order else 99, name)):
         rows, damaged = read_samples(folder, name)
@@ -251,8 +278,7 @@ def count_right(rows: Sequence[Sample]) -> dict[tuple[str, str], int]:
 
 def summarize(rows: Sequence[Sample]) -> dict:
     """One benchmark's results: shares and scores lie in [0, 1], lengths are in tokens."""
-    counts = np.array(list(count_right(rows).values()))
-    num_samples = len(rows) // len(counts)
+    counts, num_samples = np.array(list(count_right(rows).values())), num_answers(rows)
     results = {"problems": len(counts), "samples": num_samples}
     for k in range(1, num_samples + 1):
         score, bounds = score_with_interval(counts, num_samples, k)
@@ -296,7 +322,7 @@ def evaluate(args: Args) -> None:
     if work == [None]:
         return  # rank 0 says why
     if work:
-        sample(args, folder, work)
+        answer_requests(args, folder, work)
     if dist.is_initialized():
         dist.barrier()
     if rank == 0:
@@ -310,7 +336,7 @@ def evaluate(args: Args) -> None:
 def default_folder(model: str) -> Path:
     """runs/oswft/eval for the folder runs/oswft/final, runs/Qwen3-4B/eval for the hub's model."""
     path = Path(model)
-    return (path.parent if path.is_dir() else Path("runs", path.name)) / "eval"
+    return (path.resolve().parent if path.is_dir() else Path("runs", path.name)) / "eval"
 
 
 def share(items: list) -> list:
@@ -358,50 +384,59 @@ def plan(args: Args, folder: Path, problems: dict[str, list[Problem]]) -> list[R
     }
     longest = max(len(prompt) for name in prompts for prompt in prompts[name])
     load_config(args.model, longest + args.max_completion_length)  # is there room?
+    there = {name: good_samples(folder, name, problems[name]) for name in problems}
     claim(folder, args)
 
     requests = []
     for name in problems:
-        rows, damaged = read_samples(folder, name)
-        for complaint in damaged:
-            print(f"{complaint}: that answer is sampled again", file=sys.stderr)
-        fingerprints = {problem.id: problem.fingerprint for problem in problems[name]}
-        for row in rows:
-            if fingerprints.get(row.id) != row.fingerprint:
-                raise InputError(
-                    f"{folder} holds answers to other problems of {name} (problem '{row.id}' has "
-                    "changed): choose another --output_dir"
-                )
-        there = {(row.id, row.sample) for row in rows}
-        begun = max((row.sample + 1 for row in rows), default=0)  # all get as many as one has
+        done = {(row.id, row.sample) for row in there[name]}
+        begun = 1 + max((sample for _, sample in done), default=-1)
+        if begun > num_samples[name]:
+            print(f"{name}: {begun} answers to a problem were begun, all get as many")
         missing = [
             Request(name, problem, sample, prompt_ids)
-            for problem, prompt_ids in zip(problems[name], prompts[name], strict=True)
             for sample in range(max(num_samples[name], begun))
-            if (problem.id, sample) not in there
+            for problem, prompt_ids in zip(problems[name], prompts[name], strict=True)
+            if (problem.id, sample) not in done
         ]
         if missing:  # so what is there becomes a rank's part again, without the damaged rows
+            (folder / "results.json").unlink(missing_ok=True)
             files = samples_files(folder, name)
-            write_rows([vars(row) for row in rows], folder / "samples" / f"{name}.jsonl.rank0")
+            part = folder / "samples" / f"{name}.jsonl.rank0"
+            write_rows([vars(row) for row in there[name]], part)
             for path in files:
-                if path.suffix != ".rank0":
+                if path != part:
                     path.unlink()
         requests += missing
-    if requests:
-        (folder / "results.json").unlink(missing_ok=True)
     return requests
 
 
+def good_samples(folder: Path, name: str, problems: Sequence[Problem]) -> list[Sample]:
+    """What is there of a benchmark. Raises InputError if it answers other problems."""
+    rows, damaged = read_samples(folder, name)
+    for complaint in damaged:
+        print(f"{complaint}: left out", file=sys.stderr)
+    fingerprints = {problem.id: problem.fingerprint for problem in problems}
+    for row in rows:
+        if fingerprints.get(row.id) != row.fingerprint:
+            raise InputError(
+                f"{folder} holds answers to other problems of {name} ('{row.id}' is another one, "
+                "or gone): choose another --output_dir"
+            )
+    return rows
+
+
 def model_version(model: str) -> str:
-    """A hash of a folder's weights, or the hub's commit: trained on, it is another model."""
+    """A hash of a folder's weights, config and tokenizer, or the hub's commit."""
     if not Path(model).is_dir():
         from huggingface_hub import hf_hub_download
 
         return Path(hf_hub_download(model, "config.json")).parent.name
     digest = hashlib.sha256()
-    for file in sorted([*Path(model).glob("*.safetensors"), *Path(model).glob("*.bin")]):
-        with file.open("rb") as content:
-            digest.update(hashlib.file_digest(content, "sha256").digest())
+    for file in sorted(Path(model).iterdir()):
+        if file.suffix in (".safetensors", ".bin", ".json", ".jinja", ".txt"):
+            with file.open("rb") as content:
+                digest.update(hashlib.file_digest(content, "sha256").digest())
     return digest.hexdigest()
 
 
@@ -417,9 +452,13 @@ def claim(folder: Path, args: Args) -> None:
             for name, value in protocol.items()
             if before.get(name) != value
         ]
-        if differing:
-            what = f"another evaluation ({'; '.join(differing)})" if before else "a training run"
-            raise InputError(f"{folder} holds {what}: choose another --output_dir")
+        if not before:
+            raise InputError(f"{folder} holds a training run: choose another --output_dir")
+        if differing and any(path.stat().st_size for path in samples_files(folder)):
+            raise InputError(
+                f"{folder} holds another evaluation ({'; '.join(differing)}): choose another "
+                "--output_dir"
+            )
     (folder / "samples").mkdir(parents=True, exist_ok=True)
     write_json({"protocol": protocol, "args": asdict(args), **provenance()}, path)
 
@@ -435,7 +474,7 @@ def merge(folder: Path, name: str, problems: Sequence[Problem]) -> None:
             path.unlink()
 
 
-def sample(args: Args, folder: Path, requests: Sequence[Request]) -> None:
+def answer_requests(args: Args, folder: Path, requests: Sequence[Request]) -> None:
     """Answer this rank's share of the requests, check the answers, and append them to files."""
     from rollout import Rollout  # these take seconds to import, and tables do not need them
     from verify import Verifier
@@ -505,7 +544,7 @@ def keep(answers: list[tuple], folder: Path, rank: int, verifier, seconds: float
         line = json.dumps(vars(row), ensure_ascii=False) + "\n"
         lines[request.benchmark] = lines.get(request.benchmark, "") + line
     for name, text in lines.items():
-        with (folder / "samples" / f"{name}.jsonl.rank{rank}").open("a") as out:
+        with (folder / "samples" / f"{name}.jsonl.rank{rank}").open("a", encoding="utf-8") as out:
             out.write(text)
 
 
@@ -517,18 +556,19 @@ def score_and_print(folder: Path, k: tuple[int, ...]) -> list[str]:
     """Write results.json from the samples alone, and print it; returns what is not complete."""
     samples, complaints = complete_samples(folder)
     if not samples:
+        (folder / "results.json").unlink(missing_ok=True)
         raise InputError("\n".join(complaints))
-    tokens, seconds = (
-        sum(getattr(row, field) for rows in samples.values() for row in rows)
-        for field in ("tokens", "seconds")
-    )
-    results = {name: summarize(rows) for name, rows in samples.items()}
-    for result in results.values():  # all benchmarks are sampled side by side
-        result["tokens_per_second"] = tokens / seconds
+    chosen = choose_k(k, {name: num_answers(rows) for name, rows in samples.items()})
+    every = [row for rows in samples.values() for row in rows]
+    speed = sum(row.tokens for row in every) / sum(row.seconds for row in every)
+    results = {
+        # All benchmarks are sampled side by side, so they share one speed: that of one device.
+        name: {**summarize(rows), "tokens_per_second": speed}
+        for name, rows in samples.items()
+    }
     write_json(results, folder / "results.json")
 
     print(f"\n{'':16}problems answers truncated no answer tokens  pass@k in % [95 % interval]")
-    chosen = choose_k(k, {name: result["samples"] for name, result in results.items()})
     for name, result in results.items():
         scores = [
             f"@{n} {percent(result[f'pass@{n}'], result[f'pass@{n}_interval'])}"
@@ -539,7 +579,7 @@ def score_and_print(folder: Path, k: tuple[int, ...]) -> list[str]:
             f"{result['no_answer_share']:10.1%}{result['completion_length_mean']:7.0f}  "
             + "  ".join(scores)
         )
-    print(f"{tokens / seconds:,.0f} tokens/s on one device")
+    print(f"{speed:,.0f} tokens/s on one device")
     return complaints
 
 
@@ -571,6 +611,7 @@ def table(folders: tuple[Path, ...], k: tuple[int, ...] = ()) -> None:
         for name in names
     }
     chosen = choose_k(k, num_samples)
+    names = [name for name in names if chosen[name]]
     titles = [BENCHMARKS[name].title if name in BENCHMARKS else name for name in names]
     scales = [" / ".join(f"@{n}" for n in chosen[name]) for name in names]
     heads = [f"{title}, Pass{scale}" for title, scale in zip(titles, scales, strict=True)]
@@ -612,7 +653,9 @@ def compare(first: Path, second: Path, k: tuple[int, ...] = ()) -> None:
             for counts, samples in zip(sides, (former, latter), strict=True)
         ]
         for n in chosen[name]:
-            before, after = (100 * pass_at_k_of(*side, n).mean() for side in pair)
+            before, after = (
+                100 * pass_at_k_curve(num_samples, n)[counts].mean() for counts, num_samples in pair
+            )
             difference, bounds, p_value = paired_difference(*pair, n)
             print(
                 f"| {name} | {n} | {before:.1f} | {after:.1f} "
@@ -628,8 +671,9 @@ def load_evaluations(folders: Sequence[Path]) -> list[tuple[str, dict[str, list[
         if complaints:
             raise InputError("\n".join(complaints))
         for name, rows in samples.items():
-            if problems.setdefault(name, count_right(rows)).keys() != count_right(rows).keys():
-                raise InputError(f"{folder}: {name} has other problems than in {folders[0]}")
+            known, where = problems.setdefault(name, (count_right(rows).keys(), folder))
+            if known != count_right(rows).keys():
+                raise InputError(f"{folder}: {name} has other problems than in {where}")
         absolute = folder.resolve()  # runs/oswft/eval is called oswft
         label = (absolute.parent if absolute.name == "eval" else absolute).name
         runs.append((label, samples))
@@ -678,7 +722,12 @@ def main() -> None:
         prog, config = f"evaluate.py {command.__name__}", (tyro.conf.PositionalRequiredArgs,)
         tyro.cli(command, args=args, prog=prog, config=config, use_underscores=True)
     else:
-        evaluate(tyro.cli(Args, args=args, description=__doc__, use_underscores=True))
+        evaluation = tyro.cli(Args, args=args, description=__doc__, use_underscores=True)
+        try:
+            evaluate(evaluation)
+        except KeyboardInterrupt:
+            print("stopped: what was answered is kept, the same command goes on", file=sys.stderr)
+            sys.exit(130)
 
 
 if __name__ == "__main__":
@@ -686,6 +735,3 @@ if __name__ == "__main__":
         main()
     except (InputError, OSError) as error:
         sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        print("stopped: what was answered is kept, the same command goes on", file=sys.stderr)
-        sys.exit(130)

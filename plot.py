@@ -97,6 +97,8 @@ def read_run(folder: Path, by: tuple[str, ...]) -> Run:
     absolute = folder.resolve()  # runs/oswft/eval is called oswft
     name = (absolute.parent if absolute.name == "eval" else absolute).name
     scores = read_json(results, results.read_text()) if results.exists() else {}
+    if not all("pass@1" in result for result in scores.values()):
+        sys.exit(f"error: {results}: not written by evaluate.py")
     return Run(label or name, rows, scores)
 
 
@@ -242,6 +244,9 @@ def plot(args: Args) -> None:
         known = f"known figures: {', '.join(FIGURES)}"
         sys.exit(f"error: needs runs, a window of 1 or more, and {known}")
     runs = [read_run(folder, args.by) for folder in args.runs]
+    if len({run.label for run in runs}) < len(runs):
+        for run, folder in zip(runs, args.runs, strict=True):
+            run.label = str(folder)
     for n, run in enumerate(runs):  # a run looks the same in every figure
         run.color = plt.get_cmap("viridis")(0.8 * n / max(1, len(runs) - 1))  # dark to light
         run.line, run.hatch = LINES[n % len(LINES)], HATCHES[n % len(HATCHES)]

@@ -98,11 +98,11 @@ evaluate() { # run size [model]: score the final model, or the one that is named
     echo "# $RUNS/$run/eval: done before"
     return
   fi
-  local arguments="${BENCHMARKS:+--data_dir $BENCHMARKS}"
+  local arguments=(${BENCHMARKS:+--data_dir "$BENCHMARKS"})
   if $tiny; then
-    arguments="--benchmark_file $(printf "$RUNS/base/$size/heldout/%s.jsonl " easy middle hard)$lengths"
+    arguments=(--benchmark_file "$RUNS/base/$size/heldout/"{easy,middle,hard}.jsonl $lengths)
   fi
-  call deepspeed --log_level error evaluate.py --model "$checkpoint" $arguments \
+  call deepspeed --log_level error evaluate.py --model "$checkpoint" "${arguments[@]}" \
     --output_dir "$RUNS/$run/eval"
 }
 
@@ -137,7 +137,8 @@ evaluate_grpo() { # size G: the checkpoint where the reward has reached its plat
 }
 
 print_table() { # run...: a row for each
-  call python evaluate.py table $(printf "$RUNS/%s/eval " "$@")
+  local runs=("${@/#/$RUNS/}")
+  call python evaluate.py table "${runs[@]/%//eval}"
 }
 
 row() { # name

@@ -404,8 +404,8 @@ def test_problems_of_ones_own_need_question_and_answer(tmp_path):
     path = tmp_path / "own.jsonl"
     data.write_rows([{"question": "1+1?", "answer": 2}, {"question": "x?", "answer": "B"}], path)
     first, second = data.load_problems(str(path))
-    assert (first.id, first.answer, first.instruction) == ("0", "2", data.ASK_FREE)
-    assert (second.id, second.answer, second.instruction) == ("1", "B", data.ASK_LETTER)
+    assert (first.id, first.answer, first.instruction) == ("row-0", "2", data.ASK_FREE)
+    assert (second.id, second.answer, second.instruction) == ("row-1", "B", data.ASK_LETTER)
     for rows, message in [
         ([{"question": "1+1?"}], "own.jsonl:1: field 'answer' is missing"),
         ([{"question": "", "answer": "1"}], "own.jsonl:1: field 'question' must be a non-empty"),

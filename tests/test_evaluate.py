@@ -322,6 +322,13 @@ def test_the_table_has_a_row_for_each_run_and_the_papers_columns(tmp_path, capsy
     assert "Pass@4" in capsys.readouterr().out
 
 
+def test_a_benchmark_may_have_any_file_name(tmp_path):
+    names = ["v1.5", "a b", "x[1]", "mine.jsonl.bak", "aime24_30"]
+    folder = write_evaluation(tmp_path, {name: [1, 0] for name in names}, 1)
+    evaluate.score(folder)
+    assert list(results_of(folder)) == sorted(names)
+
+
 def test_a_comparison_pairs_the_problems(tmp_path, capsys):
     first = write_evaluation(tmp_path / "sft" / "eval", {"own": [0, 4, 8, 8] * 10}, 8)
     second = write_evaluation(tmp_path / "oswft" / "eval", {"own": [1, 5, 8, 8] * 10}, 8)
@@ -366,6 +373,11 @@ def test_a_damaged_line_is_named_and_the_good_rows_stay(tmp_path):
         assert "own.jsonl:2: damaged" in str(error.value)
         assert "own is not complete, 3 answers are good" in str(error.value)
         assert list(results_of(folder)) == ["more"]
+        (folder / "samples" / "more.jsonl").rename(tmp_path / "more.jsonl")
+        with pytest.raises(InputError, match="own is not complete"):
+            evaluate.score(folder)
+        assert not (folder / "results.json").exists()  # of what was complete before
+        (tmp_path / "more.jsonl").rename(folder / "samples" / "more.jsonl")
         with pytest.raises(InputError, match="own is not complete"):
             evaluate.compare(folder, folder)
         assert path.read_text().splitlines(keepends=True)[1] == damage
@@ -422,29 +434,35 @@ def test_answers_of_another_model_protocol_or_problem_are_not_mixed(finished, ti
     weights = bytearray((model / "model.safetensors").read_bytes())
     weights[-1] ^= 1  # trained on
     (model / "model.safetensors").write_bytes(weights)
-    rows = [json.loads(line) for line in (tiny / "heldout" / "hard.jsonl").open()]
+    easy, hard = (tiny / "heldout" / f"{tier}.jsonl" for tier in ("easy", "hard"))
+    rows = [json.loads(line) for line in hard.open()]
     changed = tmp_path / "hard.jsonl"
     evaluate.write_rows([{**rows[0], "question": "1+1"}, *rows[1:]], changed)
     training = tmp_path / "run"
     training.mkdir()
     (training / "args.json").write_text('{"args": {}}')
+    args = {
+        **{"model": str(tiny / "model"), "output_dir": folder, "num_samples": 9},
+        **{"max_completion_length": 48, "precision": "fp32", "temperature": 1.0},
+        **{"top_p": 1.0, "top_k": 0, "benchmark_file": (easy, hard)},
+    }
     for values, message in [
         ({"seed": 1}, "another evaluation (seed 0 -> 1): choose another --output_dir"),
         ({"model": str(model)}, "another evaluation (model_version "),
-        (
-            {"benchmark_file": (changed,)},
-            f"problems of hard (problem '{rows[0]['id']}' has changed)",
-        ),
+        ({"benchmark_file": (easy, changed)}, f"problems of hard ('{rows[0]['id']}' is another"),
         ({"output_dir": training}, "run holds a training run: choose another --output_dir"),
     ]:
-        args = {
-            **{"model": str(tiny / "model"), "output_dir": folder, "num_samples": 8},
-            **{"max_completion_length": 48, "precision": "fp32", "temperature": 1.0},
-            **{"top_p": 1.0, "top_k": 0, "benchmark_file": (tiny / "heldout" / "hard.jsonl",)},
-        }
         with pytest.raises(InputError, match=re.escape(message)):
             evaluate.evaluate(Args(**{**args, **values}))
-    assert lines(folder) == lines(finished)
+    assert lines(folder) == lines(finished) and results_of(folder) == results_of(finished)
+    assert (folder / "args.json").read_text() == (finished / "args.json").read_text()
+    # Where there is no answer yet, another protocol takes the folder over.
+    empty = tmp_path / "empty"
+    for seed in (0, 1):
+        todo = evaluate.Args(**{**args, "output_dir": empty, "seed": seed})
+        requests = evaluate.plan(todo, empty, evaluate.load_all_problems(todo))
+        assert len(requests) == 2 * 64 * 9
+    assert json.loads((empty / "args.json").read_text())["protocol"]["seed"] == 1
 
 
 def test_the_version_of_a_model_on_the_hub_is_its_commit(tiny, tmp_path):
