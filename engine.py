@@ -265,6 +265,11 @@ def init_distributed() -> int:
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     deepspeed.init_distributed(verbose=False)
+    # On CPU, DeepSpeed would leave a buffer of 66 MiB in shared memory for every rank and port.
+    dist.barrier()  # each rank has opened those of the others: the names are not needed any more
+    place = "_".join([str(os.getuid()), os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]])
+    buffer = Path(f"/dev/shm/deepspeed_allreduce_buffer_{place}_{dist.get_rank()}")
+    buffer.unlink(missing_ok=True)
     return dist.get_world_size()
 
 

@@ -64,6 +64,8 @@ def launch(script: str, *args, ranks: int = 1) -> str:
     process = start(script, *args, ranks=ranks)
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output[-6000:]
+    port = process.args[process.args.index("--master_port") + 1]
+    assert not list(Path("/dev/shm").glob(f"deepspeed_*_{port}_*"))  # gigabytes, after many runs
     return output
 
 
