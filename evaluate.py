@@ -15,6 +15,7 @@ alone. An evaluation that was stopped goes on when the same command is given aga
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import math
@@ -116,13 +117,12 @@ def pass_at_k_curve(num_samples: int, k: int) -> np.ndarray:
     return np.array([pass_at_k(num_samples, c, k) for c in range(num_samples + 1)])
 
 
-def redrawn(num_samples: int, k: int) -> np.ndarray:
-    """Chances of c' right answers (columns) if the n answers to a problem with c right ones (rows)
-    are drawn anew from themselves: binomial. For k = 1 they are not drawn anew: the identity.
+@functools.cache
+def redrawn(num_samples: int) -> np.ndarray:
+    """If the n answers to a problem are drawn anew from themselves: the chances that c right ones
+    (rows) become c' (columns), which are binomial.
     """
     n = num_samples
-    if k == 1:
-        return np.eye(n + 1)
     rows = [
         [math.comb(n, d) * (c / n) ** d * (1 - c / n) ** (n - d) for d in range(n + 1)]
         for c in range(n + 1)
@@ -166,7 +166,8 @@ def score_with_interval(
     curve = pass_at_k_curve(num_samples, k)
     estimate = float(curve[counts].mean())
     kinds = np.bincount(counts, minlength=num_samples + 1) / len(counts)  # by right answers
-    return estimate, interval(kinds @ redrawn(num_samples, k), curve, len(counts), estimate)
+    chances = kinds @ redrawn(num_samples) if k > 1 else kinds
+    return estimate, interval(chances, curve, len(counts), estimate)
 
 
 def paired_difference(
@@ -186,7 +187,7 @@ def paired_difference(
 
     kinds = np.zeros((n + 1, m + 1))  # share of problems by right answers before and after
     np.add.at(kinds, (before, after), 1 / len(before))
-    chances = redrawn(n, k).T @ kinds @ redrawn(m, k)
+    chances = redrawn(n).T @ kinds @ redrawn(m) if k > 1 else kinds
     bounds = interval(chances, new[None, :] - old[:, None], len(before), estimate)
 
     sizes, times = np.unique(np.abs(differences), return_counts=True)
