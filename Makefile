@@ -27,7 +27,7 @@ demo: $(INSTALLED)
 	@python tiny.py demo
 
 test: $(INSTALLED)
-	python -m pytest -n 2 --dist loadfile
+	python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(INSTALLED)
 	ruff check .

@@ -35,6 +35,11 @@ needs_shared = pytest.mark.skipif(
 )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The whole demo, a test of minutes, first: at the end one core would wait for it."""
+    items.sort(key=lambda item: item.path.name != "test_tiny.py")
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory) -> Path:
     """The folder of `tiny.py make`: model/, train.jsonl, heldout/<tier>.jsonl."""
