@@ -154,8 +154,11 @@ def load_tokenizer(path_or_hub_id: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def load_config(path_or_hub_id: str, max_length: int) -> PreTrainedConfig:
-    """Load a model's config. Raises InputError if it is absent, or the model reads shorter text."""
+def load_config(path_or_hub_id: str, max_length: int, asked: str) -> PreTrainedConfig:
+    """Load a model's config. Raises InputError if it is absent, or the model reads shorter text.
+
+    `asked` says in the message which argument asks for `max_length` tokens.
+    """
     from transformers import AutoConfig
 
     try:
@@ -163,10 +166,9 @@ def load_config(path_or_hub_id: str, max_length: int) -> PreTrainedConfig:
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"{path_or_hub_id}: no model there: {reason}") from error
-    if max_length > config.max_position_embeddings:
-        raise InputError(
-            f"{max_length} tokens are beyond the model's limit of {config.max_position_embeddings}"
-        )
+    limit = config.max_position_embeddings
+    if max_length > limit:
+        raise InputError(f"{asked} is beyond the model's limit of {limit} tokens")
     return config
 
 

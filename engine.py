@@ -336,7 +336,7 @@ def load_training_data(args: TrainArgs) -> tuple[PreTrainedTokenizerBase, list[T
 
 def load_model(path_or_hub_id: str, max_length: int) -> PreTrainedModel:
     """Load a causal language model. Raises InputError if it is absent or made for shorter text."""
-    config = load_config(path_or_hub_id, max_length)
+    config = load_config(path_or_hub_id, max_length, f"--max_length {max_length}")
     try:
         return AutoModelForCausalLM.from_pretrained(path_or_hub_id, config=config)
     except (OSError, ValueError) as error:

@@ -359,7 +359,7 @@ def load_all_problems(args: Args) -> dict[str, list[Problem]]:
             )
     problems = {name: load_benchmark(name, args.data_dir) for name in names}
     for path in args.benchmark_file:
-        own = load_problems(str(path))
+        own = load_problems(path)
         # A file that is called like a benchmark of the paper is not taken for it.
         name = f"{path.stem}_{len(own)}" if path.stem in BENCHMARKS else path.stem
         if name in problems:
@@ -384,7 +384,10 @@ def plan(args: Args, folder: Path, problems: dict[str, list[Problem]]) -> list[R
         for name in problems
     }
     longest = max(len(prompt) for name in prompts for prompt in prompts[name])
-    load_config(args.model, longest + args.max_completion_length)  # is there room?
+    asked = (
+        f"--max_completion_length {args.max_completion_length} with a prompt of {longest} tokens"
+    )
+    load_config(args.model, longest + args.max_completion_length, asked)  # is there room?
     there = {name: good_samples(folder, name, problems[name]) for name in problems}
     claim(folder, args)
 
@@ -619,15 +622,15 @@ def table(folders: tuple[Path, ...], k: tuple[int, ...] = ()) -> None:
     print("| | " + " | ".join(heads) + " |")
     print("|---" * (len(names) + 1) + "|")
     for run, samples in runs:
-        cells = []
-        for name in names:
-            counts = np.array(list(count_right(samples.get(name, ())).values()))
-            scores = [
-                percent(*score_with_interval(counts, num_answers(samples[name]), n))
-                for n in chosen[name]
-                if name in samples
-            ]
-            cells.append(" / ".join(scores) or "–")
+        cells = ["–"] * len(names)
+        for column, name in enumerate(names):
+            if name in samples:
+                counts = np.array(list(count_right(samples[name]).values()))
+                scores = [
+                    percent(*score_with_interval(counts, len(samples[name]) // len(counts), n))
+                    for n in chosen[name]
+                ]
+                cells[column] = " / ".join(scores)
         print(f"| {run} | " + " | ".join(cells) + " |")
 
 
@@ -672,8 +675,9 @@ def load_evaluations(folders: Sequence[Path]) -> list[tuple[str, dict[str, list[
         if complaints:
             raise InputError("\n".join(complaints))
         for name, rows in samples.items():
-            known, where = problems.setdefault(name, (count_right(rows).keys(), folder))
-            if known != count_right(rows).keys():
+            own = count_right(rows).keys()
+            known, where = problems.setdefault(name, (own, folder))
+            if known != own:
                 raise InputError(f"{folder}: {name} has other problems than in {where}")
         absolute = folder.resolve()  # runs/oswft/eval is called oswft
         label = (absolute.parent if absolute.name == "eval" else absolute).name

@@ -57,9 +57,7 @@ STYLE = {
 
 @dataclass
 class Args:
-    runs: Annotated[
-        tuple[Path, ...], tyro.conf.Positional
-    ]  # folders of training runs, or of evaluations
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]  # folders of runs or evaluations
     output_dir: Path = Path("runs/plots")  # for <figure>.png
     figures: tuple[str, ...] = tuple(FIGURES)  # which of them
     by: tuple[str, ...] = ()  # arguments that tell the runs apart; default: the folders' names

@@ -63,7 +63,7 @@ def bad_inputs(tiny, tmp_path_factory):
         *((script, "another run", "is not empty: choose another") for script in SCRIPTS),
         ("train_sft.py", "not json", "not_json.jsonl:2: not JSON"),
         ("train_sft.py", "no such model", "no tokenizer there"),
-        ("train_sft.py", "model length", "513 tokens are beyond the model's limit of 512"),
+        ("train_sft.py", "model length", "--max_length 513 is beyond the model's limit of 512"),
     ],
 )
 def test_bad_input_gets_one_line_and_nothing_is_written(bad_inputs, script, case, message):

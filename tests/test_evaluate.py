@@ -399,7 +399,7 @@ def test_a_damaged_line_is_named_and_the_good_rows_stay(tmp_path):
         ({"benchmark_file": ("hard", "hard")}, "another file is called hard as well"),
         ({"k": (9,)}, "--k 9: 8 answers to a problem allow k = 1 to 8"),
         ({"model": "tests"}, "tests: no tokenizer there"),
-        ({"max_completion_length": 600}, "are beyond the model's limit of 512"),
+        ({"max_completion_length": 600}, "tokens is beyond the model's limit of 512 tokens"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(values, message, tiny, tmp_path):
