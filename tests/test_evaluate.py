@@ -472,7 +472,7 @@ def test_the_version_of_a_model_on_the_hub_is_its_commit(tiny, tmp_path):
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text(commit)
     code = "import evaluate, data; data.load_tokenizer(m := 'someone/tiny'); "
-    code += "data.load_config(m, 512); print(evaluate.model_version(m))"
+    code += "data.load_config(m, 512, 'a limit'); print(evaluate.model_version(m))"
     env = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-c", code]
     result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
