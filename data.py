@@ -4,29 +4,43 @@ A training file is JSONL, one object a line, with `id, question, solution, answe
 options of a multiple-choice question stand inside `question`; its `answer` is then the letter.
 Instead of its path a Hugging Face hub id (`owner/name`, or `owner/name:config`) works too.
 
+    python data.py curate --input math.jsonl --tokenizer Qwen/Qwen3-0.6B-Base   # the paper's 10k
     python data.py import-aqua  aqua.jsonl  data/aqua.jsonl     # AQuA-RAT -> training file
     python data.py import-gsm8k gsm8k.jsonl data/gsm8k.jsonl    # GSM8K    -> training file
+    python data.py show  data/train.jsonl --index 3             # a row as the model sees it
+    python data.py stats data/train.jsonl                       # lengths, answers, sources
 
 The problems of the paper's seven benchmarks come from the hub or from local copies.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import heapq
+import io
 import json
+import multiprocessing
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
+import unicodedata
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 import tyro
+from tqdm import tqdm
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -525,12 +539,606 @@ def _finish_import(examples: list[Example], source: str, output: str) -> None:
     print(f"{len(examples):,} examples -> {output}")
 
 
-if __name__ == "__main__":
+# ------------------------------------------------------------------------------------------------
+# Curation: the paper's 10k training set, out of the raw release (section 4.1)
+
+REASONS = (  # why a row is not kept; of several, the first one counts
+    "malformed",
+    "not_source",
+    "not_multiple_choice",
+    "no_single_answer",
+    "answer_mismatch",
+    "verify_score",
+    "too_long",
+    "duplicate",
+    "benchmark_overlap",
+)
+OVERLAP_WORDS = 13  # a run of so many words in common makes two questions the same
+VERIFIED = 0.9  # the release's own bound: a lower verify_score means a wrong answer
+BLOCK = 4 * 2**20  # bytes of rows that a worker gets at a time
+MAX_ROW = 4 * 2**20  # bytes; a longer row is malformed, so that memory stays bounded
+
+
+@dataclass(frozen=True)
+class CurateArgs:
+    input: tuple[Path, ...]  # the release's JSONL, one file or several, also as .gz and .zst
+    tokenizer: str  # hub id or folder; counts tokens
+    output: Path = Path("data/train.jsonl")  # beside it: train.report.json and train.png
+    num_examples: int = 10_000  # to draw from all that pass
+    max_solution_tokens: int = 4096  # of thinking and answer, end of turn included
+    source: str = "numina"  # what the source of a row has to contain, in any case
+    seed: int = 0  # of the draw
+    benchmarks_dir: Path | None = None  # copies, <benchmark>.jsonl; default: the hub's
+    skip_benchmark_check: bool = False  # keep what the benchmarks ask, too
+    allow_fewer: bool = False  # fewer than num_examples are no failure
+    num_workers: int = len(os.sched_getaffinity(0))  # processes; default: one for each core
+
+    def check(self) -> None:
+        """Raise InputError for what cannot work, before anything is read."""
+        for name in ("num_examples", "max_solution_tokens", "num_workers"):
+            if getattr(self, name) < 1:
+                raise InputError(f"--{name} must be at least 1, got {getattr(self, name)}")
+        if not self.input:
+            raise InputError("--input needs at least one file")
+        for path in self.input:
+            if not path.is_file():
+                raise InputError(f"{path}: no such file")
+        if self.output.is_dir() or self.output.resolve() in [path.resolve() for path in self.input]:
+            raise InputError(f"--output {self.output} would replace a folder or an input")
+
+
+class Candidate(NamedTuple):
+    """A row that passed every rule which looks at one row alone."""
+
+    example: Example
+    normalized: str  # the question, see `normalize`
+    num_tokens: int  # of the solution, end of turn included
+    overlaps: bool  # with a problem of a benchmark
+
+
+def curate(args: tyro.conf.OmitArgPrefixes[CurateArgs]) -> None:
+    """Make the paper's training set out of AM-Qwen3-Distilled's math.jsonl (section 4.1).
+
+    Kept are single-choice questions whose solution ends in the right letter and is short enough,
+    each once, and none that a benchmark asks; the README has the rules. What is drawn from them
+    depends on the seed and the set of rows alone: not on their order, not on the workers. Rows are
+    read as a stream; memory holds the examples that are drawn, and of every other question a hash.
+    """
+    args.check()
+    tokenizer = load_tokenizer(args.tokenizer)
+    benchmarks = {} if args.skip_benchmark_check else load_questions(args.benchmarks_dir)
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+
+    began, rejected, draw = time.monotonic(), Counter(), Draw(args.num_examples, args.seed)
+    files = [HashedFile(path) for path in args.input]
+    num_rows = [0] * len(files)
+    sifter = Sifter(args.source, args.max_solution_tokens, tokenizer, benchmarks)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # in the workers, which are parallel already
+    pool = ProcessPoolExecutor(
+        args.num_workers, multiprocessing.get_context("fork"), _start_worker, (sifter,)
+    )
+    total = sum(path.stat().st_size for path in args.input)
+    bar = tqdm(desc="curate", total=total, unit="B", unit_scale=True, dynamic_ncols=True)
     try:
-        tyro.extras.subcommand_cli_from_dict(
-            {"import-aqua": import_aqua, "import-gsm8k": import_gsm8k},
-            description=__doc__,
-            config=(tyro.conf.PositionalRequiredArgs,),
+        for index, position, (reasons, candidates) in sift_all(files, pool, 2 * args.num_workers):
+            num_rows[index] += reasons.total() + len(candidates)
+            rejected += reasons
+            for candidate in candidates:
+                draw.add(candidate)
+            bar.set_postfix_str(f"{len(draw.questions):,} questions pass", refresh=False)
+            bar.update(position - bar.n)
+    except BrokenProcessPool as error:
+        raise InputError("a worker was killed (out of memory?); nothing was written") from error
+    finally:
+        bar.close()
+        pool.shutdown(cancel_futures=True)
+    seconds = time.monotonic() - began
+
+    passed, overlapping = draw.sources()
+    for source, count in (draw.passed - passed - overlapping).items():
+        rejected[source, "duplicate"] = count
+    for source, count in overlapping.items():
+        rejected[source, "benchmark_overlap"] = count
+    chosen = draw.examples()
+    num_read = sum(num_rows)
+    print(f"{num_read:,} rows in {seconds:.0f} s: {num_read / seconds:,.0f} rows/s, ", end="")
+    print(f"{total / seconds / 1e6:.0f} MB/s with {args.num_workers} workers")
+    by_reason = Counter({reason: 0 for reason in REASONS})
+    for (_, reason), count in rejected.items():
+        by_reason[reason] += count
+    for name, count in [*by_reason.items(), ("questions that pass", passed.total())]:
+        print(f"    {name:<20}{count:>12,}{100 * count / max(num_read, 1):>8.2f} %")
+    if not chosen:
+        raise InputError("no row passes every rule; nothing was written")
+
+    examples = [candidate.example for candidate in chosen]
+    num_tokens = [candidate.num_tokens for candidate in chosen]
+    write_rows([asdict(example) for example in examples], args.output)
+    drawn = Counter(example.source for example in examples)
+    report = {
+        "arguments": asdict(args),
+        "inputs": [
+            {
+                "path": file.name,
+                "bytes": file.num_bytes,
+                "sha256": file.sha256.hexdigest(),
+                "rows": n,
+            }
+            for file, n in zip(files, num_rows, strict=True)
+        ],
+        "rows": num_read,
+        "rejected": by_reason,
+        "questions_that_pass": passed.total(),
+        "examples": len(examples),
+        "sources": {
+            source: {reason: rejected[source, reason] for reason in REASONS}
+            | {"questions_that_pass": passed[source], "examples": drawn[source]}
+            for source in sorted({*(source for source, _ in rejected), *passed})
+        },
+        "answers": {letter: n for letter, n in sorted(Counter(e.answer for e in examples).items())},
+        "solution_tokens": summary(num_tokens),
+        "benchmarks": {name: len(questions) for name, questions in benchmarks.items()},
+        "output_sha256": hashlib.sha256(args.output.read_bytes()).hexdigest(),
+        **provenance(),
+    }
+    write_json(report, args.output.with_suffix(".report.json"))
+    draw_figure(examples, num_tokens, args.max_solution_tokens, args.output.with_suffix(".png"))
+    print(f"{len(examples):,} examples -> {args.output}")
+    if len(examples) < args.num_examples and not args.allow_fewer:
+        raise InputError(
+            f"only {len(examples):,} of --num_examples {args.num_examples:,} were found; they are "
+            "written (--allow_fewer makes this a success)"
         )
-    except InputError as error:
+
+
+# ---- reading
+
+
+class HashedFile(io.FileIO):
+    """A file that keeps number and hash of the bytes that were read."""
+
+    def __init__(self, path: Path):
+        super().__init__(path)
+        self.num_bytes, self.sha256 = 0, hashlib.sha256()
+
+    def readinto(self, buffer) -> int:
+        size = super().readinto(buffer)
+        self.num_bytes += size
+        self.sha256.update(memoryview(buffer)[:size])
+        return size
+
+
+def read_blocks(file: HashedFile) -> Iterator[list[bytes]]:
+    """Yield the lines of a file, BLOCK bytes at a time; .gz and .zst are unpacked on the way.
+
+    Raises InputError if an archive is damaged, or ends too early.
+    """
+    codec = {".gz": "gzip", ".zst": "zstd"}.get(Path(file.name).suffix)
+    stream = io.BufferedReader(file, 2**20)
+    try:
+        if codec:
+            import pyarrow
+
+            unpacked = pyarrow.CompressedInputStream(pyarrow.PythonFile(stream, "r"), codec)
+            stream = io.BufferedReader(unpacked, 2**20)
+        block, size = [], 0
+        while line := stream.readline(MAX_ROW):
+            if len(line) == MAX_ROW and not line.endswith(b"\n"):
+                while (rest := stream.readline(MAX_ROW)) and not rest.endswith(b"\n"):
+                    pass
+                line = line[:80]  # too short to be read, which is what becomes of it
+            if not line.isspace():
+                block.append(line)
+                size += len(line)
+            if size >= BLOCK:
+                yield block
+                block, size = [], 0
+        yield block
+    except OSError as error:
+        raise InputError(f"{file.name}: cannot be read: {error}") from error
+
+
+def sift_all(
+    files: Sequence[HashedFile], pool: ProcessPoolExecutor, ahead: int
+) -> Iterator[tuple[int, int, tuple[Counter, list[Candidate]]]]:
+    """Yield (number of the file, bytes read so far, what `Sifter` says), at most `ahead` behind."""
+    pending, before = deque(), 0
+    for index, file in enumerate(files):
+        for block in read_blocks(file):
+            pending.append((index, before + file.num_bytes, pool.submit(_sift, block)))
+            if len(pending) > ahead:
+                index_, position, future = pending.popleft()
+                yield index_, position, future.result()
+        before += file.num_bytes
+    for index, position, future in pending:
+        yield index, position, future.result()
+
+
+def _start_worker(sifter: Sifter) -> None:
+    global _SIFTER  # comes with the fork: nothing is copied, nothing loaded again
+    _SIFTER = sifter
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the parent decides
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no worker outlives its parent
+
+
+def _sift(lines: list[bytes]) -> tuple[Counter, list[Candidate]]:
+    return _SIFTER(lines)
+
+
+# ---- rules
+
+
+class Sifter:
+    """The rules that look at one row alone, and whether a question is one of a benchmark's.
+
+    Called with rows as they stand in the file, it returns how many of them were rejected, by
+    (source, reason), and the candidates, in order.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        max_solution_tokens: int,
+        tokenizer: PreTrainedTokenizerBase,
+        benchmarks: dict[str, list[str]],
+    ):
+        import verify  # takes a second, and only curation needs it
+
+        self.verify = verify
+        self.source = source.casefold()
+        self.max_solution_tokens = max_solution_tokens
+        self.tokenizer = tokenizer
+        problems = [normalize(question) for name in benchmarks for question in benchmarks[name]]
+        self.problems = frozenset(problems)
+        self.with_options = tuple(f"{problem} a " for problem in problems)
+        self.runs = frozenset(run for problem in problems for run in word_runs(problem))
+
+    def __call__(self, lines: Sequence[bytes]) -> tuple[Counter, list[Candidate]]:
+        rejected, examples = Counter(), []
+        for line in lines:
+            row = read_release_row(line)
+            if row is None:
+                rejected["", "malformed"] += 1
+            elif isinstance(judged := self.judge(row), Example):
+                examples.append(judged)
+            else:
+                rejected[row.source, judged] += 1
+        if not examples:
+            return rejected, []
+        candidates = []
+        solutions = [example.solution for example in examples]
+        ids = self.tokenizer(solutions, add_special_tokens=False, verbose=False).input_ids
+        for example, tokens in zip(examples, ids, strict=True):
+            if len(tokens) + 1 > self.max_solution_tokens:
+                rejected[example.source, "too_long"] += 1
+            else:
+                normalized = normalize(example.question)
+                overlaps = self.overlaps(normalized)
+                candidates.append(Candidate(example, normalized, len(tokens) + 1, overlaps))
+        return rejected, candidates
+
+    def judge(self, row: ReleaseRow) -> Example | str:
+        """The example that a row makes, or the reason why it makes none (but for its length)."""
+        if self.source not in row.source.casefold():
+            return "not_source"
+        letter = self.verify.reference_letter(row.reference)
+        if letter is None or letter not in self.verify.option_labels(row.question):
+            return "not_multiple_choice"
+        final = self.verify.final_letter(row.answer)
+        if final is None:
+            return "no_single_answer"
+        if final != letter:
+            return "answer_mismatch"
+        if says_wrong(row.verify_score):
+            return "verify_score"
+        solution = (
+            f"<think>\n{row.thinking}\n</think>\n\n{self.verify.end_in_box(row.answer, letter)}"
+        )
+        id = "am-" + hashlib.sha256(normalize(row.question).encode()).hexdigest()[:16]
+        return Example(id, row.question, solution, letter, row.source)
+
+    def overlaps(self, normalized: str) -> bool:
+        """Whether a question is a benchmark's, perhaps with options, or has a run of its words."""
+        return (
+            normalized in self.problems
+            or normalized.startswith(self.with_options)
+            or any(run in self.runs for run in word_runs(normalized))
+        )
+
+
+class ReleaseRow(NamedTuple):
+    source: str  # "unknown" if the row does not say
+    question: str
+    thinking: str
+    answer: str  # what follows the thinking
+    reference: str  # "" if there is none, or none that is text
+    verify_score: object
+
+
+def read_release_row(line: bytes) -> ReleaseRow | None:
+    """Read one row of AM-Qwen3-Distilled; None if question, thinking or answer cannot be read.
+
+    Its fields drift: any of them may be missing, null or of another type. Thinking and answer stand
+    between tags in the assistant's text or, where it has no tags, in its `info`.
+    """
+    try:
+        turns = json.loads(line)["conversations"]
+        [human] = [turn for turn in turns if turn["from"] in ("human", "user")]
+        [assistant] = [turn for turn in turns if turn["from"] in ("assistant", "gpt")]
+        infos = [turn.get("info") for turn in (assistant, human)]
+        info = {
+            name: value
+            for values in infos
+            if isinstance(values, dict)
+            for name, value in values.items()
+            if value is not None
+        }
+        question, text = human["value"].strip(), assistant.get("value") or ""
+        thinking, tag, answer = text.rpartition("</think>")
+        if not tag:
+            thinking, tag, answer = text.partition("<answer>")
+        if not tag:
+            thinking, answer = info["think_content"], info.get("answer_content", text)
+        thinking = thinking.strip().removeprefix("<think>").strip()
+        answer = answer.strip().removeprefix("<answer>").removesuffix("</answer>").strip()
+        f"{question}{thinking}{answer}".encode()  # raises at half a surrogate pair
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+        return None
+    if not (question and thinking and answer):
+        return None
+    if re.search("</?think>", thinking + answer) or re.search("</?answer>", answer):
+        return None
+    source, reference = info.get("source"), info.get("ground_truth")
+    return ReleaseRow(
+        source.strip() or "unknown" if isinstance(source, str) else "unknown",
+        question,
+        thinking,
+        answer,
+        reference if isinstance(reference, str) else "",
+        info.get("verify_score"),
+    )
+
+
+def says_wrong(verify_score: object) -> bool:
+    try:
+        return float(verify_score) < VERIFIED
+    except (TypeError, ValueError):
+        return str(verify_score).strip().casefold() in ("false", "wrong", "incorrect")
+
+
+def normalize(question: str) -> str:
+    """Words, numbers and operators, in lower case: fonts, layout and punctuation are gone."""
+    from verify import FONTS, SPACES
+
+    layout = rf"{FONTS}|{SPACES}|\\(?:left|right|displaystyle)\b"
+    text = re.sub(layout, " ", question)
+    text = re.sub(r"\\[dt]frac\b", r"\\frac", text)
+    text = unicodedata.normalize("NFKC", text).casefold()
+    return " ".join(re.findall(r"[^\W_]+|[-+*/^=<>|!%]", text))
+
+
+def word_runs(normalized: str) -> Iterator[str]:
+    """Every run of OVERLAP_WORDS words or numbers of a normalized question; operators are none."""
+    words = [word for word in normalized.split() if word[0].isalnum()]
+    for start in range(len(words) - OVERLAP_WORDS + 1):
+        yield " ".join(words[start : start + OVERLAP_WORDS])
+
+
+def load_questions(benchmarks_dir: Path | None) -> dict[str, list[str]]:
+    """The questions of the seven benchmarks, from the hub or from the copies that a folder has."""
+    questions = {}
+    for name, benchmark in BENCHMARKS.items():
+        if benchmarks_dir is None:
+            problems = load_benchmark(name, option="--benchmarks_dir")
+        elif (path := benchmarks_dir / f"{name}.jsonl").is_file():
+            problems = read_benchmark(name, list(read_rows(str(path))))
+        else:
+            problems = []
+        questions[name] = [problem.question.partition("\n\n(A) ")[0] for problem in problems]
+        if len(problems) != benchmark.num_problems:
+            print(
+                f"warning: {len(problems)} of the {benchmark.num_problems} problems of {name} are "
+                f"known: the others are not looked for",
+                file=sys.stderr,
+            )
+    if not any(questions.values()):
+        raise InputError(
+            f"{benchmarks_dir}: has none of {', '.join(f'{n}.jsonl' for n in BENCHMARKS)}"
+        )
+    return questions
+
+
+# ---- the draw
+
+
+class Draw:
+    """Draws candidates, one for each question, without their order having a say.
+
+    A question's place in the draw is a seeded hash of it, and those with the smallest are drawn; of
+    rows that ask the same, the one with the smallest hash stands for all.
+    """
+
+    def __init__(self, num_examples: int, seed: int):
+        self.num_examples, self.seed = num_examples, seed
+        self.passed = Counter()  # candidates by source, duplicates and overlaps among them
+        self.questions: dict[int, tuple[bytes, str, bool]] = {}  # place -> hash, source, overlaps
+        self.drawn: dict[int, Candidate] = {}
+        self.places: list[int] = []  # of the drawn, negative: a heap, the last place first
+
+    def add(self, candidate: Candidate) -> None:
+        example = candidate.example
+        self.passed[example.source] += 1
+        place = int.from_bytes(
+            hashlib.sha256(f"{self.seed}/{candidate.normalized}".encode()).digest()
+        )
+        own = hashlib.sha256("\0".join(asdict(example).values()).encode()).digest()
+        known = self.questions.get(place)
+        if known and known[0] <= own:
+            return
+        self.questions[place] = own, sys.intern(example.source), candidate.overlaps
+        if candidate.overlaps:
+            return
+        if place not in self.drawn:
+            heapq.heappush(self.places, -place)
+        self.drawn[place] = candidate
+        if len(self.drawn) > self.num_examples:
+            del self.drawn[-heapq.heappop(self.places)]
+
+    def sources(self) -> tuple[Counter, Counter]:
+        """Questions by source: those that pass, those that overlap with a benchmark."""
+        passed, overlapping = Counter(), Counter()
+        for _, source, overlaps in self.questions.values():
+            (overlapping if overlaps else passed)[source] += 1
+        return passed, overlapping
+
+    def examples(self) -> list[Candidate]:
+        return [self.drawn[place] for place in sorted(self.drawn)]
+
+
+# ------------------------------------------------------------------------------------------------
+# Looking at a training file
+
+
+def summary(lengths: Sequence[int]) -> dict:
+    """Minimum, mean, percentiles, maximum, and a histogram: {from: count}, at most 16 bars."""
+    values = np.array(lengths)
+    width = max(16, 2 ** int(np.ceil(np.log2((values.max() + 1) / 16))))
+    counts = np.bincount(values // width)
+    percentiles = np.percentile(values, (5, 50, 95)).round().astype(int).tolist()
+    return {
+        "min": int(values.min()),
+        "mean": round(float(values.mean()), 1),
+        **dict(zip(("p5", "median", "p95"), percentiles, strict=True)),
+        "max": int(values.max()),
+        "histogram": {str(width * bar): int(count) for bar, count in enumerate(counts)},
+    }
+
+
+def draw_figure(examples: Sequence[Example], num_tokens: list[int], limit: int, path: Path) -> None:
+    """Token lengths of the solutions and balance of the letters, as PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")  # files, no window
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(7, 2.8), dpi=200, width_ratios=(2, 1), layout="constrained"
+    )
+    left.hist(num_tokens, bins=np.linspace(0, limit, 33))
+    left.axvline(np.median(num_tokens), color="black", linestyle="--", linewidth=1)
+    left.set(
+        xlabel=f"tokens of a solution (median {np.median(num_tokens):,.0f})", ylabel="examples"
+    )
+    answers = Counter(example.answer for example in examples)
+    right.bar(*zip(*sorted(answers.items()), strict=True))
+    right.set(xlabel="right answer", ylabel="examples")
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    aside = path.with_name(path.name + ".partial")
+    figure.savefig(aside, format="png")
+    plt.close(figure)
+    aside.rename(path)
+
+
+def stats(file: tyro.conf.Positional[str], tokenizer: str | None = None) -> None:
+    """Summarise a training file: lengths, answers, sources.
+
+    Args:
+        file: path or hub id.
+        tokenizer: hub id or folder; default: the one that the file was curated with, else lengths
+            are in characters.
+    """
+    examples = load_examples(file)
+    tokenizer = tokenizer or curated_with(file)
+    if tokenizer:
+        rows, _ = tokenize_examples(examples, load_tokenizer(tokenizer), 2**31, 0)
+        lengths = {
+            "prompt": [len(row.prompt_ids) for row in rows],
+            "solution": [len(row.completion_ids) for row in rows],
+        }
+    else:
+        lengths = {
+            "question": [len(example.question) for example in examples],
+            "solution": [len(example.solution) for example in examples],
+        }
+    unit = "tokens" if tokenizer else "characters"
+    print(f"{file}: {len(examples):,} examples")
+    for name, values in lengths.items():
+        numbers = summary(values)
+        histogram = numbers.pop("histogram")
+        print(f"\n{name}, {unit}: " + ", ".join(f"{key} {n:,}" for key, n in numbers.items()))
+        print_bars(histogram)
+    answers = Counter(
+        example.answer if instruction(example.answer) is ASK_LETTER else "not a letter"
+        for example in examples
+    )
+    print("\nanswers")
+    print_bars(dict(sorted(answers.items())))
+    print("\nsources")
+    print_bars(dict(Counter(example.source for example in examples).most_common()))
+
+
+def print_bars(counts: dict[str, int]) -> None:
+    width, total, most = max(map(len, counts)), sum(counts.values()), max(counts.values())
+    for name, count in counts.items():
+        bar = "█" * round(40 * count / most)
+        print(f"    {name:>{width}}{count:>9,}{100 * count / total:>7.1f} %  {bar}".rstrip())
+
+
+def show(file: tyro.conf.Positional[str], index: int = 0, tokenizer: str | None = None) -> None:
+    """Print a row of a training file as the model sees it: rendered prompt, loss, lengths.
+
+    Args:
+        file: path or hub id.
+        index: of the row, counted from 0.
+        tokenizer: hub id or folder; default: the one that the file was curated with.
+    """
+    examples = load_examples(file)
+    if not 0 <= index < len(examples):
+        raise InputError(f"--index {index}: {file} has rows 0 to {len(examples) - 1}")
+    tokenizer = tokenizer or curated_with(file)
+    if not tokenizer:
+        raise InputError(f"{file}: no report beside it names a tokenizer: give --tokenizer")
+    example, tokens = examples[index], load_tokenizer(tokenizer)
+    [row], _ = tokenize_examples([example], tokens, 2**31, 0)
+    batch = collate([(row.prompt_ids, row.completion_ids)])
+    ids = [*batch.input_ids[0, :1].tolist(), *batch.targets[0].tolist()]
+    learnt = [False, *batch.mask[0].tolist()]
+    first = learnt.index(True)
+
+    print(f"row {index} of {len(examples):,}: id {example.id}, answer {example.answer}, ", end="")
+    print(f"source {example.source}")
+    print(f"\n==== read, without loss: {first:,} tokens")
+    print(tokens.decode(ids[:first]))
+    print(f"\n==== learnt, with loss: {len(ids) - first:,} tokens, the end of turn included")
+    print(tokens.decode(ids[first:]))
+    print(f"\n==== {len(ids):,} tokens in all; the border, and the end")
+    for position in [*range(max(0, first - 4), first + 4), None, *range(len(ids) - 4, len(ids))]:
+        if position is None:
+            print("      ...")
+        else:
+            loss = "loss" if learnt[position] else "    "
+            print(f"{position:>9} {loss} {ids[position]:>7} {tokens.decode([ids[position]])!r}")
+
+
+def curated_with(file: str) -> str | None:
+    """The tokenizer that the report beside a training file names, if there is one."""
+    report = Path(file).with_suffix(".report.json")
+    return json.loads(report.read_text())["arguments"]["tokenizer"] if report.is_file() else None
+
+
+if __name__ == "__main__":
+    commands = {
+        "curate": curate,
+        "import-aqua": import_aqua,
+        "import-gsm8k": import_gsm8k,
+        "show": show,
+        "stats": stats,
+    }
+    try:
+        tyro.extras.subcommand_cli_from_dict(commands, description=__doc__, use_underscores=True)
+    except KeyboardInterrupt:
+        print("stopped: nothing was written", file=sys.stderr)
+        sys.exit(130)
+    except (InputError, OSError) as error:
         sys.exit(f"error: {error}")

@@ -67,8 +67,7 @@ def grade(completion: str, answer: str) -> Grade:
     """The same, and which answer was read."""
     text = completion.rpartition("</think>")[2]
     box = last_box(text)
-    bare = re.sub(rf"{FONTS}|[(){{}}$.\s]", "", answer)
-    reference = bare if re.fullmatch("[A-J]", bare) else None  # "e" and "i" are numbers
+    reference = reference_letter(answer)
     if reference is not None and box is not None:
         letter = read_letter(box)
         return Grade(letter == reference, letter or box.strip() or None)
@@ -94,15 +93,39 @@ def _parse_reference(answer: str, limit: int | None) -> list:
     return parse(rf"\boxed{{{answer}}}", MATH, parsing_timeout=limit)
 
 
+def reference_letter(answer: str) -> str | None:
+    """The option letter that a reference answer is, whatever it is dressed in, or None."""
+    bare = re.sub(rf"{FONTS}|[(){{}}$.\s]", "", answer)
+    return bare if re.fullmatch("[A-J]", bare) else None  # "e" and "i" are numbers
+
+
 def last_box(text: str) -> str | None:
     r"""The content of the last complete `\boxed{...}`, or None. A box that is cut off is no box."""
-    for start in reversed([match.end() for match in re.finditer(r"\\(?:boxed|fbox)\s*\{", text)]):
-        depth = 1
-        for brace in re.finditer(r"\\.|[{}]", text[start:], flags=re.DOTALL):
-            depth += {"{": 1, "}": -1}.get(brace.group(), 0)
-            if depth == 0:
-                return text[start : start + brace.start()]
-    return None
+    spans = boxes(text)
+    return text[slice(*spans[-1])] if spans else None
+
+
+BOX = r"\\(?:boxed|fbox)\s*\{"
+BRACES = re.compile(rf"{BOX}|\\[{{}}]|\\\\(?!boxed|fbox)|[{{}}]")
+
+
+def boxes(text: str) -> list[tuple[int, int]]:
+    r"""Where the contents of complete `\boxed{...}` stand in a text: (start, end), by start."""
+    first = re.search(BOX, text)
+    spans, unclosed = [], []  # of an unclosed brace: where the box's content starts, or None
+    for brace in BRACES.finditer(text, first.start()) if first else ():
+        match brace[0]:
+            case "}":
+                content = unclosed.pop() if unclosed else None
+                if content is not None:
+                    spans.append((content, brace.start()))
+            case "{":
+                unclosed.append(None)
+            case r"\{" | r"\}" | r"\\":
+                pass
+            case _:
+                unclosed.append(brace.end())
+    return sorted(spans)
 
 
 FONTS = (
@@ -110,6 +133,7 @@ FONTS = (
 )
 SPACES = r"\\[ ,;:!]|\\q?quad\b|~|\s"
 LEAD = r"(?:(?:the\s+)?(?:correct\s+|final\s+)?(?:answer|option|choice)(?:\s+is)?[\s:]*)?"
+ENCLOSING = (("$$", "$$"), ("$", "$"), (r"\[", r"\]"), (r"\(", r"\)"), ("**", "**"))
 ANOTHER = r"[(\[][A-J][)\]]|(?:^|\s)[A-J][).:\]]"  # a second label: "(B)", "B."
 
 
@@ -136,6 +160,57 @@ def read_letter(text: str) -> str | None:
         return None if re.search(r"(?<![A-Za-z\\])[A-J](?![A-Za-z])", bare[2]) else bare[1]
     trailing = re.fullmatch(r"([^A-J]*) [(\[]([A-J])[)\]]\.?", text)
     return trailing[2] if trailing else None
+
+
+# ---- multiple choice, as curation needs it
+
+
+def option_labels(question: str) -> str:
+    r"""The labels of a question's options, e.g. "ABCDE", or "" if it has fewer than two.
+
+    Reads `(A)`, `A.`, `A)`, `A:`, `\textbf{(A)}` and the like, in one style and in order from A.
+    """
+    text = re.sub(SPACES, " ", re.sub(rf"{FONTS}|[{{}}$*]", "", question))
+    longest = ""
+    for style in (
+        r"(?<![A-Za-z0-9])[(\[（] ?([A-J]) ?[)\]）]",
+        r"(?:^|[\s;,|])([A-J]) ?[).:．、：）]",
+    ):
+        labels = ""
+        for letter in re.findall(style, text):
+            if letter == "A":
+                labels = "A"
+            elif labels and letter == chr(ord(labels[-1]) + 1):
+                labels += letter
+            longest = max(longest, labels, key=len)
+    return longest if len(longest) > 1 else ""
+
+
+def final_letter(text: str) -> str | None:
+    """The option letter that a text ends in, or None if it ends in none, or boxes several."""
+    letters = [read_letter(text[start:end]) for start, end in boxes(text)]
+    if not letters:
+        return grade(text, "A").extracted
+    return letters[-1] if set(letters) <= {letters[-1], None} else None
+
+
+def end_in_box(text: str, letter: str) -> str:
+    r"""The text with a plain `\boxed{C}` as its end.
+
+    It takes the place of the text's own last box and of what encloses that; it is added where there
+    is none, or where something follows.
+    """
+    plain = rf"\boxed{{{letter}}}"
+    if boxes(text):
+        start, end = boxes(text)[-1]
+        before, after = text[: text.rindex("\\", 0, start)], text[end + 1 :]
+        for opening, closing in ENCLOSING:
+            after = after.strip(" \n.")
+            if before.rstrip().endswith(opening) and after.startswith(closing):
+                before, after = before.rstrip().removesuffix(opening), after.removeprefix(closing)
+        if not after.strip(" \n."):
+            return before + plain
+    return f"{text}\n\n{plain}"
 
 
 # ------------------------------------------------------------------------------------------------
