@@ -30,7 +30,7 @@ import time
 import unicodedata
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from importlib.metadata import distributions
@@ -394,11 +394,14 @@ BENCHMARKS = {
 }
 
 
-def load_benchmark(name: str, data_dir: str | Path | None = None) -> list[Problem]:
+def load_benchmark(
+    name: str, data_dir: str | Path | None = None, option: str = "--data_dir"
+) -> list[Problem]:
     """The problems of a benchmark, from the hub or from `<data_dir>/<name>.jsonl`.
 
     A local copy has the hub's columns; what the hub calls `problem` may be called `question`.
-    Raises InputError if it cannot be read, or has not the number of problems that it should have.
+    Raises InputError if it cannot be read, or has not the number of problems that it should have;
+    `option` is the argument of the command line that gives `data_dir`.
     """
     benchmark = BENCHMARKS[name]
     source = str(Path(data_dir) / f"{name}.jsonl") if data_dir else benchmark.hub_id
@@ -411,7 +414,7 @@ def load_benchmark(name: str, data_dir: str | Path | None = None) -> list[Proble
         gated = f"; it is gated: accept its terms at {page}, then `hf auth login`"
         raise InputError(
             f"{name}: {error}{gated if benchmark.gated else ''}; "
-            f"or give a folder that has {name}.jsonl with --data_dir"
+            f"or give a folder that has {name}.jsonl with {option}"
         ) from error
     problems = read_benchmark(name, rows)
     if len(problems) != benchmark.num_problems:
@@ -585,6 +588,9 @@ class CurateArgs:
                 raise InputError(f"{path}: no such file")
         if self.output.is_dir() or self.output.resolve() in [path.resolve() for path in self.input]:
             raise InputError(f"--output {self.output} would replace a folder or an input")
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(self.output.parent, os.W_OK):
+            raise InputError(f"{self.output.parent}: no permission to write there")
 
 
 class Candidate(NamedTuple):
@@ -607,25 +613,24 @@ def curate(args: tyro.conf.OmitArgPrefixes[CurateArgs]) -> None:
     args.check()
     tokenizer = load_tokenizer(args.tokenizer)
     benchmarks = {} if args.skip_benchmark_check else load_questions(args.benchmarks_dir)
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-
-    began, rejected, draw = time.monotonic(), Counter(), Draw(args.num_examples, args.seed)
     files = [HashedFile(path) for path in args.input]
-    num_rows = [0] * len(files)
+    total = sum(path.stat().st_size for path in args.input)
+
+    # Look at every row
+    began = time.monotonic()
     sifter = Sifter(args.source, args.max_solution_tokens, tokenizer, benchmarks)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # in the workers, which are parallel already
+    rejected, draw = Counter(), Draw(args.num_examples, args.seed)
     pool = ProcessPoolExecutor(
         args.num_workers, multiprocessing.get_context("fork"), _start_worker, (sifter,)
     )
-    total = sum(path.stat().st_size for path in args.input)
     bar = tqdm(desc="curate", total=total, unit="B", unit_scale=True, dynamic_ncols=True)
     try:
-        for index, position, (reasons, candidates) in sift_all(files, pool, 2 * args.num_workers):
-            num_rows[index] += reasons.total() + len(candidates)
+        for position, future in submit_blocks(files, pool, ahead=2 * args.num_workers):
+            reasons, candidates = future.result()
             rejected += reasons
             for candidate in candidates:
                 draw.add(candidate)
-            bar.set_postfix_str(f"{len(draw.questions):,} questions pass", refresh=False)
+            bar.set_postfix_str(f"{len(draw.questions):,} questions", refresh=False)
             bar.update(position - bar.n)
     except BrokenProcessPool as error:
         raise InputError("a worker was killed (out of memory?); nothing was written") from error
@@ -634,39 +639,38 @@ def curate(args: tyro.conf.OmitArgPrefixes[CurateArgs]) -> None:
         pool.shutdown(cancel_futures=True)
     seconds = time.monotonic() - began
 
+    # Draw, write, report
     passed, overlapping = draw.sources()
-    for source, count in (draw.passed - passed - overlapping).items():
+    for source, count in (draw.candidates - passed - overlapping).items():
         rejected[source, "duplicate"] = count
     for source, count in overlapping.items():
         rejected[source, "benchmark_overlap"] = count
-    chosen = draw.examples()
-    num_read = sum(num_rows)
-    print(f"{num_read:,} rows in {seconds:.0f} s: {num_read / seconds:,.0f} rows/s, ", end="")
-    print(f"{total / seconds / 1e6:.0f} MB/s with {args.num_workers} workers")
-    by_reason = Counter({reason: 0 for reason in REASONS})
-    for (_, reason), count in rejected.items():
-        by_reason[reason] += count
-    for name, count in [*by_reason.items(), ("questions that pass", passed.total())]:
-        print(f"    {name:<20}{count:>12,}{100 * count / max(num_read, 1):>8.2f} %")
-    if not chosen:
+    chosen = draw.chosen()
+    examples = [candidate.example for candidate in chosen]
+    by_reason = {
+        reason: sum(count for (_, why), count in rejected.items() if why == reason)
+        for reason in REASONS
+    }
+    num_rows = rejected.total() + passed.total()
+    print(
+        f"{num_rows:,} rows in {seconds:.1f} s with {args.num_workers} workers: "
+        f"{num_rows / seconds:,.0f} rows/s, {total / seconds / 1e6:.1f} MB/s"
+    )
+    for name, count in {**by_reason, "questions that pass": passed.total()}.items():
+        print(f"    {name:<20}{count:>12,}{100 * count / max(1, num_rows):>8.2f} %")
+    if not examples:
         raise InputError("no row passes every rule; nothing was written")
 
-    examples = [candidate.example for candidate in chosen]
-    num_tokens = [candidate.num_tokens for candidate in chosen]
     write_rows([asdict(example) for example in examples], args.output)
+    num_tokens = [candidate.num_tokens for candidate in chosen]
     drawn = Counter(example.source for example in examples)
     report = {
         "arguments": asdict(args),
         "inputs": [
-            {
-                "path": file.name,
-                "bytes": file.num_bytes,
-                "sha256": file.sha256.hexdigest(),
-                "rows": n,
-            }
-            for file, n in zip(files, num_rows, strict=True)
+            {"path": file.name, "bytes": file.num_bytes, "sha256": file.sha256.hexdigest()}
+            for file in files
         ],
-        "rows": num_read,
+        "rows": num_rows,
         "rejected": by_reason,
         "questions_that_pass": passed.total(),
         "examples": len(examples),
@@ -675,7 +679,7 @@ def curate(args: tyro.conf.OmitArgPrefixes[CurateArgs]) -> None:
             | {"questions_that_pass": passed[source], "examples": drawn[source]}
             for source in sorted({*(source for source, _ in rejected), *passed})
         },
-        "answers": {letter: n for letter, n in sorted(Counter(e.answer for e in examples).items())},
+        "answers": dict(sorted(Counter(example.answer for example in examples).items())),
         "solution_tokens": summary(num_tokens),
         "benchmarks": {name: len(questions) for name, questions in benchmarks.items()},
         "output_sha256": hashlib.sha256(args.output.read_bytes()).hexdigest(),
@@ -738,25 +742,27 @@ def read_blocks(file: HashedFile) -> Iterator[list[bytes]]:
         raise InputError(f"{file.name}: cannot be read: {error}") from error
 
 
-def sift_all(
+def submit_blocks(
     files: Sequence[HashedFile], pool: ProcessPoolExecutor, ahead: int
-) -> Iterator[tuple[int, int, tuple[Counter, list[Candidate]]]]:
-    """Yield (number of the file, bytes read so far, what `Sifter` says), at most `ahead` behind."""
-    pending, before = deque(), 0
-    for index, file in enumerate(files):
+) -> Iterator[tuple[int, Future]]:
+    """Yield (bytes read up to it, future of its sifting) for each block of all files, in order.
+
+    At most `ahead` blocks are read before they are wanted: memory does not grow with the input.
+    """
+    pending = deque()
+    for file in files:
         for block in read_blocks(file):
-            pending.append((index, before + file.num_bytes, pool.submit(_sift, block)))
+            position = sum(file.num_bytes for file in files)
+            pending.append((position, pool.submit(_sift, block)))
             if len(pending) > ahead:
-                index_, position, future = pending.popleft()
-                yield index_, position, future.result()
-        before += file.num_bytes
-    for index, position, future in pending:
-        yield index, position, future.result()
+                yield pending.popleft()
+    yield from pending
 
 
 def _start_worker(sifter: Sifter) -> None:
     global _SIFTER  # comes with the fork: nothing is copied, nothing loaded again
     _SIFTER = sifter
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers are parallel already
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the parent decides
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no worker outlives its parent
 
@@ -798,7 +804,7 @@ class Sifter:
         for line in lines:
             row = read_release_row(line)
             if row is None:
-                rejected["", "malformed"] += 1
+                rejected["unknown", "malformed"] += 1
             elif isinstance(judged := self.judge(row), Example):
                 examples.append(judged)
             else:
@@ -873,7 +879,8 @@ def read_release_row(line: bytes) -> ReleaseRow | None:
             for name, value in values.items()
             if value is not None
         }
-        question, text = human["value"].strip(), assistant.get("value") or ""
+        question, text = human["value"].strip(), assistant.get("value")
+        text = text if isinstance(text, str) else ""
         thinking, tag, answer = text.rpartition("</think>")
         if not tag:
             thinking, tag, answer = text.partition("<answer>")
@@ -900,6 +907,7 @@ def read_release_row(line: bytes) -> ReleaseRow | None:
 
 
 def says_wrong(verify_score: object) -> bool:
+    """Whether a score, of whatever type, is one of a wrong answer; what cannot be read is not."""
     try:
         return float(verify_score) < VERIFIED
     except (TypeError, ValueError):
@@ -926,7 +934,7 @@ def word_runs(normalized: str) -> Iterator[str]:
 
 def load_questions(benchmarks_dir: Path | None) -> dict[str, list[str]]:
     """The questions of the seven benchmarks, from the hub or from the copies that a folder has."""
-    questions = {}
+    questions, missing = {}, []
     for name, benchmark in BENCHMARKS.items():
         if benchmarks_dir is None:
             problems = load_benchmark(name, option="--benchmarks_dir")
@@ -935,12 +943,10 @@ def load_questions(benchmarks_dir: Path | None) -> dict[str, list[str]]:
         else:
             problems = []
         questions[name] = [problem.question.partition("\n\n(A) ")[0] for problem in problems]
-        if len(problems) != benchmark.num_problems:
-            print(
-                f"warning: {len(problems)} of the {benchmark.num_problems} problems of {name} are "
-                f"known: the others are not looked for",
-                file=sys.stderr,
-            )
+        if lacking := benchmark.num_problems - len(problems):
+            missing.append(f"{name} {lacking} of {benchmark.num_problems}")
+    if missing:
+        print(f"warning: problems that nobody looks for: {', '.join(missing)}", file=sys.stderr)
     if not any(questions.values()):
         raise InputError(
             f"{benchmarks_dir}: has none of {', '.join(f'{n}.jsonl' for n in BENCHMARKS)}"
@@ -960,14 +966,14 @@ class Draw:
 
     def __init__(self, num_examples: int, seed: int):
         self.num_examples, self.seed = num_examples, seed
-        self.passed = Counter()  # candidates by source, duplicates and overlaps among them
+        self.candidates = Counter()  # by source
         self.questions: dict[int, tuple[bytes, str, bool]] = {}  # place -> hash, source, overlaps
         self.drawn: dict[int, Candidate] = {}
         self.places: list[int] = []  # of the drawn, negative: a heap, the last place first
 
     def add(self, candidate: Candidate) -> None:
         example = candidate.example
-        self.passed[example.source] += 1
+        self.candidates[example.source] += 1
         place = int.from_bytes(
             hashlib.sha256(f"{self.seed}/{candidate.normalized}".encode()).digest()
         )
@@ -991,7 +997,7 @@ class Draw:
             (overlapping if overlaps else passed)[source] += 1
         return passed, overlapping
 
-    def examples(self) -> list[Candidate]:
+    def chosen(self) -> list[Candidate]:
         return [self.drawn[place] for place in sorted(self.drawn)]
 
 

@@ -173,7 +173,7 @@ def option_labels(question: str) -> str:
     text = re.sub(SPACES, " ", re.sub(rf"{FONTS}|[{{}}$*]", "", question))
     longest = ""
     for style in (
-        r"(?<![A-Za-z0-9])[(\[（] ?([A-J]) ?[)\]）]",
+        r"(?<![A-Za-z])[(\[（] ?([A-J]) ?[)\]）]",
         r"(?:^|[\s;,|])([A-J]) ?[).:．、：）]",
     ):
         labels = ""
@@ -187,11 +187,13 @@ def option_labels(question: str) -> str:
 
 
 def final_letter(text: str) -> str | None:
-    """The option letter that a text ends in, or None if it ends in none, or boxes several."""
+    """The one option letter that a text ends in, or None if it ends in none or names several."""
     letters = [read_letter(text[start:end]) for start, end in boxes(text)]
-    if not letters:
-        return grade(text, "A").extracted
-    return letters[-1] if set(letters) <= {letters[-1], None} else None
+    if letters:
+        return letters[-1] if set(letters) <= {letters[-1], None} else None
+    letter = grade(text, "A").extracted
+    another = rf"\b{letter}[)\]]?\s*(?:[,/&]|\bor\b|\band\b)\s*[(\[]?[A-J]\b"
+    return None if re.search(another, text[-CLOSING_CHARS:]) else letter
 
 
 def end_in_box(text: str, letter: str) -> str:
