@@ -174,7 +174,7 @@ def option_labels(question: str) -> str:
     longest = ""
     for style in (
         r"(?<![A-Za-z])[(\[（] ?([A-J]) ?[)\]）]",
-        r"(?:^|[\s;,|])([A-J]) ?[).:．、：）]",
+        r"(?:^|[\s;,|])([A-J]) ?[).:．、：）](?![A-Z]\.)",
     ):
         labels = ""
         for letter in re.findall(style, text):
