@@ -5,18 +5,21 @@
 Quote ratios: they hold on other machines, seconds do not.
 """
 
+import contextlib
 import json
+import os
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import psutil
 import tyro
+from tqdm import tqdm
 
 RELEASE = 14.6e9  # bytes of AM-Qwen3-Distilled's math.jsonl
 SENTENCES = (  # of made-up reasoning; {} is a number
@@ -62,82 +65,83 @@ def write_release(path: Path, num_bytes: int, seed: int = 0) -> None:
             file.write(json.dumps({"system": "", "conversations": [human, assistant]}) + "\n")
 
 
-def peak_memory(process: subprocess.Popen, peaks: list[int]) -> None:
-    """Append the bytes that a process and its children held together at their worst."""
+def peak_memory(process: subprocess.Popen) -> int:
+    """Wait for a process; returns the bytes that it and its children held together at most."""
     peak, root = 0, psutil.Process(process.pid)
     while process.poll() is None:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # one has just ended
             tree = [root, *root.children(recursive=True)]
             peak = max(peak, sum(each.memory_full_info().pss for each in tree))
-        except psutil.NoSuchProcess:
-            pass  # it ended just now
         time.sleep(0.1)
-    peaks.append(peak)
+    return peak
 
 
 def curate(
     tokenizer: str = "Qwen/Qwen3-0.6B-Base", megabytes: int = 200, repetitions: int = 5
 ) -> None:
-    """Rows per second and memory of `data.py curate`, beside a loop that only reads the rows.
+    """Rows per second and memory of `data.py curate`, beside a loop that only parses the rows.
 
     Args:
         tokenizer: hub id or folder.
         megabytes: size of the generated release; a quarter of it shows that memory does not grow.
         repetitions: of each measurement, in turns.
     """
+    cores = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
         whole, quarter = Path(folder, "whole.jsonl"), Path(folder, "quarter.jsonl")
         write_release(whole, megabytes * 10**6)
         write_release(quarter, megabytes * 10**6 // 4)
-        num_rows = sum(1 for _ in whole.open())
-        print(f"{num_rows:,} rows, {whole.stat().st_size / num_rows / 1e3:.1f} kB each")
+        rows = {path: sum(1 for _ in path.open()) for path in (whole, quarter)}
 
-        def run(release: Path, workers: int) -> float:
+        def run(release: Path, workers: int) -> tuple[float, int]:
+            """Seconds of reading and sifting, as the command reports them, and peak memory."""
             command = [sys.executable, "data.py", "curate", "--input", release]
             command += ["--tokenizer", tokenizer, "--output", Path(folder, "train.jsonl")]
             command += ["--num_workers", workers, "--skip_benchmark_check", "--allow_fewer"]
-            began = time.monotonic()
             process = subprocess.Popen(
                 list(map(str, command)),
                 cwd=Path(__file__).parent,
-                stdout=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
+                text=True,
             )
-            watch = threading.Thread(target=peak_memory, args=(process, memory[release, workers]))
-            watch.start()
-            if process.wait():
+            peak = peak_memory(process)
+            found = re.search(r"rows in ([\d.]+) s", process.communicate()[0])
+            if process.returncode or not found:
                 sys.exit(f"error: {' '.join(process.args)} failed")
-            watch.join()
-            return time.monotonic() - began
+            return float(found[1]), peak
 
-        def parse() -> float:
+        def parse(release: Path, _: int) -> tuple[float, int]:
             began = time.monotonic()
-            for line in whole.open("rb"):
+            for line in release.open("rb"):
                 json.loads(line)
-            return time.monotonic() - began
+            return time.monotonic() - began, 0
 
-        cores = psutil.cpu_count()
-        cases = [(whole, 1), (whole, cores), (quarter, cores)]
-        seconds: dict = {case: [] for case in ["parse", *cases]}
-        memory: dict = {case: [] for case in cases}
-        for _ in range(repetitions):
-            seconds["parse"].append(parse())
-            for case in cases:
-                seconds[case].append(run(*case))
-        start_up = "the whole command, start-up included"
-        print(f"median of {repetitions}, {cores} cores; {start_up}\n")
+        cases = {
+            "json.loads alone, one process": (parse, whole, 1),
+            "curate, 1 worker": (run, whole, 1),
+            f"curate, {cores} workers": (run, whole, cores),
+            f"curate, {cores} workers, a quarter of the rows": (run, quarter, cores),
+        }
+        measured: dict[str, list[tuple[float, int]]] = {name: [] for name in cases}
+        for _ in tqdm(range(repetitions), desc="repetitions"):
+            for name, (call, *arguments) in cases.items():
+                measured[name].append(call(*arguments))
+
+        print(
+            f"\n{rows[whole]:,} rows of {whole.stat().st_size / rows[whole] / 1e3:.0f} kB; ", end=""
+        )
+        print(f"medians of {repetitions} repetitions on {cores} cores, start-up left out\n")
         print("| | s | rows/s | MB/s | peak memory, MiB |\n|---|---|---|---|---|")
-        names = ["json.loads in a loop", *(f"curate, {n} workers, {p.stem}" for p, n in cases)]
-        for name, (case, values) in zip(names, seconds.items(), strict=True):
-            median = statistics.median(values)
-            share = 0.25 if case != "parse" and case[0] == quarter else 1
-            peak = f"{max(memory[case]) / 2**20:,.0f}" if case in memory else ""
-            rows, rate = share * num_rows / median, share * megabytes / median
-            print(f"| {name} | {median:.1f} | {rows:,.0f} | {rate:.1f} | {peak} |")
-        # What start-up takes drops out of the difference between the two sizes.
-        whole_s, quarter_s = (statistics.median(seconds[p, cores]) for p in (whole, quarter))
-        rate = 0.75 * megabytes * 1e6 / (whole_s - quarter_s)
-        print(f"\nbeyond start-up {rate / 1e6:.1f} MB/s: 14.6 GB in {RELEASE / rate / 60:.0f} min")
+        for name, (_, release, workers) in cases.items():
+            seconds = statistics.median(s for s, _ in measured[name])
+            peak = max(peak for _, peak in measured[name]) / 2**20
+            rate = release.stat().st_size / seconds / 1e6
+            print(f"| {name} | {seconds:.1f} | {rows[release] / seconds:,.0f} ", end="")
+            print(f"| {rate:.1f} | {peak or float('nan'):.0f} |")
+            if release == whole and workers == cores:
+                minutes = RELEASE / rate / 1e6 / 60
+        print(f"\nthe release's 14.6 GB at the rate of {cores} workers: {minutes:.0f} min")
 
 
 if __name__ == "__main__":

@@ -495,7 +495,7 @@ def _fields(where: str, row: dict, *names: str) -> list:
     return [row[name] for name in names]
 
 
-def import_aqua(source: str, output: str) -> None:
+def import_aqua(source: tyro.conf.Positional[str], output: tyro.conf.Positional[str]) -> None:
     """Convert AQuA-RAT (question, options, rationale, correct) to the training format.
 
     Args:
@@ -515,7 +515,7 @@ def import_aqua(source: str, output: str) -> None:
     _finish_import(examples, source, output)
 
 
-def import_gsm8k(source: str, output: str) -> None:
+def import_gsm8k(source: tyro.conf.Positional[str], output: tyro.conf.Positional[str]) -> None:
     """Convert GSM8K (question, answer with a last line `#### 42`) to the training format.
 
     Args:
@@ -588,9 +588,6 @@ class CurateArgs:
                 raise InputError(f"{path}: no such file")
         if self.output.is_dir() or self.output.resolve() in [path.resolve() for path in self.input]:
             raise InputError(f"--output {self.output} would replace a folder or an input")
-        self.output.parent.mkdir(parents=True, exist_ok=True)
-        if not os.access(self.output.parent, os.W_OK):
-            raise InputError(f"{self.output.parent}: no permission to write there")
 
 
 class Candidate(NamedTuple):
@@ -613,6 +610,9 @@ def curate(args: tyro.conf.OmitArgPrefixes[CurateArgs]) -> None:
     args.check()
     tokenizer = load_tokenizer(args.tokenizer)
     benchmarks = {} if args.skip_benchmark_check else load_questions(args.benchmarks_dir)
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(args.output.parent, os.W_OK):
+        raise InputError(f"{args.output.parent}: no permission to write there")
     files = [HashedFile(path) for path in args.input]
     total = sum(path.stat().st_size for path in args.input)
 

@@ -9,8 +9,9 @@
 #
 # A run that several rows share is trained once; one that was stopped goes on where it was; what is
 # done stays, whatever the data are by now. From the environment, as absolute paths or relative to
-# this folder: DATA, the training file; BENCHMARKS, a folder with copies of the benchmarks, instead
-# of the hub; RUNS, where all of it goes, one folder for one set of data.
+# this folder: DATA, the training file (default: data/train.jsonl, which `python data.py curate`
+# makes); BENCHMARKS, a folder with copies of the benchmarks, instead of the hub; RUNS, where all of
+# it goes, one folder for one set of data.
 set -euo pipefail
 cd "$(dirname "$0")"
 export PATH="$PWD/.venv/bin:$PATH"

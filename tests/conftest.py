@@ -99,3 +99,13 @@ def metrics(folder: Path) -> list[dict]:
         {k: v for k, v in row.items() if not k.endswith("_s") and k != "tokens_per_second"}
         for row in rows
     ]
+
+
+def released(aqua: dict) -> dict:
+    """A row of AQuA, dressed as a row of the release that the paper's training set comes from."""
+    question = "\n".join([aqua["question"], *aqua["options"]])
+    said = f"The right option is\n\n$$\n\\boxed{{\\text{{{aqua['correct']}}}}}\n$$"
+    info = {"source": "NuminaMath_1.5", "ground_truth": aqua["correct"]}
+    text = f"<think>{aqua['rationale']}</think><answer>{said}</answer>"
+    human = {"from": "human", "value": question, "info": info}
+    return {"conversations": [human, {"from": "assistant", "value": text}]}

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import data
-from conftest import ROOT, SHARED, needs_shared
+from conftest import ROOT, SHARED, needs_shared, released
 from data import CurateArgs, InputError
 from tiny import CHAT_TEMPLATE, make_tokenizer
 from verify import is_correct
@@ -529,42 +529,26 @@ def test_stats_summarise_any_training_file(curated, tmp_path, capsys):
 # ---- real questions
 
 
-def released(question: str, options: list[str], solution: str, letter: str) -> dict:
-    """A real question, dressed as a row of the release."""
-    question = "\n".join([question, *options])
-    said = f"The right option is\n\n$$\n\\boxed{{\\text{{{letter}}}}}\n$$"
-    text = f"<think>{solution}</think><answer>{said}</answer>"
-    info = {"source": "NuminaMath_1.5", "ground_truth": letter}
-    turns = [
-        {"from": "human", "value": question, "info": info},
-        {"from": "assistant", "value": text},
-    ]
-    return {"conversations": turns}
-
-
 @needs_shared
 def test_real_questions_pass_and_those_of_benchmarks_do_not(curate):
     def rows(name: str) -> list[dict]:
         return [json.loads(line) for line in (SHARED / "data" / f"{name}.jsonl").open()]
 
-    aqua = [
-        released(each["question"], each["options"], each["rationale"], each["correct"])
-        for each in rows("aqua_dev")
-    ]
+    aqua = rows("aqua_dev")
     sat = [
-        released(each["question"], each["options"], each["other"]["solution"], each["label"])
+        {**each, "rationale": each["other"]["solution"], "correct": each["label"]}
         for each in rows("sat_math")
     ]
     asked = [each["problem"] for each in [*rows("aime24"), *rows("math500")]]
     asked += [each["question"] for each in rows("aime25")]
-    options = ["(A) 1", "(B) 2", "(C) 3"]
-    leaked = [released(each, options, "Guess.", "B") for each in asked]
+    options = {"options": ["(A) 1", "(B) 2", "(C) 3"], "rationale": "Guess.", "correct": "B"}
+    leaked = [{"question": question, **options} for question in asked]
     real = {
         "tokenizer": str(SHARED / "qwen3_tokenizer"),
         "benchmarks_dir": SHARED / "data",
         "max_solution_tokens": 4096,
     }
-    examples, report = curate([*aqua, *sat, *leaked], **real)
+    examples, report = curate(map(released, [*aqua, *sat, *leaked]), **real)
     assert report["rejected"] == dict.fromkeys(data.REASONS, 0) | {"benchmark_overlap": len(leaked)}
     assert len(examples) == len(aqua) + len(sat) == 474
     tokens = data.load_tokenizer(real["tokenizer"])

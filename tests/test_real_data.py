@@ -4,14 +4,19 @@ import json
 import subprocess
 import sys
 
-from conftest import ROOT, SHARED, launch, metrics, needs_shared
+from conftest import ROOT, SHARED, launch, metrics, needs_shared, released
+from data import write_rows
 
 
 @needs_shared
 def test_real_problems_with_the_real_vocabulary_over_two_ranks(tmp_path):
     python = sys.executable
-    source, rows = SHARED / "data" / "aqua_dev.jsonl", tmp_path / "aqua.jsonl"
-    subprocess.run([python, "data.py", "import-aqua", source, rows], cwd=ROOT, check=True)
+    rows = tmp_path / "train.jsonl"
+    curate = ["data.py", "curate", "--input", tmp_path / "release.jsonl", "--output", rows]
+    curate += ["--tokenizer", SHARED / "qwen3_tokenizer", "--benchmarks_dir", SHARED / "data"]
+    with (SHARED / "data" / "aqua_dev.jsonl").open() as source:
+        write_rows([released(json.loads(line)) for line in source], tmp_path / "release.jsonl")
+    subprocess.run([python, *curate, "--num_examples", "200"], cwd=ROOT, check=True)
     init = ["tiny.py", "init", "--tokenizer", SHARED / "qwen3_tokenizer"]
     subprocess.run([python, *init, "--output_dir", tmp_path / "model"], cwd=ROOT, check=True)
     config = json.loads((tmp_path / "model" / "config.json").read_text())
