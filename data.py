@@ -888,29 +888,26 @@ def read_release_row(line: bytes) -> ReleaseRow | None:
             thinking, answer = info["think_content"], info.get("answer_content", text)
         thinking = thinking.strip().removeprefix("<think>").strip()
         answer = answer.strip().removeprefix("<answer>").removesuffix("</answer>").strip()
-        f"{question}{thinking}{answer}".encode()  # raises at half a surrogate pair
+        source, reference = (
+            value if isinstance(value := info.get(name), str) else ""
+            for name in ("source", "ground_truth")
+        )
+        f"{question}{thinking}{answer}{source}".encode()  # raises at half a surrogate pair
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
         return None
     if not (question and thinking and answer):
         return None
     if re.search("</?think>", thinking + answer) or re.search("</?answer>", answer):
         return None
-    source, reference = info.get("source"), info.get("ground_truth")
-    return ReleaseRow(
-        source.strip() or "unknown" if isinstance(source, str) else "unknown",
-        question,
-        thinking,
-        answer,
-        reference if isinstance(reference, str) else "",
-        info.get("verify_score"),
-    )
+    source = source.strip() or "unknown"
+    return ReleaseRow(source, question, thinking, answer, reference, info.get("verify_score"))
 
 
 def says_wrong(verify_score: object) -> bool:
     """Whether a score, of whatever type, is one of a wrong answer; what cannot be read is not."""
     try:
         return float(verify_score) < VERIFIED
-    except (TypeError, ValueError):
+    except (OverflowError, TypeError, ValueError):
         return str(verify_score).strip().casefold() in ("false", "wrong", "incorrect")
 
 

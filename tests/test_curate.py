@@ -89,6 +89,7 @@ REJECTED = {
         row(said=""),
         row(text="<think>a</think> b <think>c</think> \\boxed{C}"),
         row(question="\ud800 " + QUESTION),
+        row(source="numina \udfff"),
     ],
     "not_source": [
         row(source="openR1Math"),
@@ -157,6 +158,8 @@ KEPT = [
     row(11, said="So it is (C), as\n\n\\boxed{\\text{(C)}}\n\nshows."),
     row(12, said="The answer is (C)."),
     row(13, verify_score={"score": 0}),
+    row(18, verify_score=10**400),
+    row(19, verify_score="nan"),
     {**row(14), "conversations": row(14)["conversations"][::-1], "system": None},
     without(row(15), 1, "info"),
     row(16, question=f"{' '.join(BENCHMARK[0].split()[:12])} and goes (A) 1 (B) 2 (C) 3"),
