@@ -729,8 +729,7 @@ def read_blocks(file: HashedFile) -> Iterator[list[bytes]]:
         while line := stream.readline(MAX_ROW):
             if len(line) == MAX_ROW and not line.endswith(b"\n"):
                 while (rest := stream.readline(MAX_ROW)) and not rest.endswith(b"\n"):
-                    pass
-                line = line[:80]  # too short to be read, which is what becomes of it
+                    pass  # without its rest, the row cannot be parsed
             if not line.isspace():
                 block.append(line)
                 size += len(line)

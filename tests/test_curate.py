@@ -10,7 +10,9 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pyarrow
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -331,6 +333,7 @@ def test_benchmarks_that_the_hub_does_not_give_are_an_error(curate, monkeypatch)
     [
         ("What is $x + 1$?", "what is x+1", True),
         (r"Find $\dfrac{1}{2}$ of \textbf{it}.", r"Find \(\frac{1}{2}\)  of it", True),
+        (r"$\left( x \right) \displaystyle y$", "(x) y", True),
         ("x + 1", "x - 1", False),
         ("12", "1 2", False),
         ("How many?", "How much?", False),
@@ -338,6 +341,11 @@ def test_benchmarks_that_the_hub_does_not_give_are_an_error(curate, monkeypatch)
 )
 def test_questions_are_compared_without_layout_but_with_operators(one, other, same):
     assert (data.normalize(one) == data.normalize(other)) == same
+
+
+def test_a_run_of_words_has_thirteen_words_and_numbers_whatever_stands_between():
+    assert list(data.word_runs("1 + 2 + 3 + 4 + 5 + 6 + 7 + 8 + 9 + 10 + 11 = 66")) == []
+    assert len(list(data.word_runs("a b c + d e f g h i j k l m = n"))) == 2
 
 
 # ---- the draw
@@ -380,6 +388,12 @@ def test_the_same_call_gives_the_same_bytes_and_another_seed_another_draw(curate
     assert written[0][2].startswith(b"\x89PNG") and not list(tmp_path.glob("*.partial"))
 
 
+def test_an_id_stands_for_the_question_alone(curate):
+    [one], [same] = (curate([row(thinking=text)], seed=len(text))[0] for text in ("One.", "Other."))
+    assert one["id"] == same["id"] and one["solution"] != same["solution"]
+    assert curate([row(1)])[0][0]["id"] != one["id"]
+
+
 def test_a_smaller_draw_is_the_beginning_of_a_larger_one(curate):
     rows = many(60)
     small, large = (curate(rows, num_examples=n)[0] for n in (10, 40))
@@ -398,6 +412,17 @@ def test_a_row_that_is_too_long_for_memory_is_malformed(curate, monkeypatch):
     assert len(to_line(exact)) in (4999, 5000)
     examples, report = curate([KEPT[0], *long, exact, KEPT[1]], max_solution_tokens=5000)
     assert len(examples) == 3 and report["rejected"]["malformed"] == 2
+
+
+def test_only_a_few_blocks_are_read_ahead(tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "BLOCK", 1)
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"{}\n" * 100)
+    submitted = []
+    pool = SimpleNamespace(submit=lambda _, block: submitted.append(block))
+    for done, _ in enumerate(data.submit_blocks([data.HashedFile(path)], pool, ahead=4)):
+        assert len(submitted) <= done + 5
+    assert len(b"".join(line for block in submitted for line in block)) == 300
 
 
 def test_half_a_row_at_the_end_and_empty_lines_lose_nothing_else(curate):
@@ -458,6 +483,34 @@ def test_a_killed_worker_ends_the_run_with_one_line(curate, tmp_path, monkeypatc
 
 def kill_worker(lines: list[bytes]) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+def test_no_worker_outlives_a_run_that_is_stopped(tmp_path, tokenizer, end):
+    rows = b"".join(to_line(row(i, thinking="x" * 3000)) for i in range(1000))
+    (tmp_path / "math.jsonl").write_bytes(rows * 10)
+    command = [sys.executable, "data.py", "curate", "--input", tmp_path / "math.jsonl"]
+    command += ["--tokenizer", tokenizer, "--skip_benchmark_check"]
+    command += ["--output", tmp_path / "train.jsonl"]
+    process = subprocess.Popen(
+        list(map(str, command)),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    workers = []
+    while not workers or workers[0].cpu_times().user < 0.2:
+        assert process.poll() is None
+        workers = psutil.Process(process.pid).children()
+    os.killpg(process.pid, end) if end == signal.SIGINT else process.kill()
+    out, err = process.communicate(timeout=30)
+    assert not psutil.wait_procs(workers, timeout=10)[1]
+    assert not out and list(tmp_path.glob("train*")) == []
+    if end == signal.SIGINT:
+        assert process.returncode == 130 and err.endswith("stopped: nothing was written\n")
+        assert "Traceback" not in err
 
 
 # ---- the commands, and what reads the result
