@@ -83,6 +83,10 @@ def read_rows(path_or_hub_id: str, split: str = "train") -> Iterator[tuple[str, 
                     raise InputError(f"{where}: not JSON ({error})") from error
                 if not isinstance(row, dict):
                     raise InputError(f"{where}: expected a JSON object, got {type(row).__name__}")
+                if b"\\ud" in line and re.search(
+                    "[\ud800-\udfff]", json.dumps(row, ensure_ascii=False)
+                ):
+                    raise InputError(f"{where}: has half a surrogate pair, which is no text")
                 yield where, row
     elif re.fullmatch(r"[\w-]+/[\w.-]+(:[\w.-]+)?", path_or_hub_id) and path.suffix not in (
         ".json",
@@ -127,10 +131,14 @@ def write_rows(rows: Sequence[dict], path: str | Path) -> None:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(path.name + ".partial")
-    with aside.open("w", encoding="utf-8") as out:
-        out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        out.flush()
-        os.fsync(out.fileno())
+    try:
+        with aside.open("w", encoding="utf-8") as out:
+            out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            out.flush()
+            os.fsync(out.fileno())
+    except OSError as error:
+        aside.unlink(missing_ok=True)  # a full disk needs the space
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from error
     aside.rename(path)
 
 
@@ -558,8 +566,9 @@ REASONS = (  # why a row is not kept; of several, the first one counts
 )
 OVERLAP_WORDS = 13  # a run of so many words in common makes two questions the same
 VERIFIED = 0.9  # the release's own bound: a lower verify_score means a wrong answer
-BLOCK = 4 * 2**20  # bytes of rows that a worker gets at a time
-MAX_ROW = 4 * 2**20  # bytes; a longer row is malformed, so that memory stays bounded
+BLOCK = 2**19  # bytes of rows that a worker gets at a time
+MAX_ROW = 2**20  # bytes; a longer row is malformed, so that memory stays bounded
+MAX_QUESTION = 20_000  # characters; a longer question is malformed, so that time does too
 
 
 @dataclass(frozen=True)
@@ -586,8 +595,10 @@ class CurateArgs:
         for path in self.input:
             if not path.is_file():
                 raise InputError(f"{path}: no such file")
-        if self.output.is_dir() or self.output.resolve() in [path.resolve() for path in self.input]:
-            raise InputError(f"--output {self.output} would replace a folder or an input")
+        if self.output.suffix != ".jsonl" or self.output.is_dir():
+            raise InputError(f"--output {self.output}: must be a file that ends in .jsonl")
+        if self.output.resolve() in [path.resolve() for path in self.input]:
+            raise InputError(f"--output {self.output} would replace an input")
 
 
 class Candidate(NamedTuple):
@@ -636,63 +647,77 @@ def curate(args: tyro.conf.OmitArgPrefixes[CurateArgs]) -> None:
         raise InputError("a worker was killed (out of memory?); nothing was written") from error
     finally:
         bar.close()
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown(wait=False, cancel_futures=True)
     seconds = time.monotonic() - began
 
-    # Draw, write, report
+    # Draw, report, write
     passed, overlapping = draw.sources()
     for source, count in (draw.candidates - passed - overlapping).items():
-        rejected[source, "duplicate"] = count
+        rejected[source, "duplicate"] = count  # rows for which another one of their question stands
     for source, count in overlapping.items():
         rejected[source, "benchmark_overlap"] = count
     chosen = draw.chosen()
     examples = [candidate.example for candidate in chosen]
-    by_reason = {
-        reason: sum(count for (_, why), count in rejected.items() if why == reason)
-        for reason in REASONS
-    }
-    num_rows = rejected.total() + passed.total()
-    print(
-        f"{num_rows:,} rows in {seconds:.1f} s with {args.num_workers} workers: "
-        f"{num_rows / seconds:,.0f} rows/s, {total / seconds / 1e6:.1f} MB/s"
-    )
-    for name, count in {**by_reason, "questions that pass": passed.total()}.items():
-        print(f"    {name:<20}{count:>12,}{100 * count / max(1, num_rows):>8.2f} %")
-    if not examples:
-        raise InputError("no row passes every rule; nothing was written")
-
-    write_rows([asdict(example) for example in examples], args.output)
     num_tokens = [candidate.num_tokens for candidate in chosen]
-    drawn = Counter(example.source for example in examples)
     report = {
         "arguments": asdict(args),
         "inputs": [
             {"path": file.name, "bytes": file.num_bytes, "sha256": file.sha256.hexdigest()}
             for file in files
         ],
-        "rows": num_rows,
-        "rejected": by_reason,
-        "questions_that_pass": passed.total(),
-        "examples": len(examples),
-        "sources": {
-            source: {reason: rejected[source, reason] for reason in REASONS}
-            | {"questions_that_pass": passed[source], "examples": drawn[source]}
-            for source in sorted({*(source for source, _ in rejected), *passed})
-        },
-        "answers": dict(sorted(Counter(example.answer for example in examples).items())),
-        "solution_tokens": summary(num_tokens),
+        **count_rows(rejected, passed, examples),
         "benchmarks": {name: len(questions) for name, questions in benchmarks.items()},
-        "output_sha256": hashlib.sha256(args.output.read_bytes()).hexdigest(),
         **provenance(),
     }
+    rows = report["rows"]
+    print(
+        f"{rows:,} rows in {seconds:.1f} s with {args.num_workers} workers: "
+        f"{rows / seconds:,.0f} rows/s, {total / seconds / 1e6:.1f} MB/s"
+    )
+    table = {**report["rejected"], "questions that pass": passed.total()}
+    for name, count in table.items():
+        print(f"    {name:<20}{count:>12,}{100 * count / max(1, rows):>8.2f} %")
+    if table["malformed"] == rows:
+        raise InputError("no row can be read: is it the release's JSONL? Nothing was written")
+    if not examples:
+        raise InputError("no row passes every rule; nothing was written")
+    write_rows([asdict(example) for example in examples], args.output)
+    report["solution_tokens"] = summary(num_tokens)
+    report["output_sha256"] = hashlib.sha256(args.output.read_bytes()).hexdigest()
     write_json(report, args.output.with_suffix(".report.json"))
-    draw_figure(examples, num_tokens, args.max_solution_tokens, args.output.with_suffix(".png"))
+    draw_figure(examples, num_tokens, args.output.with_suffix(".png"))
     print(f"{len(examples):,} examples -> {args.output}")
     if len(examples) < args.num_examples and not args.allow_fewer:
         raise InputError(
             f"only {len(examples):,} of --num_examples {args.num_examples:,} were found; they are "
             "written (--allow_fewer makes this a success)"
         )
+
+
+def count_rows(rejected: Counter, passed: Counter, examples: Sequence[Example]) -> dict:
+    """Rows by reason, by source, and by answer.
+
+    Args:
+        rejected: rows by (source, reason).
+        passed: questions by source.
+        examples: those that were drawn.
+    """
+    drawn = Counter(example.source for example in examples)
+    sources = {
+        source: {reason: rejected[source, reason] for reason in REASONS}
+        | {"questions_that_pass": passed[source], "examples": drawn[source]}
+        for source in sorted({*(source for source, _ in rejected), *passed})
+    }
+    return {
+        "rows": rejected.total() + passed.total(),
+        "rejected": {
+            reason: sum(counts[reason] for counts in sources.values()) for reason in REASONS
+        },
+        "questions_that_pass": passed.total(),
+        "examples": len(examples),
+        "sources": sources,
+        "answers": dict(sorted(Counter(example.answer for example in examples).items())),
+    }
 
 
 # ---- reading
@@ -787,15 +812,12 @@ class Sifter:
         tokenizer: PreTrainedTokenizerBase,
         benchmarks: dict[str, list[str]],
     ):
-        import verify  # takes a second, and only curation needs it
-
-        self.verify = verify
         self.source = source.casefold()
         self.max_solution_tokens = max_solution_tokens
         self.tokenizer = tokenizer
         problems = [normalize(question) for name in benchmarks for question in benchmarks[name]]
         self.problems = frozenset(problems)
-        self.with_options = tuple(f"{problem} a " for problem in problems)
+        self.option_prefixes = tuple(f"{problem} a " for problem in problems)
         self.runs = frozenset(run for problem in problems for run in word_runs(problem))
 
     def __call__(self, lines: Sequence[bytes]) -> tuple[Counter, list[Candidate]]:
@@ -824,21 +846,21 @@ class Sifter:
 
     def judge(self, row: ReleaseRow) -> Example | str:
         """The example that a row makes, or the reason why it makes none (but for its length)."""
+        from verify import end_in_box, final_letter, option_labels, reference_letter  # 1 s
+
         if self.source not in row.source.casefold():
             return "not_source"
-        letter = self.verify.reference_letter(row.reference)
-        if letter is None or letter not in self.verify.option_labels(row.question):
+        letter = reference_letter(row.reference)
+        if letter is None or letter not in option_labels(row.question):
             return "not_multiple_choice"
-        final = self.verify.final_letter(row.answer)
+        final = final_letter(row.answer)
         if final is None:
             return "no_single_answer"
         if final != letter:
             return "answer_mismatch"
         if says_wrong(row.verify_score):
             return "verify_score"
-        solution = (
-            f"<think>\n{row.thinking}\n</think>\n\n{self.verify.end_in_box(row.answer, letter)}"
-        )
+        solution = f"<think>\n{row.thinking}\n</think>\n\n{end_in_box(row.answer, letter)}"
         id = "am-" + hashlib.sha256(normalize(row.question).encode()).hexdigest()[:16]
         return Example(id, row.question, solution, letter, row.source)
 
@@ -846,7 +868,7 @@ class Sifter:
         """Whether a question is a benchmark's, perhaps with options, or has a run of its words."""
         return (
             normalized in self.problems
-            or normalized.startswith(self.with_options)
+            or normalized.startswith(self.option_prefixes)
             or any(run in self.runs for run in word_runs(normalized))
         )
 
@@ -864,7 +886,7 @@ def read_release_row(line: bytes) -> ReleaseRow | None:
     """Read one row of AM-Qwen3-Distilled; None if question, thinking or answer cannot be read.
 
     Its fields drift: any of them may be missing, null or of another type. Thinking and answer stand
-    between tags in the assistant's text or, where it has no tags, in its `info`.
+    between tags in the assistant's text; what is not there may be in its `info`.
     """
     try:
         turns = json.loads(line)["conversations"]
@@ -884,9 +906,11 @@ def read_release_row(line: bytes) -> ReleaseRow | None:
         if not tag:
             thinking, tag, answer = text.partition("<answer>")
         if not tag:
-            thinking, answer = info["think_content"], info.get("answer_content", text)
+            thinking, answer = "", info.get("answer_content", text)
         thinking = thinking.strip().removeprefix("<think>").strip()
         answer = answer.strip().removeprefix("<answer>").removesuffix("</answer>").strip()
+        thinking = thinking or info["think_content"].strip()
+        answer = answer or info["answer_content"].strip()
         source, reference = (
             value if isinstance(value := info.get(name), str) else ""
             for name in ("source", "ground_truth")
@@ -894,10 +918,12 @@ def read_release_row(line: bytes) -> ReleaseRow | None:
         f"{question}{thinking}{answer}{source}".encode()  # raises at half a surrogate pair
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
         return None
-    if not (question and thinking and answer):
+    if not (question and thinking and answer) or len(question) > MAX_QUESTION:
         return None
     if re.search("</?think>", thinking + answer) or re.search("</?answer>", answer):
         return None
+    if re.search(r"<\|\w+\|>", f"{question} {thinking} {answer}"):
+        return None  # would be read as a special token, e.g. an end of turn
     source = source.strip() or "unknown"
     return ReleaseRow(source, question, thinking, answer, reference, info.get("verify_score"))
 
@@ -911,14 +937,19 @@ def says_wrong(verify_score: object) -> bool:
 
 
 def normalize(question: str) -> str:
-    """Words, numbers and operators, in lower case: fonts, layout and punctuation are gone."""
+    """Words, numbers and operators, in lower case: no fonts, layout, brackets or punctuation."""
     from verify import FONTS, SPACES
 
     layout = rf"{FONTS}|{SPACES}|\\(?:left|right|displaystyle)\b"
     text = re.sub(layout, " ", question)
-    text = re.sub(r"\\[dt]frac\b", r"\\frac", text)
+    text = re.sub(r"\\[dtc]?frac(?![A-Za-z])", " frac ", text)
     text = unicodedata.normalize("NFKC", text).casefold()
-    return " ".join(re.findall(r"[^\W_]+|[-+*/^=<>|!%]", text))
+    text = text.translate(str.maketrans("\u2212\u2019", "-'"))  # minus sign, apostrophe
+    return " ".join(
+        token
+        for token in re.findall(r"[^\W_]+|\S", text)
+        if token[0].isalnum() or token in "-*/^!%'" or unicodedata.category(token) == "Sm"
+    )
 
 
 def word_runs(normalized: str) -> Iterator[str]:
@@ -942,7 +973,7 @@ def load_questions(benchmarks_dir: Path | None) -> dict[str, list[str]]:
         if lacking := benchmark.num_problems - len(problems):
             missing.append(f"{name} {lacking} of {benchmark.num_problems}")
     if missing:
-        print(f"warning: problems that nobody looks for: {', '.join(missing)}", file=sys.stderr)
+        print(f"warning: benchmark problems not checked for: {', '.join(missing)}", file=sys.stderr)
     if not any(questions.values()):
         raise InputError(
             f"{benchmarks_dir}: has none of {', '.join(f'{n}.jsonl' for n in BENCHMARKS)}"
@@ -963,28 +994,21 @@ class Draw:
     def __init__(self, num_examples: int, seed: int):
         self.num_examples, self.seed = num_examples, seed
         self.candidates = Counter()  # by source
-        self.questions: dict[int, tuple[bytes, str, bool]] = {}  # place -> hash, source, overlaps
-        self.drawn: dict[int, Candidate] = {}
-        self.places: list[int] = []  # of the drawn, negative: a heap, the last place first
+        self.questions: dict[bytes, tuple[bytes, str, bool]] = {}  # place -> hash, source, overlaps
+        self.drawn: dict[bytes, Candidate] = {}  # by place; up to twice as many as are wanted
 
     def add(self, candidate: Candidate) -> None:
         example = candidate.example
         self.candidates[example.source] += 1
-        place = int.from_bytes(
-            hashlib.sha256(f"{self.seed}/{candidate.normalized}".encode()).digest()
-        )
+        place = hashlib.sha256(f"{self.seed}/{candidate.normalized}".encode()).digest()
         own = hashlib.sha256("\0".join(asdict(example).values()).encode()).digest()
-        known = self.questions.get(place)
-        if known and known[0] <= own:
+        if place in self.questions and self.questions[place][0] <= own:
             return
         self.questions[place] = own, sys.intern(example.source), candidate.overlaps
-        if candidate.overlaps:
-            return
-        if place not in self.drawn:
-            heapq.heappush(self.places, -place)
-        self.drawn[place] = candidate
-        if len(self.drawn) > self.num_examples:
-            del self.drawn[-heapq.heappop(self.places)]
+        if not candidate.overlaps:
+            self.drawn[place] = candidate
+        if len(self.drawn) > 2 * self.num_examples:
+            self.drawn = dict(heapq.nsmallest(self.num_examples, self.drawn.items()))
 
     def sources(self) -> tuple[Counter, Counter]:
         """Questions by source: those that pass, those that overlap with a benchmark."""
@@ -994,7 +1018,7 @@ class Draw:
         return passed, overlapping
 
     def chosen(self) -> list[Candidate]:
-        return [self.drawn[place] for place in sorted(self.drawn)]
+        return [candidate for _, candidate in sorted(self.drawn.items())[: self.num_examples]]
 
 
 # ------------------------------------------------------------------------------------------------
@@ -1016,7 +1040,7 @@ def summary(lengths: Sequence[int]) -> dict:
     }
 
 
-def draw_figure(examples: Sequence[Example], num_tokens: list[int], limit: int, path: Path) -> None:
+def draw_figure(examples: Sequence[Example], num_tokens: list[int], path: Path) -> None:
     """Token lengths of the solutions and balance of the letters, as PNG."""
     import matplotlib
 
@@ -1026,7 +1050,7 @@ def draw_figure(examples: Sequence[Example], num_tokens: list[int], limit: int, 
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(7, 2.8), dpi=200, width_ratios=(2, 1), layout="constrained"
     )
-    left.hist(num_tokens, bins=np.linspace(0, limit, 33))
+    left.hist(num_tokens, bins=np.linspace(0, max(num_tokens), 33))
     left.axvline(np.median(num_tokens), color="black", linestyle="--", linewidth=1)
     left.set(
         xlabel=f"tokens of a solution (median {np.median(num_tokens):,.0f})", ylabel="examples"
@@ -1115,18 +1139,21 @@ def show(file: tyro.conf.Positional[str], index: int = 0, tokenizer: str | None 
     print(f"\n==== learnt, with loss: {len(ids) - first:,} tokens, the end of turn included")
     print(tokens.decode(ids[first:]))
     print(f"\n==== {len(ids):,} tokens in all; the border, and the end")
-    for position in [*range(max(0, first - 4), first + 4), None, *range(len(ids) - 4, len(ids))]:
-        if position is None:
+    border, end = range(max(0, first - 4), min(first + 4, len(ids))), len(ids)
+    for position in [*border, *range(max(border.stop, end - 4), end)]:
+        if position == end - 4 > border.stop:
             print("      ...")
-        else:
-            loss = "loss" if learnt[position] else "    "
-            print(f"{position:>9} {loss} {ids[position]:>7} {tokens.decode([ids[position]])!r}")
+        loss = "loss" if learnt[position] else "    "
+        print(f"{position:>9} {loss} {ids[position]:>7} {tokens.decode([ids[position]])!r}")
 
 
 def curated_with(file: str) -> str | None:
     """The tokenizer that the report beside a training file names, if there is one."""
-    report = Path(file).with_suffix(".report.json")
-    return json.loads(report.read_text())["arguments"]["tokenizer"] if report.is_file() else None
+    try:
+        report = Path(file).with_suffix(".report.json").read_text()
+        return json.loads(report)["arguments"]["tokenizer"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 if __name__ == "__main__":
@@ -1140,7 +1167,7 @@ if __name__ == "__main__":
     try:
         tyro.extras.subcommand_cli_from_dict(commands, description=__doc__, use_underscores=True)
     except KeyboardInterrupt:
-        print("stopped: nothing was written", file=sys.stderr)
-        sys.exit(130)
+        print("stopped", file=sys.stderr, flush=True)
+        os._exit(130)  # at once: an orderly exit waits for workers, which end with us anyway
     except (InputError, OSError) as error:
         sys.exit(f"error: {error}")

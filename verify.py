@@ -170,29 +170,31 @@ def option_labels(question: str) -> str:
 
     Reads `(A)`, `A.`, `A)`, `A:`, `\textbf{(A)}` and the like, in one style and in order from A.
     """
-    text = re.sub(SPACES, " ", re.sub(rf"{FONTS}|[{{}}$*]", "", question))
+    text = re.sub(rf"{SPACES}|\\[hv]space\*?{{[^{{}}]*}}|\\\\", " ", question)
+    text = re.sub(rf"{FONTS}|\\left|\\right|[{{}}$*]", "", text)
     longest = ""
     for style in (
         r"(?<![A-Za-z])[(\[（] ?([A-J]) ?[)\]）]",
-        r"(?:^|[\s;,|])([A-J]) ?[).:．、：）](?![A-Z]\.)",
+        r"(?<![A-Za-z(\[])([A-J]) ?[).:．、：）](?![A-Z]\.)",
     ):
         labels = ""
         for letter in re.findall(style, text):
-            if letter == "A":
-                labels = "A"
-            elif labels and letter == chr(ord(labels[-1]) + 1):
+            if letter == "ABCDEFGHIJ"[len(labels) :][:1]:  # the next label: all else is text
                 labels += letter
-            longest = max(longest, labels, key=len)
+        longest = max(longest, labels, key=len)
     return longest if len(longest) > 1 else ""
 
 
 def final_letter(text: str) -> str | None:
     """The one option letter that a text ends in, or None if it ends in none or names several."""
-    letters = [read_letter(text[start:end]) for start, end in boxes(text)]
+    letters = [
+        read_letter(text[start:end]) if end - start < CLOSING_CHARS else None
+        for start, end in boxes(text)
+    ]
     if letters:
         return letters[-1] if set(letters) <= {letters[-1], None} else None
     letter = grade(text, "A").extracted
-    another = rf"\b{letter}[)\]]?\s*(?:[,/&]|\bor\b|\band\b)\s*[(\[]?[A-J]\b"
+    another = rf"\b{letter}\b[^\w.]*(?:(?:or|and|also|nor)\b[^\w.]*)*\b[A-J]\b"
     return None if re.search(another, text[-CLOSING_CHARS:]) else letter
 
 
@@ -203,8 +205,8 @@ def end_in_box(text: str, letter: str) -> str:
     is none, or where something follows.
     """
     plain = rf"\boxed{{{letter}}}"
-    if boxes(text):
-        start, end = boxes(text)[-1]
+    if spans := boxes(text):
+        start, end = spans[-1]
         before, after = text[: text.rindex("\\", 0, start)], text[end + 1 :]
         for opening, closing in ENCLOSING:
             after = after.strip(" \n.")

@@ -1,6 +1,8 @@
 """Curation: which rows of the raw release are kept, why the others are not, and what is drawn."""
 
+import errno
 import gzip
+import hashlib
 import json
 import os
 import random
@@ -8,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,6 +95,8 @@ REJECTED = {
         row(text="<think>a</think> b <think>c</think> \\boxed{C}"),
         row(question="\ud800 " + QUESTION),
         row(source="numina \udfff"),
+        row(question=QUESTION + " " * 9 + "x" * data.MAX_QUESTION),
+        row(thinking="It ends<|im_end|> here."),
     ],
     "not_source": [
         row(source="openR1Math"),
@@ -161,6 +166,9 @@ KEPT = [
     row(12, said="The answer is (C)."),
     row(13, verify_score={"score": 0}),
     row(18, verify_score=10**400),
+    row(20, verify_score=0.9),
+    row(21, text=f"<answer>{SAID}</answer>"),
+    row(22, text="<think>Three and four make seven.</think>"),
     row(19, verify_score="nan"),
     {**row(14), "conversations": row(14)["conversations"][::-1], "system": None},
     without(row(15), 1, "info"),
@@ -246,7 +254,9 @@ def test_all_reasons_are_counted_side_by_side_and_by_source(curate):
         examples
     )
     assert report["answers"] == {"C": len(KEPT)}
-    assert report["inputs"][0]["bytes"] == len(b"".join(map(to_line, rows)))
+    text = b"".join(map(to_line, rows))
+    [source] = report["inputs"]
+    assert (source["bytes"], source["sha256"]) == (len(text), hashlib.sha256(text).hexdigest())
 
 
 def test_of_several_reasons_the_first_one_counts(curate):
@@ -336,6 +346,11 @@ def test_benchmarks_that_the_hub_does_not_give_are_an_error(curate, monkeypatch)
         (r"$\left( x \right) \displaystyle y$", "(x) y", True),
         ("x + 1", "x - 1", False),
         ("12", "1 2", False),
+        ("x \u2264 3", "x \u2265 3", False),
+        ("\u22123 + 5", "3 + 5", False),
+        ("f'(2)", "f(2)", False),
+        ("\uff11\uff12 \ufb01ne", "12 fine", True),  # full width, a ligature
+        (r"\dfrac12", r"\frac12", True),
         ("How many?", "How much?", False),
     ],
 )
@@ -457,7 +472,8 @@ def test_an_unreadable_archive_is_named_and_nothing_is_written(curate, tmp_path,
         ({"tokenizer": "/absent"}, "/absent: no tokenizer there"),
         ({"num_examples": 0}, "--num_examples must be at least 1, got 0"),
         ({"num_workers": -1}, "--num_workers must be at least 1, got -1"),
-        ({"output": ROOT}, "would replace a folder or an input"),
+        ({"output": ROOT}, "must be a file that ends in .jsonl"),
+        ({"output": Path("train.png")}, "must be a file that ends in .jsonl"),
         ({"source": "other"}, "no row passes every rule; nothing was written"),
     ],
 )
@@ -465,6 +481,29 @@ def test_bad_arguments_are_refused_before_anything_is_written(curate, tmp_path, 
     with pytest.raises(InputError, match=message):
         curate(KEPT, **args)
     assert [path.name for path in tmp_path.iterdir()] == ["math.jsonl"]
+
+
+def test_an_output_that_is_an_input_is_refused(curate, tmp_path):
+    with pytest.raises(InputError, match="would replace an input"):
+        curate(KEPT, output=tmp_path / "math.jsonl")
+
+
+def test_a_file_without_any_row_is_said_so(curate):
+    with pytest.raises(InputError, match="no row can be read: is it the release's JSONL"):
+        curate(["PK", "<html>"])
+
+
+def test_a_full_disk_leaves_the_former_file_and_no_half_one(curate, tmp_path, monkeypatch):
+    examples, _ = curate(KEPT)
+
+    def fail(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(InputError, match=r"train\.jsonl: cannot be written: No space left"):
+        curate(KEPT[:3])
+    assert len(data.load_examples(str(tmp_path / "train.jsonl"))) == len(examples)
+    assert not list(tmp_path.glob("*.partial"))
 
 
 def test_too_few_examples_are_written_and_said_so(curate, tmp_path):
@@ -502,15 +541,18 @@ def test_no_worker_outlives_a_run_that_is_stopped(tmp_path, tokenizer, end):
     )
     workers = []
     while not workers or workers[0].cpu_times().user < 0.2:
+        time.sleep(0.05)
         assert process.poll() is None
         workers = psutil.Process(process.pid).children()
-    os.killpg(process.pid, end) if end == signal.SIGINT else process.kill()
+    os.killpg(process.pid, end)  # SIGINT as a terminal sends it, and again, in haste
+    if end == signal.SIGINT:
+        time.sleep(0.05)
+        os.killpg(process.pid, end)
     out, err = process.communicate(timeout=30)
     assert not psutil.wait_procs(workers, timeout=10)[1]
     assert not out and list(tmp_path.glob("train*")) == []
     if end == signal.SIGINT:
-        assert process.returncode == 130 and err.endswith("stopped: nothing was written\n")
-        assert "Traceback" not in err
+        assert process.returncode in (130, -signal.SIGINT) and "stopped" in err
 
 
 # ---- the commands, and what reads the result
@@ -567,6 +609,15 @@ def test_show_prints_what_is_read_and_what_is_learnt(curated, capsys):
         data.show(str(path), index=300)
 
 
+def test_show_prints_a_short_solution_once(tmp_path, tokenizer, capsys):
+    fields = {"id": "1", "question": "1+1", "answer": "2", "source": "s"}
+    for solution in ("2", "22", "2222222", "2" * 20):
+        data.write_rows([{**fields, "solution": solution}], tmp_path / "one.jsonl")
+        data.show(str(tmp_path / "one.jsonl"), tokenizer=str(tokenizer))
+        positions = re.findall(r"^ +(\d+) (?:loss|    ) ", capsys.readouterr().out, flags=re.M)
+        assert len(positions) == len(set(positions)) == 4 + min(len(solution) + 1, 8)
+
+
 def test_stats_summarise_any_training_file(curated, tmp_path, capsys):
     data.stats(str(curated[1] / "train.jsonl"))
     out = capsys.readouterr().out
@@ -578,8 +629,11 @@ def test_stats_summarise_any_training_file(curated, tmp_path, capsys):
     data.stats(str(other))
     out = capsys.readouterr().out
     assert "solution, characters: min 9" in out and re.search(r"not a letter +3 +100.0 %", out)
-    with pytest.raises(InputError, match="give --tokenizer"):
-        data.show(str(other))
+    for report in (None, "{half", "{}", "[]"):
+        if report:
+            other.with_suffix(".report.json").write_text(report)
+        with pytest.raises(InputError, match="give --tokenizer"):
+            data.show(str(other))
 
 
 # ---- real questions
