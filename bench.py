@@ -138,7 +138,7 @@ def curate(
             peak = max(peak for _, peak in measured[name]) / 2**20
             rate = release.stat().st_size / seconds / 1e6
             print(f"| {name} | {seconds:.1f} | {rows[release] / seconds:,.0f} ", end="")
-            print(f"| {rate:.1f} | {peak or float('nan'):.0f} |")
+            print(f"| {rate:.1f} | {f'{peak:.0f}' if peak else ''} |")
             if release == whole and workers == cores:
                 minutes = RELEASE / rate / 1e6 / 60
         print(f"\nthe release's 14.6 GB at the rate of {cores} workers: {minutes:.0f} min")
