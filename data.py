@@ -846,7 +846,7 @@ class Sifter:
 
     def judge(self, row: ReleaseRow) -> Example | str:
         """The example that a row makes, or the reason why it makes none (but for its length)."""
-        from verify import end_in_box, final_letter, option_labels, reference_letter  # 1 s
+        from verify import end_in_box, final_letter, option_labels, reference_letter
 
         if self.source not in row.source.casefold():
             return "not_source"
