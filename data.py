@@ -15,6 +15,7 @@ The problems of the paper's seven benchmarks come from the hub or from local cop
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import heapq
@@ -83,9 +84,8 @@ def read_rows(path_or_hub_id: str, split: str = "train") -> Iterator[tuple[str, 
                     raise InputError(f"{where}: not JSON ({error})") from error
                 if not isinstance(row, dict):
                     raise InputError(f"{where}: expected a JSON object, got {type(row).__name__}")
-                if b"\\ud" in line and re.search(
-                    "[\ud800-\udfff]", json.dumps(row, ensure_ascii=False)
-                ):
+                escaped = re.search(rb"\\u[dD]", line)  # spares all other lines the second look
+                if escaped and re.search("[\ud800-\udfff]", json.dumps(row, ensure_ascii=False)):
                     raise InputError(f"{where}: has half a surrogate pair, which is no text")
                 yield where, row
     elif re.fullmatch(r"[\w-]+/[\w.-]+(:[\w.-]+)?", path_or_hub_id) and path.suffix not in (
@@ -126,27 +126,35 @@ def load_examples(path_or_hub_id: str) -> list[Example]:
     return examples
 
 
-def write_rows(rows: Sequence[dict], path: str | Path) -> None:
-    """Write JSONL aside, then rename: a reader never sees half a file."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+@contextlib.contextmanager
+def written_aside(path: Path) -> Iterator[Path]:
+    """A path to write to instead of `path`, whose place it then takes: nobody reads half a file.
+
+    Raises InputError if it cannot be written, as on a full disk; `path` is then what it was.
+    """
     aside = path.with_name(path.name + ".partial")
     try:
-        with aside.open("w", encoding="utf-8") as out:
-            out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-            out.flush()
-            os.fsync(out.fileno())
+        yield aside
+        aside.rename(path)
     except OSError as error:
         aside.unlink(missing_ok=True)  # a full disk needs the space
-        raise InputError(f"{path}: cannot be written: {error.strerror}") from error
-    aside.rename(path)
+        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def write_rows(rows: Sequence[dict], path: str | Path) -> None:
+    """Write JSONL, whole or not at all."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with written_aside(path) as aside, aside.open("w", encoding="utf-8") as out:
+        out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        out.flush()
+        os.fsync(out.fileno())
 
 
 def write_json(value: dict, path: Path) -> None:
-    """Write JSON aside, then rename."""
-    aside = path.with_name(path.name + ".partial")
-    aside.write_text(json.dumps(value, indent=2, default=str) + "\n", encoding="utf-8")
-    aside.rename(path)
+    """Write JSON, whole or not at all."""
+    with written_aside(path) as aside:
+        aside.write_text(json.dumps(value, indent=2, default=str) + "\n", encoding="utf-8")
 
 
 def provenance() -> dict:
@@ -821,48 +829,47 @@ class Sifter:
         self.runs = frozenset(run for problem in problems for run in word_runs(problem))
 
     def __call__(self, lines: Sequence[bytes]) -> tuple[Counter, list[Candidate]]:
-        rejected, examples = Counter(), []
+        from verify import end_in_box
+
+        rejected, rows, solutions, candidates = Counter(), [], [], []
         for line in lines:
             row = read_release_row(line)
             if row is None:
                 rejected["unknown", "malformed"] += 1
-            elif isinstance(judged := self.judge(row), Example):
-                examples.append(judged)
+            elif reason := self.objection(row):
+                rejected[row.source, reason] += 1
             else:
-                rejected[row.source, judged] += 1
-        if not examples:
+                rows.append(row)
+                answer = end_in_box(row.answer, row.letter)
+                solutions.append(f"<think>\n{row.thinking}\n</think>\n\n{answer}")
+        if not rows:
             return rejected, []
-        candidates = []
-        solutions = [example.solution for example in examples]
         ids = self.tokenizer(solutions, add_special_tokens=False, verbose=False).input_ids
-        for example, tokens in zip(examples, ids, strict=True):
+        for row, solution, tokens in zip(rows, solutions, ids, strict=True):
             if len(tokens) + 1 > self.max_solution_tokens:
-                rejected[example.source, "too_long"] += 1
-            else:
-                normalized = normalize(example.question)
-                overlaps = self.overlaps(normalized)
-                candidates.append(Candidate(example, normalized, len(tokens) + 1, overlaps))
+                rejected[row.source, "too_long"] += 1
+                continue
+            normalized = normalize(row.question)
+            id = "am-" + hashlib.sha256(normalized.encode()).hexdigest()[:16]
+            example = Example(id, row.question, solution, row.letter, row.source)
+            overlaps = self.overlaps(normalized)
+            candidates.append(Candidate(example, normalized, len(tokens) + 1, overlaps))
         return rejected, candidates
 
-    def judge(self, row: ReleaseRow) -> Example | str:
-        """The example that a row makes, or the reason why it makes none (but for its length)."""
-        from verify import end_in_box, final_letter, option_labels, reference_letter
+    def objection(self, row: ReleaseRow) -> str | None:
+        """The first reason not to keep a row, as far as its length has no part in it."""
+        from verify import final_letter, option_labels
 
         if self.source not in row.source.casefold():
             return "not_source"
-        letter = reference_letter(row.reference)
-        if letter is None or letter not in option_labels(row.question):
+        if row.letter is None or row.letter not in option_labels(row.question):
             return "not_multiple_choice"
         final = final_letter(row.answer)
         if final is None:
             return "no_single_answer"
-        if final != letter:
+        if final != row.letter:
             return "answer_mismatch"
-        if says_wrong(row.verify_score):
-            return "verify_score"
-        solution = f"<think>\n{row.thinking}\n</think>\n\n{end_in_box(row.answer, letter)}"
-        id = "am-" + hashlib.sha256(normalize(row.question).encode()).hexdigest()[:16]
-        return Example(id, row.question, solution, letter, row.source)
+        return "verify_score" if says_wrong(row.verify_score) else None
 
     def overlaps(self, normalized: str) -> bool:
         """Whether a question is a benchmark's, perhaps with options, or has a run of its words."""
@@ -878,7 +885,7 @@ class ReleaseRow(NamedTuple):
     question: str
     thinking: str
     answer: str  # what follows the thinking
-    reference: str  # "" if there is none, or none that is text
+    letter: str | None  # the reference answer, if it is a letter
     verify_score: object
 
 
@@ -888,6 +895,8 @@ def read_release_row(line: bytes) -> ReleaseRow | None:
     Its fields drift: any of them may be missing, null or of another type. Thinking and answer stand
     between tags in the assistant's text; what is not there may be in its `info`.
     """
+    from verify import reference_letter
+
     try:
         turns = json.loads(line)["conversations"]
         [human] = [turn for turn in turns if turn["from"] in ("human", "user")]
@@ -924,8 +933,8 @@ def read_release_row(line: bytes) -> ReleaseRow | None:
         return None
     if re.search(r"<\|\w+\|>", f"{question} {thinking} {answer}"):
         return None  # would be read as a special token, e.g. an end of turn
-    source = source.strip() or "unknown"
-    return ReleaseRow(source, question, thinking, answer, reference, info.get("verify_score"))
+    source, letter = source.strip() or "unknown", reference_letter(reference)
+    return ReleaseRow(source, question, thinking, answer, letter, info.get("verify_score"))
 
 
 def says_wrong(verify_score: object) -> bool:
@@ -969,6 +978,7 @@ def load_questions(benchmarks_dir: Path | None) -> dict[str, list[str]]:
             problems = read_benchmark(name, list(read_rows(str(path))))
         else:
             problems = []
+        # Without options: those of GPQA-Diamond stand in an order of our own.
         questions[name] = [problem.question.partition("\n\n(A) ")[0] for problem in problems]
         if lacking := benchmark.num_problems - len(problems):
             missing.append(f"{name} {lacking} of {benchmark.num_problems}")
@@ -1060,10 +1070,9 @@ def draw_figure(examples: Sequence[Example], num_tokens: list[int], path: Path) 
     right.set(xlabel="right answer", ylabel="examples")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
-    aside = path.with_name(path.name + ".partial")
-    figure.savefig(aside, format="png")
+    with written_aside(path) as aside:
+        figure.savefig(aside, format="png")
     plt.close(figure)
-    aside.rename(path)
 
 
 def stats(file: tyro.conf.Positional[str], tokenizer: str | None = None) -> None:

@@ -45,6 +45,7 @@ from data import (
     tokenize_examples,
     write_json,
     write_rows,
+    written_aside,
 )
 
 LOGIT_CHUNK = 2**26  # logits held at once: 256 MiB in fp32, whatever the vocabulary
@@ -689,9 +690,8 @@ class Run:
         metrics = self.folder / "metrics.jsonl"
         if metrics.exists():
             lines = metrics.read_text().splitlines(keepends=True)[:step]
-            aside = metrics.with_suffix(".partial")
-            aside.write_text("".join(lines))
-            aside.rename(metrics)
+            with written_aside(metrics) as aside:
+                aside.write_text("".join(lines))
         for leftover in self.folder.glob("partial-*"):
             shutil.rmtree(leftover)
 

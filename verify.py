@@ -207,12 +207,12 @@ def end_in_box(text: str, letter: str) -> str:
     plain = rf"\boxed{{{letter}}}"
     if spans := boxes(text):
         start, end = spans[-1]
-        before, after = text[: text.rindex("\\", 0, start)], text[end + 1 :]
+        before, after = text[: text.rindex("\\", 0, start)], text[end + 1 :].strip(" \n.")
         for opening, closing in ENCLOSING:
-            after = after.strip(" \n.")
             if before.rstrip().endswith(opening) and after.startswith(closing):
-                before, after = before.rstrip().removesuffix(opening), after.removeprefix(closing)
-        if not after.strip(" \n."):
+                before = before.rstrip().removesuffix(opening)
+                after = after.removeprefix(closing).strip(" \n.")
+        if not after:
             return before + plain
     return f"{text}\n\n{plain}"
 

@@ -46,6 +46,7 @@ def test_examples_are_read_in_order(write):
         ("\udcff\n".encode("utf-8", "surrogateescape").decode("latin1"), "rows.jsonl:2: not JSON"),
         ("[1, 2]\n", "rows.jsonl:2: expected a JSON object, got list"),
         ({**ROW, "id": "\ud800"}, "rows.jsonl:2: has half a surrogate pair"),
+        ('{"id": "\\uD800"}\n', "rows.jsonl:2: has half a surrogate pair"),
         (
             {k: v for k, v in ROW.items() if k != "answer"},
             "rows.jsonl:2: field 'answer' is missing",
