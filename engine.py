@@ -48,7 +48,9 @@ from data import (
     written_aside,
 )
 
-LOGIT_CHUNK = 2**26  # logits held at once: 256 MiB in fp32, whatever the vocabulary
+# Logits held at once, whatever the vocabulary: as many as a CPU's cache takes, on a GPU enough for
+# its matrix units (16 and 256 MiB in fp32).
+LOGIT_TILE = {"cpu": 2**22, "cuda": 2**26}
 GATHER_BYTES = 2**30  # parameters gathered at once under ZeRO-3
 NORM_CHUNK = 2**24  # optimizer state looked at at once for its norms
 ADAM_BETAS = (0.9, 0.999)
@@ -60,47 +62,61 @@ EMPTY = ([0], [0])  # prompt and completion of the row that stands in where ther
 # Per-token log-probabilities
 
 
-class ChunkedLogprobs(torch.autograd.Function):
-    """log softmax(hidden @ weight.T / temperature)[target], in chunks, recomputed in backward.
+class TiledLogprobs(torch.autograd.Function):
+    """log softmax(hidden @ weight.T / temperature)[target], a tile of the vocabulary at a time.
 
     A (tokens x vocabulary) tensor never exists: for 4,096 tokens of Qwen3 it would take 2.5 GB in
-    fp32, three times over. One autograd node, so under ZeRO-3 the head is one module call.
+    fp32, three times over. Backward computes the logits again: four matrix products instead of
+    three. One autograd node, so under ZeRO-3 the head is one module call.
     """
 
     @staticmethod
     def forward(ctx, hidden, weight, targets, temperature):  # (N, H), (V, H), (N,) -> (N,) fp32
-        rows = max(1, LOGIT_CHUNK // weight.shape[0])
-        log_normalizers = hidden.new_empty(len(hidden), dtype=torch.float32)
-        logprobs = torch.empty_like(log_normalizers)
-        for start in range(0, len(hidden), rows):
-            chunk = slice(start, start + rows)
-            logits = _logits(hidden[chunk], weight, temperature)  # (rows, V)
-            log_normalizers[chunk] = logits.logsumexp(-1)
-            logprobs[chunk] = logits.gather(-1, targets[chunk, None])[:, 0]
-        ctx.rows, ctx.temperature = rows, temperature
+        ctx.temperature, ctx.tiles = temperature, _tiles(hidden, weight)
+        target_logits = torch.zeros_like(targets, dtype=torch.float32)
+        log_normalizers = torch.full_like(target_logits, -torch.inf)
+        for tile in ctx.tiles:
+            logits = _logits(hidden, weight[tile], temperature)  # (N, tile)
+            index, inside = _within(tile, targets)
+            target_logits += torch.where(inside, logits.gather(-1, index)[:, 0], 0)
+            log_normalizers = torch.logaddexp(log_normalizers, logits.logsumexp(-1))
         ctx.save_for_backward(hidden, weight, targets, log_normalizers)
-        return logprobs - log_normalizers
+        return target_logits - log_normalizers
 
     @staticmethod
     def backward(ctx, grad):  # (N,)
         hidden, weight, targets, log_normalizers = ctx.saved_tensors
-        grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight)
+        grad_hidden = torch.zeros_like(hidden, dtype=torch.float32)
+        grad_weight = torch.empty_like(weight)
         grad = grad / ctx.temperature
-        for start in range(0, len(hidden), ctx.rows):
-            chunk = slice(start, start + ctx.rows)
+        for tile in ctx.tiles:
+            logits = _logits(hidden, weight[tile], ctx.temperature)  # (N, tile)
             # d logprob / d (hidden @ weight.T) = (onehot(target) - softmax(logits)) / temperature
-            grad_logits = _logits(hidden[chunk], weight, ctx.temperature)  # (rows, V)
-            grad_logits.sub_(log_normalizers[chunk, None]).exp_().mul_(-grad[chunk, None])
-            grad_logits.scatter_add_(-1, targets[chunk, None], grad[chunk, None])
+            grad_logits = logits.sub_(log_normalizers[:, None]).exp_().mul_(-grad[:, None])
+            index, inside = _within(tile, targets)
+            grad_logits.scatter_add_(-1, index, torch.where(inside, grad, 0)[:, None])
             grad_logits = grad_logits.to(hidden.dtype)
-            grad_hidden[chunk] = grad_logits @ weight
-            grad_weight.addmm_(grad_logits.T, hidden[chunk])
-        return grad_hidden, grad_weight, None, None
+            grad_hidden += grad_logits @ weight[tile]
+            torch.mm(grad_logits.T, hidden, out=grad_weight[tile])
+        return grad_hidden.to(hidden.dtype), grad_weight, None, None
+
+
+def _tiles(hidden: torch.Tensor, weight: torch.Tensor) -> list[slice]:
+    """Slices of the vocabulary; each has LOGIT_TILE logits at most, for all tokens together."""
+    size = max(1, LOGIT_TILE[hidden.device.type] // max(1, len(hidden)))
+    return [slice(start, start + size) for start in range(0, len(weight), size)]
 
 
 def _logits(hidden: torch.Tensor, weight: torch.Tensor, temperature: float) -> torch.Tensor:
     logits = (hidden @ weight.T).float()
     return logits if temperature == 1 else logits.div_(temperature)
+
+
+def _within(tile: slice, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each target: a column (N, 1) of the tile, and whether it is the target's (N,)."""
+    index = targets - tile.start
+    inside = (index >= 0) & (targets < tile.stop)
+    return torch.where(inside, index, 0)[:, None], inside
 
 
 class LogprobHead(torch.nn.Module):
@@ -113,7 +129,7 @@ class LogprobHead(torch.nn.Module):
     def forward(
         self, hidden: torch.Tensor, targets: torch.Tensor, temperature: float
     ) -> torch.Tensor:
-        return ChunkedLogprobs.apply(hidden, self.weight, targets, temperature)
+        return TiledLogprobs.apply(hidden, self.weight, targets, temperature)
 
 
 class LogprobModel(torch.nn.Module):
@@ -373,7 +389,12 @@ class Engine:
             parameter.data = parameter.data.to(torch.bfloat16 if bf16 else torch.float32)
         model = LogprobModel(model).train()
         optimizer = torch.optim.AdamW(
-            model.parameters(), lr=learning_rate, betas=ADAM_BETAS, eps=ADAM_EPS, weight_decay=0.0
+            model.parameters(),
+            lr=learning_rate,
+            betas=ADAM_BETAS,
+            eps=ADAM_EPS,
+            weight_decay=0.0,
+            fused=True,  # one kernel, on CPUs too
         )
         config = {
             "train_micro_batch_size_per_gpu": 1,  # nominal: passes are counted by `last=`

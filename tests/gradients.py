@@ -1,7 +1,7 @@
 """Run by test_engine.py through the launcher: the distributed gradient beside a dense reference.
 
 Every case takes steps on rows of mixed lengths, some of them without a gradient, and compares the
-loss, the gradient and the parameters after each step with one process that knows no chunks, no
+loss, the gradient and the parameters after each step with one process that knows no tiles, no
 micro-batches, no ranks and no DeepSpeed.
 """
 
@@ -88,9 +88,7 @@ def assert_same(ours: torch.Tensor, reference: torch.Tensor, case: Case) -> None
 
 def make_engine(case: Case):
     """An engine, its dense twin, and where each step leaves the engine's full gradients."""
-    engine_module.LOGIT_CHUNK = (
-        7 * case.vocabulary
-    )  # 7 tokens: a pass has several chunks, and a rest
+    engine_module.LOGIT_TILE["cpu"] = 7 * case.vocabulary  # so that a pass has several tiles
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=case.vocabulary,

@@ -1,4 +1,4 @@
-"""How the model learns: chunked log-probabilities, and the gradient of any split (gradients.py)."""
+"""How the model learns: tiled log-probabilities, and the gradient of any split (gradients.py)."""
 
 import pytest
 import torch
@@ -8,10 +8,10 @@ from conftest import launch
 
 
 @pytest.mark.parametrize(("tokens", "temperature"), [(1, 1.0), (4, 1.0), (5, 0.6), (13, 1.7)])
-def test_chunked_logprobs_equal_the_dense_ones_in_value_and_gradient(
+def test_tiled_logprobs_equal_the_dense_ones_in_value_and_gradient(
     tokens, temperature, monkeypatch
 ):
-    monkeypatch.setattr(engine, "LOGIT_CHUNK", 4 * 29)  # 4 tokens at a time
+    monkeypatch.setitem(engine.LOGIT_TILE, "cpu", 7 * tokens)  # 29 = 4 * 7 + 1
     torch.manual_seed(0)
     hidden = torch.randn(tokens, 8, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(29, 8, dtype=torch.float64, requires_grad=True)
@@ -19,7 +19,7 @@ def test_chunked_logprobs_equal_the_dense_ones_in_value_and_gradient(
     upstream = torch.randn(tokens)
     logits = hidden @ weight.T / temperature
     dense = logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
-    ours = engine.ChunkedLogprobs.apply(hidden, weight, targets, temperature)
+    ours = engine.TiledLogprobs.apply(hidden, weight, targets, temperature)
     torch.testing.assert_close(ours.double(), dense, rtol=1e-5, atol=1e-5)
     expected = torch.autograd.grad((dense * upstream).sum(), [hidden, weight])
     for gradient, reference in zip(
@@ -29,7 +29,7 @@ def test_chunked_logprobs_equal_the_dense_ones_in_value_and_gradient(
 
 
 def test_no_tensor_of_tokens_times_vocabulary_ever_exists(monkeypatch):
-    monkeypatch.setattr(engine, "LOGIT_CHUNK", 50 * 1000)
+    monkeypatch.setitem(engine.LOGIT_TILE, "cpu", 50 * 1000)
     largest = 0
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
@@ -43,7 +43,7 @@ def test_no_tensor_of_tokens_times_vocabulary_ever_exists(monkeypatch):
     hidden = torch.randn(500, 4, requires_grad=True)
     weight = torch.randn(1000, 4, requires_grad=True)
     with Watch():
-        logprobs = engine.ChunkedLogprobs.apply(hidden, weight, torch.randint(1000, (500,)), 1.0)
+        logprobs = engine.TiledLogprobs.apply(hidden, weight, torch.randint(1000, (500,)), 1.0)
         logprobs.sum().backward()
     assert largest == 50 * 1000
 
