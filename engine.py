@@ -29,7 +29,13 @@ import transformers
 import tyro
 from deepspeed.accelerator import get_accelerator
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AttentionInterface,
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from data import (
     InputError,
@@ -132,16 +138,24 @@ class LogprobHead(torch.nn.Module):
         return TiledLogprobs.apply(hidden, self.weight, targets, temperature)
 
 
+# For its own "sdpa" transformers asks in every pass whether the positions need a mask, and on a GPU
+# the host would wait for the answer. It builds no mask for an attention that it does not know.
+CAUSAL_ATTENTION = "causal_sdpa"
+AttentionInterface.register(CAUSAL_ATTENTION, sdpa_attention_forward)
+
+
 class LogprobModel(torch.nn.Module):
     """A causal language model that returns the log-probabilities of given tokens, not logits."""
 
     def __init__(self, model: PreTrainedModel):
         super().__init__()
         model.set_output_embeddings(LogprobHead(model.get_output_embeddings().weight))
+        if getattr(model.config, "sliding_window", None) is None:
+            model.set_attn_implementation(CAUSAL_ATTENTION)
         self.model = model
 
     def forward(self, input_ids, targets, positions, temperature):  # (B, T), (N,), (N,) -> (N,)
-        # No attention mask: rows are padded on the right, and causal attention never looks there.
+        # No mask: rows are padded on the right, and causal attention never looks there.
         hidden = self.model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
         head = self.model.get_output_embeddings()
         return head(hidden.flatten(0, 1).index_select(0, positions), targets, temperature)
@@ -461,7 +475,7 @@ class Engine:
             batch = collate([(rows[i].prompt_ids, rows[i].completion_ids) for i in mine] or [EMPTY])
             logprobs = self.logprobs(batch, temperature)
             if mine:
-                loss = loss_fn(logprobs, batch.mask.to(self.device, non_blocking=True), mine)
+                loss = loss_fn(logprobs, self._to_device(batch.mask), mine)
             else:
                 loss = 0 * logprobs.sum()
             self.engine.set_gradient_accumulation_boundary(number == len(passes))
@@ -508,12 +522,17 @@ class Engine:
     def logprobs(self, batch: MicroBatch, temperature: float = 1.0) -> torch.Tensor:
         """log pi(target) for every completion token: (B, T) fp32, zero outside `batch.mask`."""
         positions = batch.mask.flatten().nonzero()[:, 0]  # on the CPU: no synchronisation
-        targets = batch.targets.flatten()[positions].to(self.device, non_blocking=True)
-        positions = positions.to(self.device, non_blocking=True)
-        input_ids = batch.input_ids.to(self.device, non_blocking=True)
+        targets = self._to_device(batch.targets.flatten()[positions])
+        positions, input_ids = self._to_device(positions), self._to_device(batch.input_ids)
         logprobs = self.engine(input_ids, targets, positions, temperature)
         padded = logprobs.new_zeros(batch.mask.numel()).index_copy(0, positions, logprobs)
         return padded.view(batch.mask.shape)
+
+    def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy that the host does not wait for: to a GPU it goes from pinned memory."""
+        if self.device.type == "cuda":
+            tensor = tensor.pin_memory()
+        return tensor.to(self.device, non_blocking=True)
 
     def step(self) -> dict[str, float]:
         """Clip, update, and say how large gradient and update were."""

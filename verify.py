@@ -4,13 +4,16 @@ r"""What counts as right: one completion, one reference answer -> bool.
     is_correct(r"... so \boxed{\frac{1}{2}}", "0.5")  # True: everything else goes to Math-Verify
 
 Model output is hostile input: `\boxed{9^{9^{9^{9}}}}` keeps a computer algebra system busy for
-ever. A `Verifier` therefore grades in worker processes, each with a memory cap and a deadline that
-is enforced from outside; one that hangs is killed and replaced, and its answer counts as wrong.
+ever. An answer that is huge, or would be when worked out, is right only if it is written just as
+the reference is. Whatever gets past that meets a `Verifier`: it grades in worker processes, each
+with a memory cap and a deadline that is enforced from outside; one that hangs is killed and
+replaced, and its answer counts as wrong.
 """
 
 import contextlib
 import json
 import logging
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -25,6 +28,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+import sympy
 from math_verify import (
     ExprExtractionConfig,
     LatexExtractionConfig,
@@ -35,6 +39,9 @@ from math_verify import (
 from math_verify.errors import TimeoutException
 
 CLOSING_CHARS = 300  # without a box, the answer has to stand this close to the end
+MAX_CHARS = 1000  # of an answer, of which more is no answer
+MAX_NESTING = 30  # brackets within brackets in an answer
+MAX_SIZE = 10_000  # digits, or terms, that an answer may have when it is worked out
 MEMORY_CAP = 2 * 2**30  # bytes of address space of one grading process
 CHUNK = 8  # answers handed to a worker at a time, at most
 
@@ -79,11 +86,16 @@ def grade(completion: str, answer: str) -> Grade:
             closing = re.sub(r"[(\[]([A-J])[)\]]", r"\1", closing)
             letters = parse(closing, LETTER, parsing_timeout=limit)
             return Grade(reference in letters, letters[-1] if letters else None)
-        gold = _parse_reference(answer, limit)
+        if box is not None and box.strip() == answer.strip():
+            return Grade(True, box.strip())
         said = closing if box is None else rf"\boxed{{{box}}}"
-        parsed = parse(said, MATH, parsing_timeout=limit)
+        if len(said) > MAX_CHARS or nesting(said) > MAX_NESTING:
+            return Grade(False, box and box.strip())
+        gold, parsed = _parse_reference(answer, limit), parse(said, MATH, parsing_timeout=limit)
         extracted = box.strip() if box is not None else str(parsed[-1]) if parsed else None
-        return Grade(verify(gold, parsed, timeout_seconds=limit), extracted or None)
+        small = all(size(value) <= MAX_SIZE for value in (*gold, *parsed))
+        right = small and verify(gold, parsed, timeout_seconds=limit)
+        return Grade(right, extracted or None)
     except TimeoutException:  # derives from BaseException
         return Grade(False, None)
 
@@ -91,6 +103,44 @@ def grade(completion: str, answer: str) -> Grade:
 @lru_cache(maxsize=4096)
 def _parse_reference(answer: str, limit: int | None) -> list:
     return parse(rf"\boxed{{{answer}}}", MATH, parsing_timeout=limit)
+
+
+def nesting(text: str) -> int:
+    """How deep brackets stand within brackets."""
+    depth = deepest = 0
+    for bracket in re.findall(r"[](){}[]", text):
+        depth = depth + 1 if bracket in "([{" else max(0, depth - 1)
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def size(value) -> float:
+    """About how many digits, or terms, a parsed answer has when it is worked out.
+
+    >>> size(parse("$2^{100}$")[0])
+    30.102999566398122
+    """
+    if not isinstance(value, sympy.Basic):
+        return 1  # text, or a matrix
+    if value.is_Rational:
+        return math.log10(max(abs(value.p), value.q))
+    sizes = [size(part) for part in value.args]
+    if isinstance(value, sympy.Pow | sympy.exp):
+        base, exponent = value.as_base_exp()
+        times = _amount(exponent)
+        others = len(sympy.Add.make_args(base)) - 1  # (x + 1)^n has n + 1 terms
+        return max(size(base) * times, times**others / math.factorial(others))
+    if isinstance(value, sympy.factorial | sympy.factorial2 | sympy.gamma | sympy.binomial):
+        return sizes[0] * _amount(value.args[0])
+    if isinstance(value, sympy.Sum | sympy.Product):
+        bounds = [bound for limit in value.limits for bound in limit[1:] if bound != sympy.oo]
+        return max(1, sizes[0]) * math.prod(map(_amount, bounds))
+    return sum(sizes) if isinstance(value, sympy.Mul) else max(sizes, default=1)
+
+
+def _amount(value: sympy.Basic) -> float:
+    """A bound of a number's absolute value, never above a billion; 1 for what is no number."""
+    return 10 ** min(size(value), 9) if value.is_number else 1
 
 
 def reference_letter(answer: str) -> str | None:
@@ -300,29 +350,27 @@ def _serve(timeout_s: float) -> None:
     """A worker: grade chunks from stdin in a forked child, and replace a child that hangs or dies.
 
     The parent of the child never touches an answer, so nothing that a model writes can stop it; it
-    has Math-Verify loaded already, so that a replacement takes milliseconds.
+    has Math-Verify at work already, so that a replacement takes milliseconds.
     """
     # A launcher's signals may reach the whole tree; the trainer decides when we leave.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    grade(r"\boxed{1}", r"\frac{1}{2}")  # what the parsers build up, every child then inherits
     child = pipe = None
     for line in sys.stdin:
-        grades = []
-        for completion, answer in json.loads(line):
+        pairs, grades = json.loads(line), []
+        while len(grades) < len(pairs):
             if child is None:
                 child, pipe = _fork_grader()
-            graded = None
-            try:
-                pipe.send((completion, answer))
-                if pipe.poll(timeout_s):
-                    graded = pipe.recv()
-            except (EOFError, OSError):
-                pass  # it died: out of memory, or a crash in C code
-            if graded is None:
+            with contextlib.suppress(EOFError, OSError):  # it died: out of memory, or a crash in C
+                pipe.send(pairs[len(grades) :])
+                while len(grades) < len(pairs) and pipe.poll(timeout_s):
+                    grades.append(pipe.recv())
+            if len(grades) < len(pairs):
+                grades.append(Grade(False, None))
                 child.kill()
                 child.join()
                 child = None
-            grades.append(graded or Grade(False, None))
         print(json.dumps(grades), flush=True)
     if child is not None:
         child.kill()
@@ -341,12 +389,12 @@ def _grade(pipe: multiprocessing.connection.Connection) -> None:
     logging.disable(logging.CRITICAL)  # Math-Verify warns about every answer that it cannot read
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_CAP, MEMORY_CAP))
     while True:
-        completion, answer = pipe.recv()
-        try:
-            graded = grade(completion, answer)
-        except (MemoryError, RecursionError):
-            graded = Grade(False, None)
-        pipe.send(graded)
+        for completion, answer in pipe.recv():
+            try:
+                graded = grade(completion, answer)
+            except (MemoryError, RecursionError):
+                graded = Grade(False, None)
+            pipe.send(graded)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import time
 import psutil
 import pytest
 
+import verify
 from verify import (
     Verifier,
     boxes,
@@ -341,6 +342,32 @@ HOSTILE = [
     r"\boxed{\text{" + "a" * 50_000 + "}}",
     r"\boxed{e^{e^{e^{e^{79}}}}}",
 ]
+
+
+@pytest.mark.parametrize("huge", HOSTILE[:12] + HOSTILE[16:19] + HOSTILE[20:24] + HOSTILE[40:43])
+def test_a_huge_answer_costs_no_algebra_and_is_right_only_as_the_reference_is_written(
+    huge, monkeypatch
+):
+    monkeypatch.setattr(verify, "verify", lambda *args, **kwargs: pytest.fail("algebra"))
+    assert not is_correct(huge, "7")
+    assert is_correct(huge, last_box(huge))
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference"),
+    [
+        ("2^{100}", "1267650600228229401496703205376"),
+        ("20!", "2432902008176640000"),
+        (r"\binom{52}{5}", "2598960"),
+        ("(x+1)^3", "x^3+3x^2+3x+1"),
+        (r"\sum_{i=1}^{2024} i", "2049300"),
+        (r"\sum_{n=1}^{\infty} \frac{1}{2^n}", "1"),
+        ("e^{x^5}e", "e^{x^5+1}"),
+        (r"2^{2^{10}}", r"4^{512}"),
+    ],
+)
+def test_an_answer_of_human_size_is_worked_out(answer, reference):
+    assert is_correct(rf"\boxed{{{answer}}}", reference)
 
 
 def test_hostile_completions_end_at_the_deadline_as_wrong_and_harm_no_neighbour():
