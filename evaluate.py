@@ -510,7 +510,6 @@ def answer_requests(args: Args, folder: Path, requests: Sequence[Request]) -> No
         temperature=args.temperature,
         top_p=args.top_p,
         top_k=args.top_k,
-        logprobs=False,
     )
     answers, since = [], time.perf_counter()
     with bar, contextlib.closing(stream), Verifier(args.verifier_workers) as verifier:

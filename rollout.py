@@ -159,6 +159,7 @@ class Rollout:
         max_tokens: int,
         seeds: Sequence[int],
         temperature: float = 1.0,
+        logprobs: bool = False,
         on_progress: Callable[[int, int], bool] = lambda finished, total: True,
     ) -> list[Completion] | None:
         """Sample `num_samples` completions of each prompt; they share the prompt's computation.
@@ -170,6 +171,8 @@ class Rollout:
             prompts: token ids.
             max_tokens: of a completion; prompt and completion stay within `max_length` as well.
             seeds: one per prompt. The same seed, prompt and weights give the same completions.
+            logprobs: whether completions carry those of their tokens, at the price of computing
+                them over the whole vocabulary at every token.
             on_progress: called after each engine step with the number of prompts finished and of
                 all in this rank's share. When it answers False, generation is given up, unless
                 ranks sample together: they would lose each other.
@@ -179,7 +182,9 @@ class Rollout:
         """
         share = range(self.group, len(prompts), self.num_groups)
         completions, finished = [], 0
-        stream = self.stream(prompts, num_samples, max_tokens, seeds, temperature)
+        stream = self.stream(
+            prompts, num_samples, max_tokens, seeds, temperature, logprobs=logprobs
+        )
         with contextlib.closing(stream):
             for batch in stream:
                 completions += batch
@@ -199,11 +204,11 @@ class Rollout:
         temperature: float = 1.0,
         top_p: float = 1.0,
         top_k: int = 0,
-        logprobs: bool = True,
+        logprobs: bool = False,
     ) -> Iterator[list[Completion]]:
         """The same, as an iterator: after each engine step, the prompts that it has finished.
 
-        Closing the iterator gives the rest up. Without `logprobs` those of completions are empty.
+        Closing the iterator gives the rest up.
         """
         engine = self.llm.llm_engine
         unfinished = set(range(self.group, len(prompts), self.num_groups))

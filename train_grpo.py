@@ -155,6 +155,7 @@ def train(args: Args) -> None:
                 max_tokens=args.max_completion_length,
                 seeds=[derive_seed(args.seed, batch, query.example.id) for query in queries],
                 temperature=args.temperature,
+                logprobs=True,
                 on_progress=run.on_rollout,
             )  # this rank's share
             rollout.sleep()

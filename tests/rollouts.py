@@ -50,7 +50,9 @@ def main(tiny: str, folder: str, tied: str, precision: str, tensor_parallel: str
     rows = [TokenizedExample(example, prompt[:50], prompt[50:99]) for prompt in prompts]
 
     def sample(seeds):
-        mine = rollout.generate(prompts, 2, max_tokens=40, seeds=seeds, temperature=TEMPERATURE)
+        mine = rollout.generate(
+            prompts, 2, max_tokens=40, seeds=seeds, temperature=TEMPERATURE, logprobs=True
+        )
         return sorted(gather(mine), key=lambda completion: completion.query)
 
     def trainer_logprobs(completions):
