@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 ASK_FREE = "Please reason step by step, and put your final answer within \\boxed{}."
 ASK_LETTER = "Please reason step by step, and put the letter of your choice within \\boxed{}."
+PASS_TOKENS = 512  # padding for whose sake one more forward and backward pass is worth its while
+NEVER = 2**40
 
 
 class InputError(ValueError):
@@ -319,17 +321,27 @@ def split_micro_batches(
     """Spread sequences over ranks and passes: `result[pass][rank]` lists indices into `lengths`.
 
     Sequences are sorted by length and dealt out longest first: in each pass every rank gets the
-    same number of neighbours in that order, so ranks do equal work and rows need little padding.
-    A pass holds at most `max_tokens` tokens a rank, padding included, but always one sequence.
+    same number of neighbours in that order, so ranks do equal work. A pass holds at most
+    `max_tokens` tokens a rank, padding included, but always one sequence. Where one pass ends and
+    the next begins is chosen so that padding and number of passes together cost least.
     Every rank sees the same number of passes; in the last, a rank's share may be empty.
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    passes = []
-    while order:
-        rows = max(1, max_tokens // lengths[order[0]]) * world_size
-        now, order = order[:rows], order[rows:]
+    groups = [order[i : i + world_size] for i in range(0, len(order), world_size)]
+    longest = np.array([lengths[group[0]] for group in groups])
+    cheapest, starts = np.zeros(len(groups) + 1), []  # of the first n groups; where their last
+    for end in range(1, len(groups) + 1):  # pass starts
+        tokens = longest[:end] * np.arange(end, 0, -1)
+        tokens[:-1][tokens[:-1] > max_tokens] = NEVER
+        costs = cheapest[:end] + tokens + PASS_TOKENS
+        starts.append(int(costs.argmin()))
+        cheapest[end] = costs[starts[-1]]
+    passes, end = [], len(groups)
+    while end:
+        now = [i for group in groups[starts[end - 1] : end] for i in group]
         passes.append([now[rank::world_size] for rank in range(world_size)])
-    return passes
+        end = starts[end - 1]
+    return passes[::-1]
 
 
 @dataclass

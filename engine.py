@@ -189,7 +189,7 @@ class TrainArgs:
 
     # The machine
     precision: Literal["bf16", "fp32"] = "bf16"  # bf16 keeps fp32 master weights
-    zero_stage: Literal[0, 1, 2, 3] = 3  # what DeepSpeed shards over ranks
+    zero_stage: Literal[0, 1, 2, 3] = 3  # what DeepSpeed shards over ranks (one rank: at most 2)
     gradient_checkpointing: bool = False  # recompute activations: less memory, a third more time
     cpu_offload: bool = False  # optimizer state in host memory
 
@@ -382,7 +382,8 @@ class Engine:
         model: the model to train, in full.
         precision: "bf16" (with fp32 master weights) or "fp32".
         zero_stage: 0 to 3, what is sharded over ranks: nothing, optimizer state, + gradients,
-            + parameters.
+            + parameters. Over a single rank 3 is run as 2: there would be nothing to gather, but
+            each module would wait for it, and hold a second copy.
     """
 
     def __init__(
@@ -398,6 +399,8 @@ class Engine:
         if gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         self.learning_rate, self.max_grad_norm = learning_rate, max_grad_norm
+        if dist.get_world_size() == 1:
+            zero_stage = min(zero_stage, 2)
         bf16 = precision == "bf16"
         for parameter in model.parameters():  # model.to() would round the rotary frequencies too
             parameter.data = parameter.data.to(torch.bfloat16 if bf16 else torch.float32)

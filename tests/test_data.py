@@ -1,8 +1,10 @@
 """What the model reads: rows, prompts, token ids, batches."""
 
+import itertools
 import json
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -267,6 +269,41 @@ def test_micro_batches_hold_every_sequence_once_within_the_budget(world_size, ma
             padded = len(rows) * max((lengths[i] for i in rows), default=0)
             assert padded <= max_tokens or len(rows) == 1
     assert data.split_micro_batches([], world_size, max_tokens) == []
+
+
+def test_no_other_split_of_sorted_rows_costs_less(monkeypatch):
+    monkeypatch.setattr(data, "PASS_TOKENS", 7)
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        lengths = rng.integers(1, 30, rng.integers(1, 16)).tolist()
+        order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+        pairs = [order[i : i + 2] for i in range(0, len(order), 2)]  # two ranks
+
+        def tokens(part, lengths=lengths):  # of the fullest rank
+            return len(part) * lengths[part[0][0]]
+
+        splits = [
+            split_at(pairs, cuts)
+            for cuts in itertools.product([False, True], repeat=len(pairs) - 1)
+        ]
+        least = min(
+            sum(tokens(part) + 7 for part in parts)
+            for parts in splits
+            if all(len(part) == 1 or tokens(part) <= 60 for part in parts)
+        )
+        ours = data.split_micro_batches(lengths, 2, 60)
+        cost = sum(len(mine) * lengths[mine[0]] + 7 for mine, _ in ours)
+        assert cost == least
+
+
+def split_at(items: list, cuts: tuple[bool, ...]) -> list[list]:
+    """The items in consecutive parts; a new one begins after every cut."""
+    parts = [[items[0]]]
+    for item, cut in zip(items[1:], cuts, strict=True):
+        if cut:
+            parts.append([])
+        parts[-1].append(item)
+    return parts
 
 
 def test_micro_batches_do_not_depend_on_the_order_of_equal_work():
