@@ -1,0 +1,48 @@
+"""Run by test_bench.py through the launcher: what a small model's training step really holds.
+
+Prints JSON: bytes of one rank by part, as `bench.memory` names them.
+"""
+
+import ctypes
+import json
+import sys
+
+import psutil
+import torch
+import torch.distributed as dist
+
+import train_sft
+from bench import random_rows
+from engine import Engine, init_distributed, load_model
+
+folder, length, rows_per_rank = sys.argv[-3], int(sys.argv[-2]), int(sys.argv[-1])
+init_distributed()
+engine = Engine(load_model(folder, length), learning_rate=1e-5, max_grad_norm=1.0)
+rows = random_rows([(1, length - 1)] * rows_per_rank * dist.get_world_size(), range(1000))
+args = train_sft.Args(model="", data="", max_tokens_per_micro_batch=rows_per_rank * length)
+
+resident = []  # after the embedding, and before the log-probabilities
+network = engine.model.base_model
+network.layers[0].register_forward_pre_hook(lambda *_: resident.append(rss()))
+network.norm.register_forward_hook(lambda *_: resident.append(rss()))
+
+
+def rss() -> int:
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed before must not look like free memory
+    return psutil.Process().memory_info().rss
+
+
+train_sft.update(engine, rows, args)  # Adam's state exists from here on
+resident.clear()
+train_sft.update(engine, rows, args)
+zero = engine.engine.optimizer
+states = [x for state in engine.adam.state.values() for x in state.values()]
+held = {
+    "weights": sum(p.ds_tensor.nbytes for p in engine.model.parameters()),
+    "gradients": zero.grad_partitions_flat_buffer.nbytes,
+    "optimizer": sum(x.nbytes for x in [*zero.fp32_partitioned_groups_flat, *states]),
+    "activations": resident[1] - resident[0],
+}
+assert all(torch.isfinite(p.ds_tensor).all() for p in engine.model.parameters())
+if dist.get_rank() == 0:
+    print("held", json.dumps(held))

@@ -1,0 +1,181 @@
+"""Measurements and plans: that they count what they say, beside what real runs take."""
+
+import functools
+import json
+import re
+import statistics
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from transformers import Qwen3Config
+
+import bench
+from conftest import ROOT, launch, metrics, train
+from data import load_examples, load_tokenizer, tokenize_examples
+
+SMALL = {
+    "vocab_size": 2048,
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": True,
+}
+
+
+def run(*args) -> subprocess.CompletedProcess:
+    command = [sys.executable, "bench.py", *map(str, args)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_what_is_compared_takes_turns_and_the_first_ones_do_not_count():
+    calls = []
+    cases = {name: lambda name=name: calls.append(name) or len(calls) for name in "ab"}
+    assert bench.take_turns(cases, repetitions=2) == {"a": [4, 5], "b": [3, 6]}
+    assert "".join(calls) == "abbaab"
+
+
+def test_a_ratio_compares_within_a_turn():
+    assert bench.ratio([2, 20, 400], [1, 10, 100]) == 2
+
+
+def test_a_goal_says_whether_it_is_reached():
+    assert "**1.31** (goal ≥ 1.3: reached)" in bench.goal("speed", 1.31, "≥ 1.3")
+    assert "NOT reached" in bench.goal("speed", 1.29, "≥ 1.3")
+    assert "NOT reached" in bench.goal("time", 1.2, "≤ 1.1")
+
+
+def test_extra_memory_is_the_peak_beyond_what_was_there_and_what_is_returned():
+    import torch
+
+    mib = 2**20
+    before = torch.ones(64 * mib // 4)
+
+    def call():
+        for _ in range(3):
+            passing = torch.ones(100 * mib // 4)
+        del passing
+        return [before[: 32 * mib // 4] * 2]
+
+    _, extra = bench.extra_memory(call)
+    assert 60 * mib <= extra <= 210 * mib  # 100 or, while one takes another's place, 200 - 32
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> str:
+    """A folder with a config and no weights."""
+    folder = tmp_path_factory.mktemp("small")
+    Qwen3Config(**SMALL, architectures=["Qwen3ForCausalLM"]).save_pretrained(folder)
+    return str(folder)
+
+
+def flags(**values) -> SimpleNamespace:
+    defaults = {
+        "precision": "bf16",
+        "zero_stage": 3,
+        "cpu_offload": False,
+        "gradient_checkpointing": False,
+        "max_length": 512,
+        "max_tokens_per_micro_batch": 4096,
+        "vllm_memory": 0.3,
+        "vllm_tensor_parallel": 1,
+        "vllm_sleep": False,
+    }
+    return SimpleNamespace(**{**defaults, **values})
+
+
+def test_the_planned_memory_is_what_a_real_run_holds(small, tmp_path):
+    model = tmp_path / "model"
+    code = f"import transformers as t; c = t.AutoConfig.from_pretrained({small!r}); "
+    code += f"t.AutoModelForCausalLM.from_config(c).save_pretrained({str(model)!r})"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    output = launch("tests/memory.py", model, 512, 8, ranks=2)
+    held = json.loads(re.search("held (.*)", output)[1])
+    planned = bench.memory(small, gpus=2, gpu_memory=1, args=flags())["train"]
+    for part in ("weights", "gradients", "optimizer"):
+        assert planned[part] == pytest.approx(held[part], rel=0.02), part
+    assert planned["activations"] == pytest.approx(held["activations"], rel=0.15)
+
+
+def test_the_flags_that_save_memory_do_so_where_they_should(small):
+    def total(phase: str = "train", gpus: int = 2, **values) -> float:
+        return sum(bench.memory(small, gpus, 1, flags(**values))[phase].values())
+
+    assert total(vllm_sleep=True) < total()
+    assert total("sample", vllm_sleep=True) == total("sample")
+    assert total(gradient_checkpointing=True) < total()
+    assert total(max_tokens_per_micro_batch=512) < total()
+    assert total(cpu_offload=True) < total()
+    assert total(gpus=8) < total(gpus=2)
+    assert total("sample", gpus=2) < total("sample", gpus=2, zero_stage=2)
+    assert total(gpus=1) == total(gpus=1, zero_stage=2)
+
+
+def test_plan_names_the_flag_that_makes_a_run_fit(small):
+    plan = functools.partial(bench.plan.__wrapped__, max_length=512, gpus=2)
+    assert "**It fits.**" in plan(small, gpu_memory=80)
+    assert "It does with `--vllm_sleep`" in "".join(plan(small, gpu_memory=6))
+    hopeless = "".join(plan(small, gpu_memory=1))
+    assert "No flag of the training scripts makes it fit" in hopeless
+    for wrong, said in (
+        ({"model": "no/such-folder/x"}, "no model there"),
+        ({"model": small, "max_length": 5000}, "beyond the model's limit of 1024 tokens"),
+        ({"model": small, "gpus": 3, "vllm_tensor_parallel": 2}, "does not divide"),
+    ):
+        with pytest.raises(SystemExit, match=f"error: .*{said}"):
+            plan(**wrong)
+
+
+def test_a_section_prints_its_markdown_and_nothing_else(small):
+    result = run("plan", "--model", small, "--max_length", 512)
+    assert result.returncode == 0 and result.stdout.startswith(small), result.stderr
+
+
+def test_planned_tokens_are_those_of_a_real_run(tiny, tmp_path):
+    arguments = ("--rollout_batch_size", 64, "--max_steps", 2, "--output_dir", tmp_path / "run")
+    train(*arguments, tiny=tiny)
+    rows = metrics(tmp_path / "run")
+    sampled = sum(row["rollout_tokens"] for row in rows)
+    trained = sum(row["train_tokens"] for row in rows)
+    tokenizer = load_tokenizer(str(tiny / "model"))
+    examples = load_examples(str(tiny / "train.jsonl"))
+    examples, _ = tokenize_examples(examples, tokenizer, 128, 48)
+    planned = bench.epoch_tokens(
+        queries=2 * 64 + 30,  # the last, incomplete batch is not used
+        batch=64,
+        prompt=statistics.mean(len(example.prompt_ids) for example in examples),
+        solution=statistics.mean(len(example.completion_ids) for example in examples),
+        completion=sampled / (2 * 2 * 64),
+        skipped=statistics.mean(row["weight_0_share"] for row in rows),
+    )["OSW-FT, K=2"]
+    assert planned[0] == pytest.approx(sampled)
+    assert planned[1] == pytest.approx(trained, rel=0.15)
+
+
+def test_the_gpu_section_refuses_a_machine_without_one_and_its_parts_run():
+    result = run("gpu")
+    assert result.returncode == 1 and "error: there is no CUDA GPU here" in result.stderr
+    code = f"""
+import bench
+from transformers import Qwen3Config
+config = Qwen3Config(**{SMALL})
+(row,) = bench.train_on_lengths(config, [64], 128, repetitions=1)
+assert row[0] == 64 and row[1] > 0 and row[2] > 0, row
+assert bench.sampled_per_second(config, prompts=4, tokens=8) > 0
+assert bench.matrix_rate(64, repetitions=2) > 0
+"""
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-3000:]
+
+
+def test_training_flops_count_parameters_and_causal_attention():
+    config = SimpleNamespace(num_attention_heads=2, head_dim=8, num_hidden_layers=3)
+    # Of a token at length S, forward: 2 N for the matrices, and for attention of each layer 2 S d
+    # for the scores and the same for the values, half of which a causal mask leaves out.
+    assert bench.training_flops(config, 1000, 64) == 3 * (2 * 1000 + 3 * 2 * 64 * 16)
