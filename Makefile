@@ -1,26 +1,34 @@
 # make demo    installs into .venv if needed, then trains SFT, OSW-FT and GRPO from one tiny base
 # make test    installs into .venv if needed, then runs every test
+# make bench   installs what is compared with, too, and writes BENCHMARKS.md: most of an hour
 # make lint    style and names
 
 PYTHON ?= python3
 REQUIREMENTS := $(shell nvidia-smi -L >/dev/null 2>&1 && echo requirements.txt || echo requirements-cpu.txt)
 INSTALLED := .venv/installed-$(REQUIREMENTS)
+BENCH_INSTALLED := .venv/installed-requirements-bench.txt
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: install demo test lint
+.PHONY: install demo test bench lint
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
 
 # uv does not read pip's settings: a local folder of wheels (PIP_FIND_LINKS) is passed on, else the
 # CPU build of torch is asked for by name. The excluded packages are CUDA builds on a plain index.
+UV_INSTALL = .venv/bin/uv pip install --quiet --python .venv/bin/python -r $(REQUIREMENTS) $(if $(findstring cpu,$(REQUIREMENTS)),\
+  --excludes .venv/excludes.txt $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--torch-backend cpu))
+
 $(INSTALLED): $(REQUIREMENTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed, PYTHON=... names another one")'
 	$(PYTHON) -m venv .venv
 	.venv/bin/pip install --quiet --disable-pip-version-check uv==0.13.8
 	printf 'torchvision\ntorchaudio\ntorchcodec\n' > .venv/excludes.txt
-	.venv/bin/uv pip install --quiet --python .venv/bin/python -r $(REQUIREMENTS) $(if $(findstring cpu,$(REQUIREMENTS)),\
-	  --excludes .venv/excludes.txt $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--torch-backend cpu))
+	$(UV_INSTALL)
+	@touch $@
+
+$(BENCH_INSTALLED): requirements-bench.txt $(INSTALLED)
+	$(UV_INSTALL) -r requirements-bench.txt
 	@touch $@
 
 demo: $(INSTALLED)
@@ -28,6 +36,9 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+bench: $(BENCH_INSTALLED)
+	@python bench.py all
 
 lint: $(INSTALLED)
 	ruff check .

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from deepspeed.utils import safe_get_full_grad
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import engine as engine_module
@@ -240,6 +241,35 @@ def compare_grpo(case: Case, steps_per_batch: int, **settings) -> None:
         print("equal: GRPO", case, steps_per_batch, settings, flush=True)
 
 
+def count_reads(case: Case) -> None:
+    """The host reads as many values from the device in a step of many passes as in one of one."""
+    engine, *_ = make_engine(case)
+    rows = make_rows(torch.Generator().manual_seed(0))
+    reads = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            nonlocal reads
+            reads += function is torch.ops.aten._local_scalar_dense.default
+            return function(*args, **(kwargs or {}))
+
+    def reads_of_a_step(max_tokens: int) -> int:
+        nonlocal reads
+        reads = 0
+        with Watch():
+            train_oswft.update(engine, rows, torch.ones(ROWS), args(max_tokens))
+        return reads
+
+    def args(max_tokens: int) -> SimpleNamespace:
+        return SimpleNamespace(normalizer="token", max_tokens_per_micro_batch=max_tokens)
+
+    for max_tokens in (10_000, 1):  # the first steps set up what later ones use
+        reads_of_a_step(max_tokens)
+    assert reads_of_a_step(1) == reads_of_a_step(10_000) > 0
+    if dist.get_rank() == 0:
+        print("equal: reads of the host")
+
+
 if __name__ == "__main__":
     sys.argv = sys.argv[:1]
     init_distributed()
@@ -256,3 +286,4 @@ if __name__ == "__main__":
     # so large an embedding that ZeRO-3 shards it anew after every pass, also after scoring
     compare_grpo(Case(vocabulary=4000), 2)
     compare_grpo(Case(precision="bf16"), 2)
+    count_reads(Case())
