@@ -16,7 +16,8 @@ install: $(INSTALLED)
 
 # uv does not read pip's settings: a local folder of wheels (PIP_FIND_LINKS) is passed on, else the
 # CPU build of torch is asked for by name. The excluded packages are CUDA builds on a plain index.
-UV_INSTALL = .venv/bin/uv pip install --quiet --python .venv/bin/python -r $(REQUIREMENTS) $(if $(findstring cpu,$(REQUIREMENTS)),\
+# Compiled once, here: else, where Python may not write bytecode, each process compiles torch anew.
+UV_INSTALL = .venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python -r $(REQUIREMENTS) $(if $(findstring cpu,$(REQUIREMENTS)),\
   --excludes .venv/excludes.txt $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--torch-backend cpu))
 
 $(INSTALLED): $(REQUIREMENTS)

@@ -39,11 +39,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
 import tyro
 from tqdm import tqdm
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 ASK_FREE = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -358,6 +358,8 @@ class MicroBatch:
 
 def collate(rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> MicroBatch:
     """Pack (prompt_ids, completion_ids) rows. The mask goes by position, never by pad id."""
+    import torch  # takes seconds, and curation needs none
+
     length = max(len(prompt) + len(completion) for prompt, completion in rows)
     tokens = torch.zeros(len(rows), length, dtype=torch.long)
     mask = torch.zeros(len(rows), length, dtype=torch.bool)

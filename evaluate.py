@@ -32,7 +32,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch.distributed as dist
 import tyro
 from tqdm import tqdm
 
@@ -308,6 +307,8 @@ class Request:
 
 def evaluate(args: Args) -> None:
     """Sample what is missing, on all ranks; then rank 0 scores and prints."""
+    import torch.distributed as dist  # takes seconds, and `table` and `compare` need none
+
     folder = args.output_dir or default_folder(args.model)
     rank = int(os.environ.get("RANK", 0))
     if "RANK" in os.environ:  # gloo: only lists travel. A rank may wait long for the slowest.
@@ -342,6 +343,8 @@ def default_folder(model: str) -> Path:
 
 def share(items: list) -> list:
     """Rank 0's list, on every rank."""
+    import torch.distributed as dist
+
     lists = [items]
     if dist.is_initialized():
         dist.broadcast_object_list(lists)
