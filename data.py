@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 ASK_FREE = "Please reason step by step, and put your final answer within \\boxed{}."
 ASK_LETTER = "Please reason step by step, and put the letter of your choice within \\boxed{}."
 PASS_TOKENS = 512  # padding for whose sake one more forward and backward pass is worth its while
-NEVER = 2**40
 
 
 class InputError(ValueError):
@@ -329,10 +328,11 @@ def split_micro_batches(
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     groups = [order[i : i + world_size] for i in range(0, len(order), world_size)]
     longest = np.array([lengths[group[0]] for group in groups])
-    cheapest, starts = np.zeros(len(groups) + 1), []  # of the first n groups; where their last
-    for end in range(1, len(groups) + 1):  # pass starts
+    # cheapest[n]: cost of the first n groups; starts[n - 1]: where the last of their passes starts
+    cheapest, starts = np.zeros(len(groups) + 1), []
+    for end in range(1, len(groups) + 1):
         tokens = longest[:end] * np.arange(end, 0, -1)
-        tokens[:-1][tokens[:-1] > max_tokens] = NEVER
+        tokens[:-1][tokens[:-1] > max_tokens] = 2**40  # never
         costs = cheapest[:end] + tokens + PASS_TOKENS
         starts.append(int(costs.argmin()))
         cheapest[end] = costs[starts[-1]]

@@ -100,7 +100,7 @@ class Rollout:
                 # vLLM touches all of it at the start, so no more than can ever be used
                 "kv_cache_memory_bytes": min(
                     int(memory_share * memory / ranks_here),
-                    CPU_SEQUENCES * _kv_cache_bytes(model, max_length, precision),
+                    CPU_SEQUENCES * kv_cache_bytes(model, max_length, precision),
                 ),
                 "max_num_seqs": CPU_SEQUENCES,
                 "enforce_eager": True,
@@ -257,7 +257,7 @@ class Rollout:
         )
 
 
-def _kv_cache_bytes(model: str, max_length: int, precision: str) -> int:
+def kv_cache_bytes(model: str, max_length: int, precision: str) -> int:
     """Of one sequence of `max_length` tokens, in whole blocks of 128."""
     config = AutoConfig.from_pretrained(model)
     values = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim

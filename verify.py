@@ -90,7 +90,7 @@ def grade(completion: str, answer: str) -> Grade:
             return Grade(True, box.strip())
         said = closing if box is None else rf"\boxed{{{box}}}"
         if len(said) > MAX_CHARS or nesting(said) > MAX_NESTING:
-            return Grade(False, box and box.strip())
+            return Grade(False, box.strip() if box else None)
         gold, parsed = _parse_reference(answer, limit), parse(said, MATH, parsing_timeout=limit)
         extracted = box.strip() if box is not None else str(parsed[-1]) if parsed else None
         small = all(size(value) <= MAX_SIZE for value in (*gold, *parsed))
@@ -128,7 +128,7 @@ def size(value) -> float:
     if isinstance(value, sympy.Pow | sympy.exp):
         base, exponent = value.as_base_exp()
         times = _amount(exponent)
-        others = len(sympy.Add.make_args(base)) - 1  # (x + 1)^n has n + 1 terms
+        others = min(30, len(sympy.Add.make_args(base)) - 1)  # (x + 1)^n has n + 1 terms
         return max(size(base) * times, times**others / math.factorial(others))
     if isinstance(value, sympy.factorial | sympy.factorial2 | sympy.gamma | sympy.binomial):
         return sizes[0] * _amount(value.args[0])

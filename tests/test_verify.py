@@ -341,10 +341,13 @@ HOSTILE = [
     "<think>" * 10_000 + r"\boxed{9^{9^{9^{9}}}}",
     r"\boxed{\text{" + "a" * 50_000 + "}}",
     r"\boxed{e^{e^{e^{e^{79}}}}}",
+    r"\boxed{(" + "+".join(f"x_{{{n}}}" for n in range(60)) + r")^{10^{9}}}",
 ]
 
 
-@pytest.mark.parametrize("huge", HOSTILE[:12] + HOSTILE[16:19] + HOSTILE[20:24] + HOSTILE[40:43])
+@pytest.mark.parametrize(
+    "huge", HOSTILE[:12] + HOSTILE[16:19] + HOSTILE[20:24] + HOSTILE[40:43] + HOSTILE[-1:]
+)
 def test_a_huge_answer_costs_no_algebra_and_is_right_only_as_the_reference_is_written(
     huge, monkeypatch
 ):
