@@ -381,7 +381,7 @@ def sft(base: Path = BASE, repetitions: int = 5, batches: int = 6) -> list[str]:
     """
     model = str(tiny_base(base) / "model")
     cases = {
-        "`train_sft.py` (ZeRO-3, one rank)": Worker(prepare_ours, model, batches),
+        "`train_sft.py`, one rank": Worker(prepare_ours, model, batches),
         "TRL, 128 rows at once": Worker(prepare_trl, model, batches, 128, "random"),
         "TRL, 32 rows at once": Worker(prepare_trl, model, batches, 32, "random"),
         "TRL, 32 at once, grouped by length": Worker(
@@ -911,7 +911,7 @@ def scaling(repetitions: int = 5) -> list[str]:
         factor = int(name[-1])
         first = name if factor == 1 else first
         growth = ratio(seconds, measured[first])
-        worst = max(worst, growth / factor)
+        worst = max(worst, growth / factor) if factor > 1 else worst
         rows.append([name, f"{statistics.median(seconds):.3f}", f"{growth:.2f}", factor])
     alone, both, threads = by_ranks.values()
     rank_rows = [

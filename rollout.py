@@ -222,6 +222,7 @@ class Rollout:
                 stop_token_ids=self.stop_token_ids,
                 seed=seeds[index],
                 logprobs=0 if logprobs else None,  # of the sampled token alone
+                flat_logprobs=True,  # a list of numbers, not an object for each
                 detokenize=False,
                 output_kind=self.vllm.sampling_params.RequestOutputKind.FINAL_ONLY,
             )
@@ -247,12 +248,7 @@ class Rollout:
             token_ids=token_ids,
             text=self.tokenizer.decode(known, skip_special_tokens=False),
             finish_reason=sample.finish_reason,
-            logprobs=[
-                position[token].logprob
-                for position, token in zip(sample.logprobs, token_ids, strict=True)
-            ]
-            if sample.logprobs
-            else [],
+            logprobs=list(sample.logprobs.logprobs) if sample.logprobs else [],
             unknown_tokens=len(text_ids) - len(known),
         )
 

@@ -87,8 +87,7 @@ def test_ids_beyond_the_tokenizer_are_counted_and_never_decoded():
     sample = SimpleNamespace(
         token_ids=[seven, beyond, beyond + 9, seven, end],
         finish_reason="stop",
-        logprobs=[{token: SimpleNamespace(logprob=-1.0)} for token in (seven, beyond, beyond + 9)]
-        + [{token: SimpleNamespace(logprob=-2.0)} for token in (seven, end)],
+        logprobs=SimpleNamespace(logprobs=[-1, -1, -1, -2, -2]),
     )
     completion = made._completion(3, sample)
     assert (completion.text, completion.unknown_tokens, completion.query) == ("77", 2, 3)
