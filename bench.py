@@ -504,7 +504,7 @@ def logprobs(
 
 
 @section
-def rollout(base: Path = BASE, repetitions: int = 11) -> list[str]:
+def rollout(base: Path = BASE, repetitions: int = 21) -> list[str]:
     """Tokens/s through rollout.py, beside the bare LLM.generate: 128 prompts × 2.
 
     Args:
