@@ -187,6 +187,15 @@ def tiny_base(base: Path) -> Path:
     return base
 
 
+def tiny_examples(base: Path) -> tuple[object, list]:
+    """The tiny model's tokenizer and its training examples, tokenized."""
+    from data import load_examples, load_tokenizer, tokenize_examples
+
+    tokenizer = load_tokenizer(str(tiny_base(base) / "model"))
+    examples = load_examples(str(base / "train.jsonl"))
+    return tokenizer, tokenize_examples(examples, tokenizer, 128, 48)[0]
+
+
 def be_alone() -> None:
     """Be rank 0 of 1, if no launcher has said otherwise."""
     from engine import init_distributed
@@ -511,12 +520,9 @@ def rollout(base: Path = BASE, repetitions: int = 21) -> list[str]:
         base: folder of the tiny model; made if it is not there.
         repetitions: turns.
     """
-    from data import load_examples, load_tokenizer, tokenize_examples
     from rollout import Rollout
 
-    tiny_base(base)
-    tokenizer = load_tokenizer(str(base / "model"))
-    examples, _ = tokenize_examples(load_examples(str(base / "train.jsonl")), tokenizer, 128, 48)
+    tokenizer, examples = tiny_examples(base)
     prompts = [example.prompt_ids for example in examples[:128]]
     ours = Rollout(str(base / "model"), tokenizer, 128, "fp32", load_weights_from_disk=True)
 
@@ -757,11 +763,7 @@ def step(base: Path = BASE, repetitions: int = 7) -> list[str]:
     """
     import torch
 
-    from data import load_examples, load_tokenizer, tokenize_examples
-
-    tiny_base(base)
-    tokenizer = load_tokenizer(str(base / "model"))
-    examples, _ = tokenize_examples(load_examples(str(base / "train.jsonl")), tokenizer, 128, 48)
+    _, examples = tiny_examples(base)
     setup = prepare_training(base / "model", 128)
     turns = dict.fromkeys(["sft", "oswft", "grpo", 0.0, 0.25, 0.5, 0.75, 1.0], 0)
 
@@ -803,23 +805,18 @@ def step(base: Path = BASE, repetitions: int = 7) -> list[str]:
 def endless_model(folder: Path, max_length: int) -> None:
     """Write a random tiny model that never ends its turn: a completion has the length asked for."""
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3ForCausalLM
 
     import tiny
     from data import stop_token_ids
 
     tokenizer = tiny.make_tokenizer()
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=64,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
+    config = tiny.make_config(
+        tokenizer,
         max_position_embeddings=max_length,
         tie_word_embeddings=False,
+        initializer_range=0.02,
     )
     model = Qwen3ForCausalLM(config)
     with torch.no_grad():
@@ -1338,8 +1335,8 @@ def plan(
         "vllm_sleep": vllm_sleep,
     }
 
-    def look(**flags) -> tuple[dict[str, dict[str, float]], list[str]]:
-        """Parts by phase, and what does not fit."""
+    def look(**flags) -> tuple[dict[str, dict[str, float]], list[str], float]:
+        """Parts by phase, what does not fit, and the sequences that vLLM's share holds."""
         args = RolloutArgs(
             model=model, data="-", max_completion_length=max_length - 1, **{**asked, **flags}
         )
@@ -1354,14 +1351,12 @@ def plan(
         cache = kv_cache_bytes(model, max_length, "bf16") / args.vllm_tensor_parallel
         if room < cache:
             complaints.append("vLLM's share does not hold the model and one sequence")
-        phases["sample"]["sequences"] = room / cache
-        return phases, complaints
+        return phases, complaints, room / cache
 
     try:
-        phases, complaints = look()
+        phases, complaints, sequences = look()
     except InputError as error:
         sys.exit(f"error: {error}")
-    sequences = phases["sample"].pop("sequences")
     rows = [
         [
             part,

@@ -107,6 +107,25 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
+def make_config(tokenizer: PreTrainedTokenizerFast, **changes) -> Qwen3Config:
+    """The tiny model's; `changes` replace or add fields."""
+    fields = {
+        "vocab_size": 64,
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.05,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    return Qwen3Config(**{**fields, **changes})
+
+
 def pretrain(
     model: Qwen3ForCausalLM, tokenizer, max_steps: int, seed: int, taken: set[str]
 ) -> None:
@@ -173,22 +192,7 @@ def make(
     train = make_examples(num_train, TRAIN_MIX, rng, taken)
     tokenizer = make_tokenizer()
     torch.manual_seed(derive_seed("tiny", seed))
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=64,
-            hidden_size=128,
-            intermediate_size=384,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=32,
-            max_position_embeddings=512,
-            tie_word_embeddings=True,
-            initializer_range=0.05,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    )
+    model = Qwen3ForCausalLM(make_config(tokenizer))
     pretrain(model, tokenizer, pretrain_steps, seed, taken)
     save_model(model, tokenizer, output_dir / "model")
     write_rows([vars(example) for example in train], output_dir / "train.jsonl")
