@@ -33,13 +33,13 @@ $(BENCH_INSTALLED): requirements-bench.txt $(INSTALLED)
 	@touch $@
 
 demo: $(INSTALLED)
-	@python tiny.py demo
+	@python -m demo
 
 test: $(INSTALLED)
 	python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 bench: $(BENCH_INSTALLED)
-	@python bench.py all
+	@python -m bench
 
 lint: $(INSTALLED)
 	ruff check .

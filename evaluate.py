@@ -4,9 +4,8 @@
     python evaluate.py --model ... --benchmarks aime24 math500 --data_dir copies  # without the hub
     python evaluate.py --model ... --benchmark_file mine.jsonl    # rows with question and answer
     deepspeed evaluate.py --model ...                             # the same, spread over GPUs
-    python evaluate.py table runs/*/eval                          # Markdown, like Table 1
-    python evaluate.py compare runs/sft/eval runs/oswft/eval      # paired difference, p-value
-    python evaluate.py score runs/oswft/eval                      # results.json from the samples
+    python -m paper.tables table runs/*/eval                      # Markdown, like Table 1
+    python -m paper.tables compare runs/sft/eval runs/oswft/eval  # paired difference, p-value
 
 The protocol is the paper's (section 4.1): temperature 0.6, top-p 0.95, top-k 20, up to 8k tokens;
 16 answers to each competition problem, one to each of MATH-500 and GPQA-Diamond. Every answer is
@@ -14,8 +13,6 @@ kept with its verdict in samples/<benchmark>.jsonl, and results.json follows fro
 alone. An evaluation that was stopped goes on when the same command is given again.
 """
 
-import contextlib
-import functools
 import hashlib
 import json
 import math
@@ -26,29 +23,29 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import tyro
+import torch.distributed as dist
 from tqdm import tqdm
 
+from benchmarks import BENCHMARKS, Problem, load_benchmark, load_problems
 from data import (
-    BENCHMARKS,
     InputError,
-    Problem,
     derive_seed,
-    load_benchmark,
     load_config,
-    load_problems,
     load_tokenizer,
     prompt_text,
-    provenance,
     write_json,
     write_rows,
 )
+from rollout import Completion, Rollout
+from run import differences, parse_args, provenance, share_cores
+from verify import Verifier
 
 RESAMPLES = 10_000  # of a bootstrap, and of a test
 KEEP_EVERY = 1.0  # seconds between two times that finished answers are checked and written
@@ -56,7 +53,7 @@ KEEP_EVERY = 1.0  # seconds between two times that finished answers are checked 
 PROTOCOL = ("temperature", "top_p", "top_k", "max_completion_length", "precision", "seed")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Args:
     model: str  # hub id or folder
     benchmarks: tuple[str, ...] = ()  # of the paper; default: all, if no --benchmark_file is given
@@ -116,84 +113,45 @@ def pass_at_k_curve(num_samples: int, k: int) -> np.ndarray:
     return np.array([pass_at_k(num_samples, c, k) for c in range(num_samples + 1)])
 
 
-@functools.cache
-def redrawn(num_samples: int) -> np.ndarray:
-    """If the n answers to a problem are drawn anew from themselves: the chances that c right ones
-    (rows) become c' (columns), which are binomial.
-    """
-    n = num_samples
-    rows = [
-        [math.comb(n, d) * (c / n) ** d * (1 - c / n) ** (n - d) for d in range(n + 1)]
-        for c in range(n + 1)
-    ]
-    return np.array(rows)
-
-
-def interval(
-    chances: np.ndarray, scores: np.ndarray, num_problems: int, estimate: float
-) -> tuple[float, float]:
-    """The 95 % bootstrap interval of a mean over problems.
-
-    To draw N problems with replacement is to draw how many of each kind there are: a multinomial.
-    The middle 95 % are moved so that their mean is the estimate, which is unbiased: answers drawn
-    with replacement lose some of the rare right ones, and pass@16 of 16 would come out too low.
+def resample(
+    counts: np.ndarray, num_samples: int, problems: np.ndarray, k: int, rng: np.random.Generator
+) -> np.ndarray:
+    """pass@k of every problem in R data sets that are drawn anew: (R, N).
 
     Args:
-        chances: of each kind of problem, in any shape; they add up to 1.
-        scores: of each kind of problem, in the same shape.
+        counts: (N,) right answers to each problem, of `num_samples`.
+        problems: (R, N) which problems were drawn. For k > 1 the answers to each are drawn anew,
+            too: from n answers, of which c are right, a binomial number of right ones.
     """
-    chances = chances.ravel() / chances.sum()
-    draws = np.random.default_rng(0).multinomial(num_problems, chances, size=RESAMPLES)
-    values = draws @ scores.ravel() / num_problems  # (R, kinds) @ (kinds,) -> (R,)
-    low, high = np.quantile(values, (0.025, 0.975)) + (estimate - values.mean())
-    return (
-        max(float(scores.min()), min(estimate, float(low))),
-        min(float(scores.max()), max(estimate, float(high))),
-    )
+    drawn = counts[problems]
+    if k > 1:
+        drawn = rng.binomial(num_samples, drawn / num_samples)
+    return pass_at_k_curve(num_samples, k)[drawn]
+
+
+def middle_95(means: np.ndarray, estimate: float, least: float, most: float) -> tuple:
+    """The middle 95 % of the resampled means, moved so that they centre on the estimate.
+
+    The estimate is unbiased and the means are not: answers that are drawn with replacement lose
+    some of the rare right ones, and pass@16 of 16 would come out too low.
+    """
+    low, high = np.quantile(means, (0.025, 0.975)) + (estimate - means.mean())
+    return max(least, min(estimate, float(low))), min(most, max(estimate, float(high)))
 
 
 def score_with_interval(
     counts: np.ndarray, num_samples: int, k: int
 ) -> tuple[float, tuple[float, float]]:
-    """pass@k of a benchmark, and its 95 % interval.
-
-    Problems are drawn anew and, for k > 1, the answers to each as well.
+    """pass@k of a benchmark, and its 95 % bootstrap interval.
 
     Args:
         counts: (N,) right answers to each problem, of `num_samples`.
     """
-    curve = pass_at_k_curve(num_samples, k)
-    estimate = float(curve[counts].mean())
-    kinds = np.bincount(counts, minlength=num_samples + 1) / len(counts)  # by right answers
-    chances = kinds @ redrawn(num_samples) if k > 1 else kinds
-    return estimate, interval(chances, curve, len(counts), estimate)
-
-
-def paired_difference(
-    first: tuple[np.ndarray, int], second: tuple[np.ndarray, int], k: int
-) -> tuple[float, tuple[float, float], float]:
-    """pass@k of the second less the first: the difference, its 95 % interval, a p-value.
-
-    Each is (counts (N,), num_samples), of the same problems in the same order. The interval is a
-    bootstrap that draws the same problems for both; the p-value is that of the test which swaps
-    the two at random in each problem (a sign-flip permutation test, two-sided). Where they
-    disagree, go by the p-value: with few problems the interval is somewhat too narrow.
-    """
-    (before, n), (after, m) = first, second
-    old, new = pass_at_k_curve(n, k), pass_at_k_curve(m, k)
-    differences = new[after] - old[before]  # (N,)
-    estimate = float(differences.mean())
-
-    kinds = np.zeros((n + 1, m + 1))  # share of problems by right answers before and after
-    np.add.at(kinds, (before, after), 1 / len(before))
-    chances = redrawn(n).T @ kinds @ redrawn(m) if k > 1 else kinds
-    bounds = interval(chances, new[None, :] - old[:, None], len(before), estimate)
-
-    sizes, times = np.unique(np.abs(differences), return_counts=True)
-    signs = 2 * np.random.default_rng(0).binomial(times, 0.5, (RESAMPLES, len(sizes))) - times
-    flipped = signs @ sizes / len(before)  # (R,)
-    p_value = (1 + int((np.abs(flipped) >= abs(estimate) - 1e-12).sum())) / (RESAMPLES + 1)
-    return estimate, bounds, p_value
+    estimate = float(pass_at_k_curve(num_samples, k)[counts].mean())
+    rng = np.random.default_rng(0)
+    problems = rng.integers(len(counts), size=(RESAMPLES, len(counts)))
+    means = resample(counts, num_samples, problems, k, rng).mean(axis=1)
+    return estimate, middle_95(means, estimate, 0.0, 1.0)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -248,8 +206,8 @@ def complete_samples(folder: Path) -> tuple[dict[str, list[Sample]], list[str]]:
     """The rows of every complete benchmark, by name; and what is wrong with the others."""
     complete, complaints = {}, []
     names = {benchmark_of(path) for path in samples_files(folder)}
-    order = list(BENCHMARKS)  # the paper's come first, in its order
-    for name in sorted(names, key=lambda name: (order.index(name) if name in order else 99, name)):
+    order = [*BENCHMARKS, *read_args(folder).get("benchmarks", []), *sorted(names)]
+    for name in sorted(names, key=order.index):  # the paper's first, then as they were asked for
         rows, damaged = read_samples(folder, name)
         answers = Counter(row.id for row in rows)
         num_problems = BENCHMARKS[name].num_problems if name in BENCHMARKS else len(answers)
@@ -307,8 +265,6 @@ class Request:
 
 def evaluate(args: Args) -> None:
     """Sample what is missing, on all ranks; then rank 0 scores and prints."""
-    import torch.distributed as dist  # takes seconds, and `table` and `compare` need none
-
     folder = args.output_dir or default_folder(args.model)
     rank = int(os.environ.get("RANK", 0))
     if "RANK" in os.environ:  # gloo: only lists travel. A rank may wait long for the slowest.
@@ -318,9 +274,12 @@ def evaluate(args: Args) -> None:
         if rank == 0:
             args.check()
             problems = load_all_problems(args)
-            work = plan(args, folder, problems)
+            work = find_missing(args, folder, problems)
     finally:  # the other ranks wait for the list, or for word that there is none
-        work = share(work)
+        if dist.is_initialized():
+            lists = [work]
+            dist.broadcast_object_list(lists)
+            work = lists[0]
     if work == [None]:
         return  # rank 0 says why
     if work:
@@ -332,23 +291,13 @@ def evaluate(args: Args) -> None:
             merge(folder, name, problems[name])
         for complaint in score_and_print(folder, args.k):  # of what was not asked for now
             print(f"note: {complaint}", file=sys.stderr)
-        print(f"\nwritten: {folder}; pictures: python plot.py {folder}")
+        print(f"\nwritten: {folder}; pictures: python -m paper.plot {folder}")
 
 
 def default_folder(model: str) -> Path:
     """runs/oswft/eval for the folder runs/oswft/final, runs/Qwen3-4B/eval for the hub's model."""
     path = Path(model)
     return (path.resolve().parent if path.is_dir() else Path("runs", path.name)) / "eval"
-
-
-def share(items: list) -> list:
-    """Rank 0's list, on every rank."""
-    import torch.distributed as dist
-
-    lists = [items]
-    if dist.is_initialized():
-        dist.broadcast_object_list(lists)
-    return lists[0]
 
 
 def load_all_problems(args: Args) -> dict[str, list[Problem]]:
@@ -371,7 +320,7 @@ def load_all_problems(args: Args) -> dict[str, list[Problem]]:
     return problems
 
 
-def plan(args: Args, folder: Path, problems: dict[str, list[Problem]]) -> list[Request]:
+def find_missing(args: Args, folder: Path, problems: dict[str, list[Problem]]) -> list[Request]:
     """Claim the folder, read what is there already, and list what is missing."""
     num_samples = {
         name: args.num_samples or (BENCHMARKS[name].num_samples if name in BENCHMARKS else 16)
@@ -392,7 +341,7 @@ def plan(args: Args, folder: Path, problems: dict[str, list[Problem]]) -> list[R
     )
     load_config(args.model, longest + args.max_completion_length, asked)  # is there room?
     there = {name: good_samples(folder, name, problems[name]) for name in problems}
-    claim(folder, args)
+    claim(folder, args, list(problems))
 
     requests = []
     for name in problems:
@@ -447,27 +396,29 @@ def model_version(model: str) -> str:
     return digest.hexdigest()
 
 
-def claim(folder: Path, args: Args) -> None:
-    """Write args.json. Raises InputError if the folder holds something else, as far as it says."""
-    path = folder / "args.json"
+def claim(folder: Path, args: Args, names: list[str]) -> None:
+    """Write args.json. Raises InputError if the folder holds a run, or another evaluation."""
     protocol = {name: getattr(args, name) for name in PROTOCOL}
-    protocol = {"model_version": model_version(args.model), **protocol}
-    if path.exists():
-        before = json.loads(path.read_text()).get("protocol", {})
-        differing = [
-            f"{name} {before.get(name)} -> {value}"
-            for name, value in protocol.items()
-            if before.get(name) != value
-        ]
-        if not before:
-            raise InputError(f"{folder} holds a training run: choose another --output_dir")
-        if differing and any(path.stat().st_size for path in samples_files(folder)):
-            raise InputError(
-                f"{folder} holds another evaluation ({'; '.join(differing)}): choose another "
-                "--output_dir"
-            )
+    protocol["model_version"] = model_version(args.model)
+    before = read_args(folder)
+    if before and "protocol" not in before:
+        raise InputError(f"{folder} holds a training run: choose another --output_dir")
+    differing = differences(before.get("protocol", protocol), protocol)
+    if differing and any(path.stat().st_size for path in samples_files(folder)):
+        raise InputError(
+            f"{folder} holds another evaluation ({'; '.join(differing)}): choose another "
+            "--output_dir"
+        )
     (folder / "samples").mkdir(parents=True, exist_ok=True)
-    write_json({"protocol": protocol, "args": asdict(args), **provenance()}, path)
+    names = list(dict.fromkeys([*before.get("benchmarks", []), *names]))  # as they were asked for
+    record = {"protocol": protocol, "benchmarks": names, "args": asdict(args), **provenance()}
+    write_json(record, folder / "args.json")
+
+
+def read_args(folder: Path) -> dict:
+    """What args.json says, or nothing where there is none."""
+    path = folder / "args.json"
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def merge(folder: Path, name: str, problems: Sequence[Problem]) -> None:
@@ -483,10 +434,8 @@ def merge(folder: Path, name: str, problems: Sequence[Problem]) -> None:
 
 def answer_requests(args: Args, folder: Path, requests: Sequence[Request]) -> None:
     """Answer this rank's share of the requests, check the answers, and append them to files."""
-    from rollout import Rollout  # these take seconds to import, and tables do not need them
-    from verify import Verifier
-
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch's, about vLLM's calls
+    share_cores()
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     longest = max(len(request.prompt_ids) for request in requests)
     rollout = Rollout(
@@ -515,7 +464,7 @@ def answer_requests(args: Args, folder: Path, requests: Sequence[Request]) -> No
         top_k=args.top_k,
     )
     answers, since = [], time.perf_counter()
-    with bar, contextlib.closing(stream), Verifier(args.verifier_workers) as verifier:
+    with bar, closing(stream), Verifier(args.verifier_workers) as verifier:
         for finished in stream:
             answers += [(requests[completion.query], completion) for completion in finished]
             bar.update(len(finished))
@@ -526,8 +475,14 @@ def answer_requests(args: Args, folder: Path, requests: Sequence[Request]) -> No
             keep(answers, folder, rank, verifier, time.perf_counter() - since)
 
 
-def keep(answers: list[tuple], folder: Path, rank: int, verifier, seconds: float) -> None:
-    """Check answers, each a (Request, Completion), and append them to this rank's files."""
+def keep(
+    answers: list[tuple[Request, Completion]],
+    folder: Path,
+    rank: int,
+    verifier: Verifier,
+    seconds: float,
+) -> None:
+    """Check answers, and append them with their verdicts to this rank's files."""
     grades = verifier.grade(
         [completion.text for _, completion in answers],
         [request.problem.answer for request, _ in answers],
@@ -555,7 +510,7 @@ def keep(answers: list[tuple], folder: Path, rank: int, verifier, seconds: float
 
 
 # ------------------------------------------------------------------------------------------------
-# Tables
+# Results
 
 
 def score_and_print(folder: Path, k: tuple[int, ...]) -> list[str]:
@@ -566,7 +521,7 @@ def score_and_print(folder: Path, k: tuple[int, ...]) -> list[str]:
         raise InputError("\n".join(complaints))
     chosen = choose_k(k, {name: num_answers(rows) for name, rows in samples.items()})
     every = [row for rows in samples.values() for row in rows]
-    speed = sum(row.tokens for row in every) / sum(row.seconds for row in every)
+    speed = sum(row.tokens for row in every) / math.fsum(row.seconds for row in every)
     results = {
         # All benchmarks are sampled side by side, so they share one speed: that of one device.
         name: {**summarize(rows), "tokens_per_second": speed}
@@ -587,110 +542,6 @@ def score_and_print(folder: Path, k: tuple[int, ...]) -> list[str]:
         )
     print(f"{speed:,.0f} tokens/s on one device")
     return complaints
-
-
-def score(folder: Path, k: tuple[int, ...] = ()) -> None:
-    """Compute results.json from the samples alone, and print it.
-
-    Args:
-        folder: of an evaluation.
-        k: of pass@k; default: 1 and the number of samples.
-    """
-    complaints = score_and_print(folder, k)
-    if complaints:
-        raise InputError("\n".join(complaints))
-
-
-def table(folders: tuple[Path, ...], k: tuple[int, ...] = ()) -> None:
-    """Print a Markdown table like the paper's Table 1: pass@k in %, with 95 % intervals.
-
-    Args:
-        folders: of evaluations, a row for each.
-        k: of pass@k; default: 1 and the number of samples.
-    """
-    if not folders:
-        raise InputError("which evaluations? python evaluate.py table runs/*/eval")
-    runs = load_evaluations(folders)
-    names = list(dict.fromkeys(name for _, samples in runs for name in samples))
-    num_samples = {
-        name: min(num_answers(samples[name]) for _, samples in runs if name in samples)
-        for name in names
-    }
-    chosen = choose_k(k, num_samples)
-    names = [name for name in names if chosen[name]]
-    titles = [BENCHMARKS[name].title if name in BENCHMARKS else name for name in names]
-    scales = [" / ".join(f"@{n}" for n in chosen[name]) for name in names]
-    heads = [f"{title}, Pass{scale}" for title, scale in zip(titles, scales, strict=True)]
-    print("| | " + " | ".join(heads) + " |")
-    print("|---" * (len(names) + 1) + "|")
-    for run, samples in runs:
-        cells = ["–"] * len(names)
-        for column, name in enumerate(names):
-            if name in samples:
-                counts = np.array(list(count_right(samples[name]).values()))
-                scores = [
-                    percent(*score_with_interval(counts, len(samples[name]) // len(counts), n))
-                    for n in chosen[name]
-                ]
-                cells[column] = " / ".join(scores)
-        print(f"| {run} | " + " | ".join(cells) + " |")
-
-
-def compare(first: Path, second: Path, k: tuple[int, ...] = ()) -> None:
-    """Print how much better the second evaluation is than the first, problem by problem.
-
-    Args:
-        first: folder of an evaluation.
-        second: folder of another one, on the same problems.
-        k: of pass@k; default: 1 and the number of samples.
-    """
-    (one, former), (other, latter) = load_evaluations((first, second))
-    names = [name for name in former if name in latter]
-    if not names:
-        raise InputError(f"{first} and {second} have no benchmark in common")
-    fewest = {name: min(num_answers(former[name]), num_answers(latter[name])) for name in names}
-    chosen = choose_k(k, fewest)
-    print(f"| | k | {one} | {other} | difference, 95 % interval | p |")
-    print("|---|---|---|---|---|---|")
-    for name in names:
-        sides = [count_right(samples[name]) for samples in (former, latter)]
-        pair = [
-            (np.array([counts[problem] for problem in sides[0]]), num_answers(samples[name]))
-            for counts, samples in zip(sides, (former, latter), strict=True)
-        ]
-        for n in chosen[name]:
-            before, after = (
-                100 * pass_at_k_curve(num_samples, n)[counts].mean() for counts, num_samples in pair
-            )
-            difference, bounds, p_value = paired_difference(*pair, n)
-            print(
-                f"| {name} | {n} | {before:.1f} | {after:.1f} "
-                f"| {percent(difference, bounds, '+')} | {p_value:.2g} |"
-            )
-
-
-def load_evaluations(folders: Sequence[Path]) -> list[tuple[str, dict[str, list[Sample]]]]:
-    """(label, samples by benchmark) of each; they have to be complete, on the same problems."""
-    runs, problems, protocols = [], {}, {}
-    for folder in folders:
-        samples, complaints = complete_samples(folder)
-        if complaints:
-            raise InputError("\n".join(complaints))
-        for name, rows in samples.items():
-            own = count_right(rows).keys()
-            known, where = problems.setdefault(name, (own, folder))
-            if known != own:
-                raise InputError(f"{folder}: {name} has other problems than in {where}")
-        absolute = folder.resolve()  # runs/oswft/eval is called oswft
-        label = (absolute.parent if absolute.name == "eval" else absolute).name
-        runs.append((label, samples))
-        if (folder / "args.json").exists():
-            protocols[folder] = json.loads((folder / "args.json").read_text())["protocol"]
-    for name in PROTOCOL:
-        if len({protocol[name] for protocol in protocols.values()}) > 1:
-            values = ", ".join(f"{folder} {p[name]}" for folder, p in protocols.items())
-            print(f"note: the evaluations differ in {name}: {values}", file=sys.stderr)
-    return runs
 
 
 def num_answers(rows: Sequence[Sample]) -> int:
@@ -718,27 +569,11 @@ def percent(score: float, bounds: tuple[float, float], sign: str = "") -> str:
     )
 
 
-COMMANDS = {"table": table, "compare": compare, "score": score}
-
-
-def main() -> None:
-    # The deepspeed launcher adds --local_rank, which the environment says as well.
-    args = [arg for arg in sys.argv[1:] if not arg.startswith("--local_rank")]
-    if args and args[0] in COMMANDS:
-        command = COMMANDS[args.pop(0)]
-        prog, config = f"evaluate.py {command.__name__}", (tyro.conf.PositionalRequiredArgs,)
-        tyro.cli(command, args=args, prog=prog, config=config, use_underscores=True)
-    else:
-        evaluation = tyro.cli(Args, args=args, description=__doc__, use_underscores=True)
-        try:
-            evaluate(evaluation)
-        except KeyboardInterrupt:
-            print("stopped: what was answered is kept, the same command goes on", file=sys.stderr)
-            sys.exit(130)
-
-
 if __name__ == "__main__":
     try:
-        main()
+        evaluate(parse_args(Args, __doc__))
+    except KeyboardInterrupt:
+        print("stopped: what was answered is kept, the same command goes on", file=sys.stderr)
+        sys.exit(130)
     except (InputError, OSError) as error:
         sys.exit(f"error: {error}")

@@ -14,8 +14,9 @@ import torch.distributed as dist
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from data import InputError, stop_token_ids
+from run import RolloutArgs
 
-CPU_SEQUENCES = 256  # sampled at the same time on a CPU
+CPU_SEQUENCES = 256  # that a CPU samples at a time
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Completion:
     text: str  # without it
     finish_reason: str  # "stop", or "length" if the token limit cut it off
     logprobs: list[float]  # of each token, under the distribution it was sampled from; or none
-    unknown_tokens: int  # ids of the model's padded vocabulary that no text stands behind
+    unknown_tokens: int  # ids of the model's padded vocabulary, which have no text
 
 
 def completion_stats(completions: Sequence[Completion]) -> dict[str, float]:
@@ -42,7 +43,7 @@ def completion_stats(completions: Sequence[Completion]) -> dict[str, float]:
 
 
 def import_vllm():
-    """Import vLLM with settings that must stand before. Raises InputError if it cannot run here."""
+    """Import vLLM, with its settings made first. Raises InputError if it cannot run here."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, where the weights are
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
@@ -81,21 +82,18 @@ class Rollout:
         sleep: bool = False,
         load_weights_from_disk: bool = False,
     ):
-        vllm = import_vllm()
-        self.vllm, self.tokenizer, self.sleeps = (
-            vllm,
-            tokenizer,
-            sleep and torch.cuda.is_available(),
-        )
+        self.vllm, self.tokenizer, self.max_length = import_vllm(), tokenizer, max_length
+        self.stop_token_ids = stop_token_ids(tokenizer)
+        self.sleeps = sleep and torch.cuda.is_available()
         distributed = dist.is_initialized()
-        ranks_here = int(os.environ.get("LOCAL_SIZE", 1))
-        # Where the trainer has not shared out the cores: vLLM would leave torch one thread.
-        cores = len(os.sched_getaffinity(0))
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // ranks_here)))
+        rank, world_size = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
+        self.group, self.member = divmod(rank, tensor_parallel)
+        self.num_groups, self.tensor_parallel = world_size // tensor_parallel, tensor_parallel
         options = {}
         if not torch.cuda.is_available():
             torch._dynamo.config.disable = True  # seconds to compile one function, for no speed
             memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            ranks_here = int(os.environ.get("LOCAL_SIZE", 1))
             options = {
                 # vLLM touches all of it at the start, so no more than can ever be used
                 "kv_cache_memory_bytes": min(
@@ -108,7 +106,7 @@ class Rollout:
                 "enable_chunked_prefill": False,
                 "max_num_batched_tokens": max(max_length, 8192),
             }
-        self.llm = vllm.LLM(
+        self.llm = self.vllm.LLM(
             model=model,
             skip_tokenizer_init=True,  # token ids in, token ids out
             dtype="bfloat16" if precision == "bf16" else "float32",
@@ -124,18 +122,25 @@ class Rollout:
             use_tqdm_on_load=False,
             **options,
         )
-        self.stop_token_ids = stop_token_ids(tokenizer)
-        self.max_length = max_length
-        rank, world_size = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
-        self.group, self.member = divmod(rank, tensor_parallel)
-        self.num_groups = world_size // tensor_parallel
-        self.tensor_parallel = tensor_parallel
         self.sleep()
 
-    def load_weights(self, named_weights: Iterator[tuple[str, torch.Tensor]]) -> None:
-        """Take over the trainer's weights; what was cached under the old ones is dropped.
+    @classmethod
+    def from_args(cls, args: RolloutArgs, tokenizer: PreTrainedTokenizerBase) -> "Rollout":
+        """An engine for `--model` with the settings of the command line."""
+        return cls(
+            args.model,
+            tokenizer,
+            max_length=args.max_length,
+            precision=args.precision,
+            memory_share=args.vllm_memory,
+            tensor_parallel=args.vllm_tensor_parallel,
+            sleep=args.vllm_sleep,
+        )
 
-        After sleep the order is: room for the weights, the weights, room for the KV cache.
+    def load_weights(self, named_weights: Iterator[tuple[str, torch.Tensor]]) -> None:
+        """Load the trainer's weights, and drop what was cached under the old ones.
+
+        After sleep the order matters: wake the weights, load them, wake the KV cache.
         """
         if self.sleeps:
             self.llm.wake_up(tags=["weights"])
@@ -206,9 +211,9 @@ class Rollout:
         top_k: int = 0,
         logprobs: bool = False,
     ) -> Iterator[list[Completion]]:
-        """The same, as an iterator: after each engine step, the prompts that it has finished.
+        """Like `generate`, but yields after each engine step the completions that it finished.
 
-        Closing the iterator gives the rest up.
+        To close the iterator is to give up the rest.
         """
         engine = self.llm.llm_engine
         unfinished = set(range(self.group, len(prompts), self.num_groups))
@@ -261,6 +266,9 @@ def kv_cache_bytes(model: str, max_length: int, precision: str) -> int:
 
 
 def _repack_head(model: torch.nn.Module) -> None:
-    """On CPU vLLM computes with a packed copy of the head. A head that is tied to the embeddings
-    gets no weights of its own when they are reloaded, and vLLM 0.32 would keep the old copy."""
+    """Pack vLLM's head again: on CPU it computes with a packed copy of the matrix.
+
+    A head that is tied to the embeddings gets no weights when they are reloaded, and vLLM 0.32
+    keeps the old copy.
+    """
     model.lm_head.quant_method.process_weights_after_loading(model.lm_head)

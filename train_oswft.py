@@ -17,35 +17,39 @@ gradients are clipped at norm 1. Everything else, by default, is the paper's set
     deepspeed train_oswft.py ... --resume                      # go on from the newest checkpoint
 """
 
+import os
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-from data import InputError, TokenizedExample, batch_indices, derive_seed
-from engine import (
-    Engine,
-    RolloutArgs,
-    Run,
-    check_answers,
-    exit_with,
-    init_distributed,
-    load_training_data,
-    parse_args,
-)
+from data import InputError, TokenizedExample, derive_seed
+from engine import Engine, gather_rewards, init_distributed
 from rollout import Rollout, completion_stats
+from run import RolloutArgs, Run, claim_output_dir, load_training_data, parse_args, say_error
 from verify import Verifier
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Args(RolloutArgs):
     output_dir: str = "runs/oswft"  # for all that the run leaves; all hosts share it
-    learning_rate: float = 1e-5  # constant
 
     # The method
     num_rollouts: int = 2  # K, answers sampled per query
+    temperature: float = 1.0  # of sampling
     weighting: Literal["oswft", "hard", "random", "uniform"] = "oswft"  # the paper's ablation
     normalizer: Literal["token", "sequence"] = "token"  # what the summed loss is divided by
+
+    # Optimization
+    learning_rate: float = 1e-5  # constant
+    rollout_batch_size: int = 128  # queries that are answered and weighed together
+    train_batch_size: int | None = None  # queries per optimizer step; default: all of them
+
+    # Lengths, in tokens
+    max_length: int = 5120  # of prompt and solution together; a longer row is dropped
+    max_completion_length: int = 4096  # of a rollout; a prompt that leaves less room is dropped
 
 
 # ------------------------------------------------------------------------------------------------
@@ -106,41 +110,58 @@ def oswft_loss(
     return -(weights * sequence_logprobs).sum() / normalizer
 
 
+def update(
+    engine: Engine, queries: Sequence[TokenizedExample], weights: torch.Tensor, args: Args
+) -> dict[str, float]:
+    """One optimizer step on expert solutions with their weights (B,); returns its metrics."""
+    completion_tokens = sum(len(query.completion_ids) for query in queries)
+    normalizer = completion_tokens if args.normalizer == "token" else len(queries)
+    weights = weights.to(engine.device)
+
+    # Weight 0 means no gradient: these rows cost no pass, but the normalizer counts them.
+    for batch in engine.passes(queries, args.max_tokens_per_micro_batch, keep=weights > 0):
+        logprobs = engine.logprobs(batch)  # (b, T)
+        loss = oswft_loss(logprobs, batch.mask, weights[batch.rows], normalizer)
+        engine.backward(loss)
+    stats = engine.step()
+
+    learnt = [query for query, weight in zip(queries, weights.tolist(), strict=True) if weight]
+    return {
+        "mean_weight": weights.mean().item(),
+        **stats,
+        "weight_0_share": (weights == 0).float().mean().item(),
+        "weight_between_share": ((weights > 0) & (weights < 1)).float().mean().item(),
+        "weight_1_share": (weights == 1).float().mean().item(),
+        "skipped_sequences": len(queries) - len(learnt),
+        "train_tokens": sum(map(len, learnt)),
+    }
+
+
 # ------------------------------------------------------------------------------------------------
 # The loop
 
 
-def train(args: Args) -> None:
+def main(args: Args) -> int:
+    """Train; returns the exit status."""
     args.check(world_size=init_distributed())
-    run = Run(args)
-    tokenizer, examples = load_training_data(args)
+    checkpoint = claim_output_dir(args)
+    tokenizer, examples = load_training_data(args, args.rollout_batch_size)
     engine = Engine.from_args(args)
-    rollout = Rollout(
-        args.model,
-        tokenizer,
-        max_length=args.max_length,
-        precision=args.precision,
-        memory_share=args.vllm_memory,
-        tensor_parallel=args.vllm_tensor_parallel,
-        sleep=args.vllm_sleep,
-    )
-    max_steps = args.num_steps(len(examples))
-    step = run.start(engine, max_steps)
+    rollout = Rollout.from_args(args, tokenizer)
+    batch_size, size, k = args.rollout_batch_size, args.train_batch_size, args.num_rollouts
+    steps_per_batch = batch_size // size  # S of Theorem 2
 
-    with Verifier(args.verifier_workers) as verifier:
-        while step < max_steps:
-            batch = step // args.steps_per_batch
-            order = batch_indices(len(examples), args.batch_size, batch, args.seed)
-            queries = [examples[i] for i in order]  # the same on every rank
-
+    run = Run(args, engine, tokenizer, examples, batch_size, steps_per_batch, checkpoint)
+    with run, Verifier(args.verifier_workers) as verifier:
+        for batch, queries in run.batches():  # the same on every rank
             # ---- rollout: K answers to each query, from the current weights
             rollout.load_weights(engine.named_weights())
             run.lap("sync_s")
             completions = rollout.generate(
                 [query.prompt_ids for query in queries],
-                num_samples=args.num_rollouts,
+                num_samples=k,
                 max_tokens=args.max_completion_length,
-                seeds=[derive_seed(args.seed, batch, query.example.id) for query in queries],
+                seeds=[derive_seed(args.seed, batch, query.id) for query in queries],
                 temperature=args.temperature,
                 on_progress=run.on_rollout,
             )  # this rank's share
@@ -150,66 +171,33 @@ def train(args: Args) -> None:
             run.lap("rollout_s")
 
             # ---- verify: which answers are right?
-            answers, rewards = check_answers(verifier, completions, queries)  # rewards (B, K)
+            verdicts = verifier.score(
+                [completion.text for completion in completions],
+                [queries[completion.query].example.answer for completion in completions],
+            )
+            completions, rewards = gather_rewards(completions, verdicts, len(queries))  # (B, K)
 
             # ---- weigh: w = 1 - p̂
             generator = torch.Generator().manual_seed(derive_seed(args.seed, batch, "weights"))
             weights = oswft_weights(rewards, args.weighting, generator)  # (B,)
-            run.save_rollouts(step + 1, queries, answers, pass_rate=rewards.mean(1), weight=weights)
+            run.save_rollouts(queries, completions, rewards, weight=weights)
             run.lap("verify_s")
 
             # ---- update: one optimizer step per `train_batch_size` queries
-            size = len(queries) // args.steps_per_batch
             for start in range(0, len(queries), size):
-                piece = slice(start, start + size)
-                stats = update(engine, queries[piece], weights[piece], args)
-                step += 1
+                part = slice(start, start + size)
+                stats = update(engine, queries[part], weights[part], args)
                 run.lap("train_s")
-                sampled = [answer for answer, _ in answers if start <= answer.query < start + size]
-                run.log(
-                    {
-                        "step": step,
-                        "epoch": step * size / len(examples),
-                        "mean_weight": weights[piece].mean().item(),
-                        "pass_rate": rewards[piece].mean().item(),
-                        **stats,
-                        **completion_stats(sampled),
-                    }
-                )
-            if step % args.save_every < args.steps_per_batch:
-                run.save_checkpoint(engine, tokenizer, step)
-            if run.should_stop():
-                break
-    run.finish(engine, tokenizer, step)
-
-
-def update(
-    engine: Engine, rows: list[TokenizedExample], weights: torch.Tensor, args: Args
-) -> dict[str, float]:
-    """One optimizer step on expert solutions with their weights (B,); returns its metrics."""
-    completion_tokens = sum(len(row.completion_ids) for row in rows)
-    normalizer = completion_tokens if args.normalizer == "token" else len(rows)
-
-    # Weight 0 means no gradient, so these rows are left out; the normalizer still counts them.
-    live = weights.nonzero()[:, 0]
-
-    def loss_fn(logprobs, mask, i):  # (B, T), (B, T), B of the live rows
-        row_weights = weights[live[i]].to(logprobs.device, non_blocking=True)
-        return oswft_loss(logprobs, mask, row_weights, normalizer)
-
-    stats = engine.update([rows[i] for i in live], loss_fn, args.max_tokens_per_micro_batch)
-    return {
-        **stats,
-        "weight_0_share": (weights == 0).float().mean().item(),
-        "weight_between_share": ((weights > 0) & (weights < 1)).float().mean().item(),
-        "weight_1_share": (weights == 1).float().mean().item(),
-        "skipped_sequences": len(rows) - len(live),
-        "train_tokens": sum(len(rows[i]) for i in live),
-    }
+                sampled = completions[start * k : (start + size) * k]
+                pass_rate = rewards[part].mean().item()
+                run.log({"pass_rate": pass_rate, **stats, **completion_stats(sampled)})
+    return 0 if run.finished else 130
 
 
 if __name__ == "__main__":
     try:
-        train(parse_args(Args, __doc__))
+        status = main(parse_args(Args, __doc__))
     except (InputError, FloatingPointError, OSError) as error:
-        exit_with(error)
+        say_error(error)
+        os._exit(1)  # at once: the other ranks may be waiting for this one
+    sys.exit(status)

@@ -4,10 +4,8 @@ The baseline of the paper. Weight 1 in place of OSW-FT's 1 - p̂, no rollouts, n
 
     loss = - sum over the batch of  log pi(o* | q)  /  completion tokens of the global batch
 
-`--objective dft` is an offline reweighting that the paper's related work names, not a row of its
-tables (Dynamic Fine-Tuning, arXiv 2508.05629): each token's loss is scaled by that token's own
-probability, held constant, so that what the model finds unlikely pulls less. `train_oswft.py
---weighting uniform` takes the same steps as this script, at the price of rollouts it does not use.
+`--objective dft` is Dynamic Fine-Tuning (arXiv 2508.05629), which the paper's related work names:
+each token's loss is scaled by that token's own probability (docs/dft.md).
 
     deepspeed train_sft.py --model Qwen/Qwen3-0.6B-Base --data data/train.jsonl
     deepspeed --num_gpus 1 train_sft.py ...                  # one GPU of several
@@ -15,30 +13,33 @@ probability, held constant, so that what the model finds unlikely pulls less. `t
     deepspeed train_sft.py ... --resume                      # go on from the newest checkpoint
 """
 
+import os
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-from data import InputError, TokenizedExample, batch_indices
-from engine import (
-    Engine,
-    Run,
-    TrainArgs,
-    exit_with,
-    init_distributed,
-    load_training_data,
-    parse_args,
-)
+from data import InputError, TokenizedExample
+from engine import Engine, init_distributed
+from run import Run, TrainArgs, claim_output_dir, load_training_data, parse_args, say_error
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Args(TrainArgs):
     output_dir: str = "runs/sft"  # for all that the run leaves; all hosts share it
-    learning_rate: float = 1e-5  # constant
 
     # The method
     objective: Literal["sft", "dft"] = "sft"  # plain, or scaled by each token's probability
+
+    # Optimization
+    learning_rate: float = 1e-5  # constant
+    train_batch_size: int = 128  # queries per optimizer step
+
+    # Lengths, in tokens
+    max_length: int = 5120  # of prompt and solution together; a longer row is dropped
+    max_completion_length: int = 4096  # a prompt must leave room for so long a rollout, as in OSW-FT
 
 
 # ------------------------------------------------------------------------------------------------
@@ -63,47 +64,44 @@ def sft_loss(
     return -torch.where(mask.bool(), token_weights * logprobs, 0).sum() / normalizer
 
 
+def update(engine: Engine, queries: Sequence[TokenizedExample], args: Args) -> dict[str, float]:
+    """One optimizer step on expert solutions; returns its metrics."""
+    normalizer = sum(len(query.completion_ids) for query in queries)
+
+    for batch in engine.passes(queries, args.max_tokens_per_micro_batch):
+        logprobs = engine.logprobs(batch)  # (b, T)
+        loss = sft_loss(logprobs, batch.mask, normalizer, args.objective)
+        engine.backward(loss)
+    stats = engine.step()
+
+    return {**stats, "train_tokens": sum(map(len, queries))}
+
+
 # ------------------------------------------------------------------------------------------------
 # The loop
 
 
-def train(args: Args) -> None:
+def main(args: Args) -> int:
+    """Train; returns the exit status."""
     args.check(world_size=init_distributed())
-    run = Run(args)
-    tokenizer, examples = load_training_data(args)
+    checkpoint = claim_output_dir(args)
+    tokenizer, examples = load_training_data(args, args.train_batch_size)
     engine = Engine.from_args(args)
-    max_steps = args.num_steps(len(examples))
-    step = run.start(engine, max_steps)
 
-    while step < max_steps:
-        order = batch_indices(len(examples), args.batch_size, step, args.seed)
-        rows = [examples[i] for i in order]  # the same on every rank
-
-        # ---- update: one optimizer step
-        stats = update(engine, rows, args)
-        step += 1
-        run.lap("train_s")
-        run.log({"step": step, "epoch": step * len(rows) / len(examples), **stats})
-        if step % args.save_every == 0:
-            run.save_checkpoint(engine, tokenizer, step)
-        if run.should_stop():
-            break
-    run.finish(engine, tokenizer, step)
-
-
-def update(engine: Engine, rows: list[TokenizedExample], args: Args) -> dict[str, float]:
-    """One optimizer step on expert solutions; returns its metrics."""
-    normalizer = sum(len(row.completion_ids) for row in rows)
-
-    def loss_fn(logprobs, mask, i):  # (B, T), (B, T), B of the rows
-        return sft_loss(logprobs, mask, normalizer, args.objective)
-
-    stats = engine.update(rows, loss_fn, args.max_tokens_per_micro_batch)
-    return {**stats, "train_tokens": sum(len(row) for row in rows)}
+    run = Run(args, engine, tokenizer, examples, args.train_batch_size, 1, checkpoint)
+    with run:
+        for _, queries in run.batches():  # the same on every rank
+            # ---- update: one optimizer step
+            stats = update(engine, queries, args)
+            run.lap("train_s")
+            run.log(stats)
+    return 0 if run.finished else 130
 
 
 if __name__ == "__main__":
     try:
-        train(parse_args(Args, __doc__))
+        status = main(parse_args(Args, __doc__))
     except (InputError, FloatingPointError, OSError) as error:
-        exit_with(error)
+        say_error(error)
+        os._exit(1)  # at once: the other ranks may be waiting for this one
+    sys.exit(status)

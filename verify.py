@@ -3,11 +3,10 @@ r"""What counts as right: one completion, one reference answer -> bool.
     is_correct(r"... so \boxed{\text{(C)}}", "C")    # True: letters are compared as letters
     is_correct(r"... so \boxed{\frac{1}{2}}", "0.5")  # True: everything else goes to Math-Verify
 
-Model output is hostile input: `\boxed{9^{9^{9^{9}}}}` keeps a computer algebra system busy for
+Completions are hostile input: `\boxed{9^{9^{9^{9}}}}` keeps a computer algebra system busy for
 ever. An answer that is huge, or would be when worked out, is right only if it is written just as
-the reference is. Whatever gets past that meets a `Verifier`: it grades in worker processes, each
-with a memory cap and a deadline that is enforced from outside; one that hangs is killed and
-replaced, and its answer counts as wrong.
+the reference is. All else is graded by a `Verifier` in processes with a deadline and a memory cap:
+one that passes them is killed and replaced, and its answer counts as wrong.
 """
 
 import contextlib
@@ -29,29 +28,31 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import sympy
-from math_verify import (
-    ExprExtractionConfig,
-    LatexExtractionConfig,
-    StringExtractionConfig,
-    parse,
-    verify,
-)
+from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 from math_verify.errors import TimeoutException
 
 CLOSING_CHARS = 300  # without a box, the answer has to stand this close to the end
-MAX_CHARS = 1000  # of an answer, of which more is no answer
-MAX_NESTING = 30  # brackets within brackets in an answer
-MAX_SIZE = 10_000  # digits, or terms, that an answer may have when it is worked out
+MAX_CHARS = 1000  # of an answer; what is longer is no answer
+MAX_SIZE = 10_000  # digits, or terms, of an answer when worked out: no real one has nearly as many
+ALGEBRA_S = 5  # Math-Verify's own limits: of parsing, of comparing
 MEMORY_CAP = 2 * 2**30  # bytes of address space of one grading process
-CHUNK = 8  # answers handed to a worker at a time, at most
+CHUNK = 8  # completions that a worker gets at a time, at most
 
 MATH = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
-LETTER = (
-    StringExtractionConfig(tuple("ABCDEFGHIJ"), try_extract_without_anchor=False, lowercase=False),
+
+BOX = r"\\(?:boxed|fbox)\s*\{"
+BRACES = re.compile(rf"{BOX}|\\[{{}}]|\\\\(?!boxed|fbox)|[{{}}]")
+FONTS = (
+    r"\\(?:text|math)(?:bf|rm|it|sf|tt|normal|up)?\b|\\(?:mbox|boldsymbol|bm|bf|rm|operatorname)\b"
 )
+SPACES = r"\\[ ,;:!]|\\q?quad\b|~|\s"
+LEAD = r"(?:(?:the\s+)?(?:correct\s+|final\s+)?(?:answer|option|choice)(?:\s+is)?[\s:]*)?"
+ANOTHER_LABEL = r"[(\[][A-J][)\]]|(?:^|\s)[A-J][).:\]]"
+SAID_LETTER = r"(?i:answer).{0,50}?(?:^|\s)(?:\*\*)?[(\[]?([A-J])[)\]]?(?:\*\*)?(?:[.,:\s]|$)"
+
 
 # ------------------------------------------------------------------------------------------------
-# One answer
+# One completion
 
 
 class Grade(NamedTuple):
@@ -63,9 +64,9 @@ def is_correct(completion: str, answer: str) -> bool:
     r"""Whether a model's completion arrives at the reference answer.
 
     The text after the last `</think>` is read (all of it if there is none). In it the last
-    `\boxed{...}` counts; without a box, a closing "the answer is (C)" or "= 12" as Math-Verify
-    reads it. If the reference is a letter A-J, letters are compared; else Math-Verify compares
-    values. Hostile input can take very long here: use a `Verifier` for text from a model.
+    `\boxed{...}` counts; without a box, a closing "the answer is (C)" or "= 12". If the reference
+    is a letter A-J, letters are compared; else Math-Verify compares values. Hostile input can take
+    very long here: use a `Verifier` for text from a model.
     """
     return grade(completion, answer).correct
 
@@ -73,29 +74,24 @@ def is_correct(completion: str, answer: str) -> bool:
 def grade(completion: str, answer: str) -> Grade:
     """The same, and which answer was read."""
     text = completion.rpartition("</think>")[2]
-    box = last_box(text)
-    reference = reference_letter(answer)
-    if reference is not None and box is not None:
-        letter = read_letter(box)
-        return Grade(letter == reference, letter or box.strip() or None)
+    closing, box = text[-CLOSING_CHARS:], last_box(text)
+    written = None if box is None else box.strip()
+
+    if reference := reference_letter(answer):
+        letter = said_letter(closing) if box is None else read_letter(box)
+        return Grade(letter == reference, letter or written or None)
+    if written is not None and written == answer.strip():
+        return Grade(True, written)
+    said = closing if box is None else rf"\boxed{{{box}}}"
+    if len(said) > MAX_CHARS:
+        return Grade(False, written or None)
     # Math-Verify's own time limit is a signal, and only a main thread can receive signals.
-    limit = 5 if threading.current_thread() is threading.main_thread() else None
-    closing = text[-CLOSING_CHARS:]
+    limit = ALGEBRA_S if threading.current_thread() is threading.main_thread() else None
     try:
-        if reference is not None:
-            closing = re.sub(r"[(\[]([A-J])[)\]]", r"\1", closing)
-            letters = parse(closing, LETTER, parsing_timeout=limit)
-            return Grade(reference in letters, letters[-1] if letters else None)
-        if box is not None and box.strip() == answer.strip():
-            return Grade(True, box.strip())
-        said = closing if box is None else rf"\boxed{{{box}}}"
-        if len(said) > MAX_CHARS or nesting(said) > MAX_NESTING:
-            return Grade(False, box.strip() if box else None)
         gold, parsed = _parse_reference(answer, limit), parse(said, MATH, parsing_timeout=limit)
-        extracted = box.strip() if box is not None else str(parsed[-1]) if parsed else None
+        extracted = str(parsed[-1]) if box is None and parsed else written
         small = all(size(value) <= MAX_SIZE for value in (*gold, *parsed))
-        right = small and verify(gold, parsed, timeout_seconds=limit)
-        return Grade(right, extracted or None)
+        return Grade(small and verify(gold, parsed, timeout_seconds=limit), extracted or None)
     except TimeoutException:  # derives from BaseException
         return Grade(False, None)
 
@@ -105,58 +101,48 @@ def _parse_reference(answer: str, limit: int | None) -> list:
     return parse(rf"\boxed{{{answer}}}", MATH, parsing_timeout=limit)
 
 
-def nesting(text: str) -> int:
-    """How deep brackets stand within brackets."""
-    depth = deepest = 0
-    for bracket in re.findall(r"[](){}[]", text):
-        depth = depth + 1 if bracket in "([{" else max(0, depth - 1)
-        deepest = max(deepest, depth)
-    return deepest
-
-
 def size(value) -> float:
-    """About how many digits, or terms, a parsed answer has when it is worked out.
+    """About how many digits, or terms, a parsed answer has when worked out; inf above MAX_SIZE.
 
     >>> size(parse("$2^{100}$")[0])
     30.102999566398122
     """
     if not isinstance(value, sympy.Basic):
         return 1  # text, or a matrix
-    if value.is_Rational:
-        return math.log10(max(abs(value.p), value.q))
     sizes = [size(part) for part in value.args]
-    if isinstance(value, sympy.Pow | sympy.exp):
+    if value.is_Rational:
+        worked_out = math.log10(max(abs(value.p), value.q, 2))
+    elif isinstance(value, sympy.Pow | sympy.exp):
         base, exponent = value.as_base_exp()
-        times = _amount(exponent)
-        others = min(30, len(sympy.Add.make_args(base)) - 1)  # (x + 1)^n has n + 1 terms
-        return max(size(base) * times, times**others / math.factorial(others))
-    if isinstance(value, sympy.factorial | sympy.factorial2 | sympy.gamma | sympy.binomial):
-        return sizes[0] * _amount(value.args[0])
-    if isinstance(value, sympy.Sum | sympy.Product):
+        times, others = _amount(exponent), len(sympy.Add.make_args(base)) - 1
+        terms = math.comb(round(times) + others, others) if times < math.inf else 1
+        worked_out = max(size(base) * times, terms)  # (x + 1)^n has n + 1 terms
+    elif isinstance(value, sympy.factorial | sympy.factorial2 | sympy.gamma | sympy.binomial):
+        worked_out = sizes[0] * _amount(value.args[0])
+    elif isinstance(value, sympy.Sum | sympy.Product):
         bounds = [bound for limit in value.limits for bound in limit[1:] if bound != sympy.oo]
-        return max(1, sizes[0]) * math.prod(map(_amount, bounds))
-    return sum(sizes) if isinstance(value, sympy.Mul) else max(sizes, default=1)
+        worked_out = max(1, sizes[0]) * math.prod(map(_amount, bounds))
+    else:
+        worked_out = sum(sizes) if isinstance(value, sympy.Mul) else max(sizes, default=1)
+    return worked_out if worked_out <= MAX_SIZE else math.inf
 
 
 def _amount(value: sympy.Basic) -> float:
-    """A bound of a number's absolute value, never above a billion; 1 for what is no number."""
-    return 10 ** min(size(value), 9) if value.is_number else 1
+    """A bound of a number's absolute value, inf above MAX_SIZE; 1 for what is no number."""
+    if not value.is_number:
+        return 1
+    digits = size(value)
+    return 10**digits if digits <= math.log10(MAX_SIZE) else math.inf
 
 
-def reference_letter(answer: str) -> str | None:
-    """The option letter that a reference answer is, whatever it is dressed in, or None."""
-    bare = re.sub(rf"{FONTS}|[(){{}}$.\s]", "", answer)
-    return bare if re.fullmatch("[A-J]", bare) else None  # "e" and "i" are numbers
+# ------------------------------------------------------------------------------------------------
+# Boxes and letters
 
 
 def last_box(text: str) -> str | None:
     r"""The content of the last complete `\boxed{...}`, or None. A box that is cut off is no box."""
     spans = boxes(text)
     return text[slice(*spans[-1])] if spans else None
-
-
-BOX = r"\\(?:boxed|fbox)\s*\{"
-BRACES = re.compile(rf"{BOX}|\\[{{}}]|\\\\(?!boxed|fbox)|[{{}}]")
 
 
 def boxes(text: str) -> list[tuple[int, int]]:
@@ -178,13 +164,16 @@ def boxes(text: str) -> list[tuple[int, int]]:
     return sorted(spans)
 
 
-FONTS = (
-    r"\\(?:text|math)(?:bf|rm|it|sf|tt|normal|up)?\b|\\(?:mbox|boldsymbol|bm|bf|rm|operatorname)\b"
-)
-SPACES = r"\\[ ,;:!]|\\q?quad\b|~|\s"
-LEAD = r"(?:(?:the\s+)?(?:correct\s+|final\s+)?(?:answer|option|choice)(?:\s+is)?[\s:]*)?"
-ENCLOSING = (("$$", "$$"), ("$", "$"), (r"\[", r"\]"), (r"\(", r"\)"), ("**", "**"))
-ANOTHER = r"[(\[][A-J][)\]]|(?:^|\s)[A-J][).:\]]"  # a second label: "(B)", "B."
+def reference_letter(answer: str) -> str | None:
+    """The option letter that a reference answer is, however it is formatted, or None."""
+    bare = re.sub(rf"{FONTS}|[(){{}}$.\s]", "", answer)
+    return bare if re.fullmatch("[A-J]", bare) else None  # "e" and "i" are numbers
+
+
+def said_letter(closing: str) -> str | None:
+    """The letter that follows the last "answer" in a text without a box, e.g. "answer is (C)."."""
+    letters = re.findall(SAID_LETTER, closing)
+    return letters[-1] if letters else None
 
 
 def read_letter(text: str) -> str | None:
@@ -202,7 +191,7 @@ def read_letter(text: str) -> str | None:
     if labelled:  # its own punctuation sets the letter off from the option's text
         rest = labelled[3].strip()
         nothing_but_letters = re.fullmatch(r"(?:[A-J]\b|and|or|[\s,;/&])+", rest)
-        if nothing_but_letters or re.search(ANOTHER, rest):
+        if nothing_but_letters or re.search(ANOTHER_LABEL, rest):
             return None
         return labelled[1] or labelled[2]
     bare = re.fullmatch(rf"(?i:{LEAD})([A-J])(?: ?[,;] ?| (?![-+*/^_=<>|])|$)(.*)", text)
@@ -210,61 +199,6 @@ def read_letter(text: str) -> str | None:
         return None if re.search(r"(?<![A-Za-z\\])[A-J](?![A-Za-z])", bare[2]) else bare[1]
     trailing = re.fullmatch(r"([^A-J]*) [(\[]([A-J])[)\]]\.?", text)
     return trailing[2] if trailing else None
-
-
-# ---- multiple choice, as curation needs it
-
-
-def option_labels(question: str) -> str:
-    r"""The labels of a question's options, e.g. "ABCDE", or "" if it has fewer than two.
-
-    Reads `(A)`, `A.`, `A)`, `A:`, `\textbf{(A)}` and the like, in one style and in order from A.
-    """
-    text = re.sub(rf"{SPACES}|\\[hv]space\*?{{[^{{}}]*}}|\\\\", " ", question)
-    text = re.sub(rf"{FONTS}|\\left|\\right|[{{}}$*]", "", text)
-    longest = ""
-    for style in (
-        r"(?<![A-Za-z])[(\[（] ?([A-J]) ?[)\]）]",
-        r"(?<![A-Za-z(\[])([A-J]) ?[).:．、：）](?![A-Z]\.)",
-    ):
-        labels = ""
-        for letter in re.findall(style, text):
-            if letter == "ABCDEFGHIJ"[len(labels) :][:1]:  # the next label: all else is text
-                labels += letter
-        longest = max(longest, labels, key=len)
-    return longest if len(longest) > 1 else ""
-
-
-def final_letter(text: str) -> str | None:
-    """The one option letter that a text ends in, or None if it ends in none or names several."""
-    letters = [
-        read_letter(text[start:end]) if end - start < CLOSING_CHARS else None
-        for start, end in boxes(text)
-    ]
-    if letters:
-        return letters[-1] if set(letters) <= {letters[-1], None} else None
-    letter = grade(text, "A").extracted
-    another = rf"\b{letter}\b[^\w.]*(?:(?:or|and|also|nor)\b[^\w.]*)*\b[A-J]\b"
-    return None if re.search(another, text[-CLOSING_CHARS:]) else letter
-
-
-def end_in_box(text: str, letter: str) -> str:
-    r"""The text with a plain `\boxed{C}` as its end.
-
-    It takes the place of the text's own last box and of what encloses that; it is added where there
-    is none, or where something follows.
-    """
-    plain = rf"\boxed{{{letter}}}"
-    if spans := boxes(text):
-        start, end = spans[-1]
-        before, after = text[: text.rindex("\\", 0, start)], text[end + 1 :].strip(" \n.")
-        for opening, closing in ENCLOSING:
-            if before.rstrip().endswith(opening) and after.startswith(closing):
-                before = before.rstrip().removesuffix(opening)
-                after = after.removeprefix(closing).strip(" \n.")
-        if not after:
-            return before + plain
-    return f"{text}\n\n{plain}"
 
 
 # ------------------------------------------------------------------------------------------------

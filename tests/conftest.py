@@ -37,14 +37,14 @@ needs_shared = pytest.mark.skipif(
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The whole demo, a test of minutes, first: at the end one core would wait for it."""
-    items.sort(key=lambda item: item.path.name != "test_tiny.py")
+    items.sort(key=lambda item: item.path.name != "test_demo.py")
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory) -> Path:
-    """The folder of `tiny.py make`: model/, train.jsonl, heldout/<tier>.jsonl."""
+    """The folder of `demo.tiny make`: model/, train.jsonl, heldout/<tier>.jsonl."""
     folder = tmp_path_factory.mktemp("tiny")
-    command = [sys.executable, "tiny.py", "make", "--output_dir", str(folder)]
+    command = [sys.executable, "-m", "demo.tiny", "make", "--output_dir", str(folder)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return folder
 

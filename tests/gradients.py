@@ -1,7 +1,7 @@
 """Run by test_engine.py through the launcher: the distributed gradient beside a dense reference.
 
 Every case takes steps on rows of mixed lengths, some of them without a gradient, and compares the
-loss, the gradient and the parameters after each step with one process that knows no tiles, no
+loss, the gradient and the parameters after each step with one process that knows no chunks, no
 micro-batches, no ranks and no DeepSpeed.
 """
 
@@ -17,23 +17,22 @@ from deepspeed.utils import safe_get_full_grad
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-import engine as engine_module
+import logprobs as logprobs_module
 import train_grpo
 import train_oswft
-from data import Example, TokenizedExample
+from data import Trajectory, pad_completions
 from engine import Engine, init_distributed
 
 VOCABULARY, ROWS, LEARNING_RATE, MAX_GRAD_NORM = 97, 11, 1e-2, 0.05
 
 
-def make_rows(generator: torch.Generator, count: int = ROWS) -> list[TokenizedExample]:
-    example = Example("id", "question", "solution", "answer", "source")
+def make_rows(generator: torch.Generator, count: int = ROWS) -> list[Trajectory]:
     lengths = torch.randint(2, 20, (count, 2), generator=generator).tolist()
     ids = lambda n: torch.randint(VOCABULARY, (n,), generator=generator).tolist()  # noqa: E731
-    return [TokenizedExample(example, ids(prompt), ids(answer)) for prompt, answer in lengths]
+    return [Trajectory("id", ids(prompt), ids(answer)) for prompt, answer in lengths]
 
 
-def dense_logprobs(model, row: TokenizedExample, temperature: float = 1.0) -> torch.Tensor:
+def dense_logprobs(model, row: Trajectory, temperature: float = 1.0) -> torch.Tensor:
     """(completion tokens,) from full logits."""
     ids = torch.tensor([row.prompt_ids + row.completion_ids])
     logprobs = (model(input_ids=ids).logits[0, :-1] / temperature).log_softmax(-1)
@@ -89,7 +88,7 @@ def assert_same(ours: torch.Tensor, reference: torch.Tensor, case: Case) -> None
 
 def make_engine(case: Case):
     """An engine, its dense twin, and where each step leaves the engine's full gradients."""
-    engine_module.LOGIT_TILE["cpu"] = 7 * case.vocabulary  # so that a pass has several tiles
+    logprobs_module.MAX_LOGITS["cpu"] = 7 * case.vocabulary  # so that a pass has several chunks
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=case.vocabulary,
@@ -196,30 +195,31 @@ def compare_grpo(case: Case, steps_per_batch: int, **settings) -> None:
     generator = torch.Generator().manual_seed(2)
     clipped = torch.zeros(2)
     for rewards in ([[1, 0, 0], [1, 1, 1], [0, 0, 1], [1, 1, 0]], [[0, 0, 0]] * 3 + [[0, 1, 0]]):
-        advantages = train_grpo.grpo_advantages(torch.tensor(rewards)).flatten().tolist()
+        advantages = train_grpo.grpo_advantages(torch.tensor(rewards)).flatten()
         rows = make_rows(generator, len(advantages))
         with torch.no_grad():
             old = [dense_logprobs(reference, row, args.temperature) for row in rows]
         noise = [0.8 * torch.randn(len(logprobs), generator=generator) for logprobs in old]
-        samples = [
-            train_grpo.Sample(row, advantage, logprobs - gap)
-            for row, advantage, logprobs, gap in zip(rows, advantages, old, noise, strict=True)
-        ]
+        sampling = [(logprobs - gap).tolist() for logprobs, gap in zip(old, noise, strict=True)]
+        sampling = pad_completions(sampling, rows)
         corrections = [torch.ones_like(gap) for gap in noise]
         if args.importance_correction:
             corrections = [gap.exp().clamp(max=args.importance_cap) for gap in noise]
-        train_grpo.keep_old_logprobs(engine, samples, args)
-        for sample, logprobs in zip(samples, old, strict=True):
-            assert (sample.old_logprobs is None) == (sample.advantage == 0)
-            if sample.advantage:
-                torch.testing.assert_close(sample.old_logprobs, logprobs, rtol=0, atol=close)
+        has_signal = advantages != 0
+        scores = engine.score(rows, case.max_tokens, args.temperature, keep=has_signal)
+        padded = pad_completions([logprobs.tolist() for logprobs in old], rows)
+        expected = padded * has_signal[:, None]
+        torch.testing.assert_close(scores, expected, rtol=0, atol=close)
         size = len(rows) // steps_per_batch
         for start in range(0, len(rows), size):
             piece = slice(start, start + size)
             loss, low, high = dense_grpo_loss(
-                reference, rows[piece], advantages[piece], old[piece], corrections[piece], args
+                *(reference, rows[piece], advantages[piece].tolist()),
+                *(old[piece], corrections[piece], args),
             )
-            stats = train_grpo.update(engine, samples[piece], args)
+            stats = train_grpo.update(
+                *(engine, rows[piece], advantages[piece], sampling[piece], scores[piece], args)
+            )
             live = [i for i in range(start, start + size) if advantages[i]]
             tokens = sum(len(rows[i].completion_ids) for i in live)
             assert stats["skipped_sequences"] == size - len(live)

@@ -1,6 +1,6 @@
 """Run by test_bench.py through the launcher: what a small model's training step really holds.
 
-Prints JSON: bytes of one rank by part, as `bench.memory` names them.
+Prints JSON: bytes of one rank by part, as `bench.plan.memory` names them.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import train_sft
-from bench import random_rows
+from bench.setup import random_rows
 from engine import Engine, init_distributed, load_model
 
 folder, length, rows_per_rank = sys.argv[-3], int(sys.argv[-2]), int(sys.argv[-1])

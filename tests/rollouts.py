@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from data import Example, TokenizedExample, load_tokenizer
+from data import Trajectory, load_tokenizer, pad_completions
 from engine import Engine, gather, init_distributed
 from rollout import Rollout
 from train_oswft import update
@@ -46,8 +46,7 @@ def main(tiny: str, folder: str, tied: str, precision: str, tensor_parallel: str
     generator = torch.Generator().manual_seed(1)
     shared = torch.randint(8, 28, (300,), generator=generator).tolist()
     prompts = [shared + torch.randint(8, 28, (n,), generator=generator).tolist() for n in (3, 1, 5)]
-    example = Example("id", "question", "solution", "answer", "source")
-    rows = [TokenizedExample(example, prompt[:50], prompt[50:99]) for prompt in prompts]
+    rows = [Trajectory("id", prompt[:50], prompt[50:99]) for prompt in prompts]
 
     def sample(seeds):
         mine = rollout.generate(
@@ -55,16 +54,10 @@ def main(tiny: str, folder: str, tied: str, precision: str, tensor_parallel: str
         )
         return sorted(gather(mine), key=lambda completion: completion.query)
 
-    def trainer_logprobs(completions):
-        rows = [TokenizedExample(example, prompts[c.query], c.token_ids) for c in completions]
-        return [row.tolist() for row in engine.score(rows, 1000, TEMPERATURE)]
-
     def largest_gap(completions):
-        return max(
-            abs(ours - theirs)
-            for completion, row in zip(completions, trainer_logprobs(completions), strict=True)
-            for ours, theirs in zip(row, completion.logprobs, strict=True)
-        )
+        rows = [Trajectory("id", prompts[c.query], c.token_ids) for c in completions]
+        vllms = pad_completions([c.logprobs for c in completions], rows)
+        return float((engine.score(rows, 1000, TEMPERATURE) - vllms).abs().max())
 
     rollout.load_weights(engine.named_weights())
     first = sample([1, 2, 3])

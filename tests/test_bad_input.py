@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -16,8 +17,9 @@ import train_grpo
 import train_oswft
 import train_sft
 from conftest import SCRIPTS, SETTING, TINY_LENGTHS, run_alone, start
-from data import Example, InputError, TokenizedExample
-from engine import Engine, Run
+from data import InputError, Trajectory
+from engine import Engine
+from run import Run, claim_output_dir
 from train_oswft import Args, update
 
 ARGS = dict(zip(SCRIPTS, (train_sft.Args, train_oswft.Args, train_grpo.Args), strict=True))
@@ -120,93 +122,113 @@ def one_rank(tmp_path):
 def test_resuming_with_other_arguments_lists_them(one_rank, script, tmp_path):
     args = ARGS[script](model="m", data="d", output_dir=str(tmp_path), resume=True)
     with pytest.raises(InputError, match="there is no checkpoint to resume from"):
-        Run(args)
+        claim_output_dir(args)
     (tmp_path / "checkpoint-000002").mkdir()
     before = {**asdict(args), "world_size": 2, "learning_rate": 0.5, "seed": 3, "max_steps": 4}
     (tmp_path / "args.json").write_text(json.dumps({"args": before}))
     with pytest.raises(InputError) as error:
-        Run(args)
+        claim_output_dir(args)
     message = str(error.value)
     assert f"learning_rate 0.5 -> {args.learning_rate}" in message and "seed 3 -> 0" in message
     assert "world_size 2 -> 1" in message  # optimizer state is saved per rank
     assert "max_steps" not in message  # a longer run is the same run
 
 
+class OneRowIsDamaged:
+    """Stands in for DeepSpeed's engine: the row that reads token 9 has no finite loss."""
+
+    global_steps = 11
+
+    def __call__(self, input_ids, targets, positions, temperature):
+        logprobs = torch.zeros(input_ids.shape)
+        logprobs[(input_ids == 9).any(dim=1)] = float("nan")
+        return logprobs.flatten()[positions].requires_grad_()
+
+    def set_gradient_accumulation_boundary(self, last):
+        pass
+
+    def backward(self, loss, scale_wrt_gas):
+        pass
+
+    def step(self):
+        raise AssertionError("the weights were updated")
+
+
 def test_a_loss_that_is_not_finite_names_step_and_rows_and_takes_no_step(one_rank):
-    class OneRowIsDamaged(Engine):
-        device = torch.device("cpu")
-        engine = SimpleNamespace(
-            global_steps=11,
-            set_gradient_accumulation_boundary=lambda last: None,
-            backward=lambda loss, scale_wrt_gas: None,
-        )
-
-        def __init__(self):
-            pass
-
-        def logprobs(self, batch, temperature):
-            logprobs = torch.zeros(batch.mask.shape)
-            logprobs[(batch.input_ids == 9).any(dim=1)] = float("nan")
-            return logprobs
-
-        def step(self):
-            raise AssertionError("the weights were updated")
-
-    rows = [
-        TokenizedExample(Example(f"row-{token}", "q", "s", "a", "s"), [1, token], [2, 3])
-        for token in (7, 8, 9)
-    ]
+    engine = object.__new__(Engine)
+    engine.engine, engine.device = OneRowIsDamaged(), torch.device("cpu")
+    engine._begin_step()
+    rows = [Trajectory(f"row-{token}", [1, token], [2, 3]) for token in (7, 8, 9)]
     with pytest.raises(FloatingPointError, match=r"step 12: loss is nan, rows \['row-9'\]"):
-        update(OneRowIsDamaged(), rows, torch.ones(3), Args(model="m", data="d"))
+        update(engine, rows, torch.ones(3), Args(model="m", data="d"))
+
+
+class StandInEngine:
+    """Writes no model; its disk may be full."""
+
+    disk_is_full = False
+    device = torch.device("cpu")
+
+    def save_state(self, folder):
+        (folder / "state").mkdir(parents=True)
+        if self.disk_is_full:
+            raise RuntimeError("unexpected pos 2112 vs 2004\nmore")
+
+    def save_model(self, tokenizer, folder):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def make_run(args: Args) -> Run:
+    return Run(args, StandInEngine(), None, range(256), batch_size=128)
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before_it(one_rank, tmp_path):
-    class FullDisk:
-        disk_is_full = False
+    with make_run(Args(model="m", data="d", output_dir=str(tmp_path), keep_checkpoints=1)) as run:
+        run.step = 1
+        run.save_checkpoint()
+        run.step, run.engine.disk_is_full = 2, True
+        message = r"step 2: .* could not be written: unexpected pos 2112 vs 2004$"
+        with pytest.raises(OSError, match=message):
+            run.save_checkpoint()
+        assert [path.name for path in tmp_path.glob("*-*")] == ["checkpoint-000001"]
+        run.step, run.engine.disk_is_full = 3, False
+        run.save_checkpoint()
+        assert [path.name for path in tmp_path.glob("*-*")] == ["checkpoint-000003"]
 
-        def save_state(self, folder):
-            (folder / "state").mkdir(parents=True)
-            if self.disk_is_full:
-                raise RuntimeError("unexpected pos 2112 vs 2004\nmore")
 
-        def save_model(self, tokenizer, folder):
-            pass
-
-    args = Args(model="m", data="d", output_dir=str(tmp_path / "run"), keep_checkpoints=1)
-    engine, run = FullDisk(), Run(args)
-    run.save_checkpoint(engine, None, 1)
-    engine.disk_is_full = True
-    with pytest.raises(
-        OSError, match=r"step 2: .* could not be written: unexpected pos 2112 vs 2004$"
-    ):
-        run.save_checkpoint(engine, None, 2)
-    assert [path.name for path in run.folder.iterdir()] == ["checkpoint-000001"]
-    engine.disk_is_full = False
-    run.save_checkpoint(engine, None, 3)
-    assert [path.name for path in run.folder.iterdir()] == ["checkpoint-000003"]
+def test_a_run_is_whole_from_its_construction_and_gives_the_signals_back(one_rank, tmp_path):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    run = make_run(Args(model="m", data="d", output_dir=str(tmp_path)))
+    with pytest.raises(FloatingPointError), run:
+        assert not run.should_stop()
+        signal.raise_signal(signal.SIGINT)
+        assert run.should_stop() and not run.on_rollout(0, 1)
+        raise FloatingPointError
+    assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    assert run.metrics.closed and not list(tmp_path.glob("checkpoint-*"))
 
 
 def test_metrics_go_to_wandb_too_if_it_is_installed(one_rank, tmp_path, monkeypatch):
     args = Args(model="m", data="d", output_dir=str(tmp_path / "run"), wandb=True, seed=7)
     with monkeypatch.context() as patch:
-        patch.setattr("engine.find_spec", lambda name: None)
+        patch.setattr("run.find_spec", lambda name: None)
         with pytest.raises(InputError, match="pip install wandb"):
-            Run(args)
+            claim_output_dir(args)
     logged = []
     wandb = SimpleNamespace(
         init=lambda **settings: logged.append(settings["config"]["seed"]),
         log=lambda row, step: logged.append((step, row["loss"])),
     )
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    monkeypatch.setattr("engine.find_spec", lambda name: wandb)
-    monkeypatch.setattr("signal.signal", lambda *_: None)  # leave pytest's own
-    run = Run(args)
-    run.start(engine=None, max_steps=2)
-    run.lap("train_s")
-    run.log({"step": 1, "loss": 0.5, "train_tokens": 10})
+    monkeypatch.setattr("run.find_spec", lambda name: wandb)
+    assert claim_output_dir(args) is None
+    with make_run(args) as run:
+        run.lap("train_s")
+        run.log({"loss": 0.5, "train_tokens": 10})
     assert logged == [7, (1, 0.5)]
     row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
-    assert row["loss"] == 0.5 and row["tokens_per_second"] == 10 / row["train_s"]
+    assert (row["step"], row["epoch"], row["loss"]) == (1, 0.5, 0.5)
+    assert row["tokens_per_second"] == 10 / row["train_s"]
 
 
 def test_a_run_that_diverges_stops_and_keeps_its_last_checkpoint(tiny, tmp_path):

@@ -1,6 +1,5 @@
 """Measurements and plans: that they count what they say, beside what real runs take."""
 
-import functools
 import json
 import re
 import statistics
@@ -9,50 +8,38 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from transformers import Qwen3Config
+import torch
 
-import bench
+from bench import measure, plan
+from bench.gpu import training_flops
 from conftest import ROOT, launch, metrics, train
-from data import load_examples, load_tokenizer, tokenize_examples
-
-SMALL = {
-    "vocab_size": 2048,
-    "hidden_size": 256,
-    "intermediate_size": 768,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "max_position_embeddings": 1024,
-    "tie_word_embeddings": True,
-}
+from data import InputError, load_examples, load_tokenizer, tokenize_examples
+from demo.tiny import make_config, make_tokenizer
 
 
 def run(*args) -> subprocess.CompletedProcess:
-    command = [sys.executable, "bench.py", *map(str, args)]
+    command = [sys.executable, *map(str, args)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
 def test_what_is_compared_takes_turns_and_the_first_ones_do_not_count():
     calls = []
     cases = {name: lambda name=name: calls.append(name) or len(calls) for name in "ab"}
-    assert bench.take_turns(cases, repetitions=2) == {"a": [4, 5], "b": [3, 6]}
+    assert measure.take_turns(cases, repetitions=2) == {"a": [4, 5], "b": [3, 6]}
     assert "".join(calls) == "abbaab"
 
 
 def test_a_ratio_compares_within_a_turn():
-    assert bench.ratio([2, 20, 400], [1, 10, 100]) == 2
+    assert measure.ratio([2, 20, 400], [1, 10, 100]) == 2
 
 
 def test_a_goal_says_whether_it_is_reached():
-    assert "**1.31** (goal ≥ 1.3: reached)" in bench.goal("speed", 1.31, "≥ 1.3")
-    assert "NOT reached" in bench.goal("speed", 1.29, "≥ 1.3")
-    assert "NOT reached" in bench.goal("time", 1.2, "≤ 1.1")
+    assert "**1.31** (goal ≥ 1.3: reached)" in measure.goal("speed", 1.31, "≥ 1.3")
+    assert "NOT reached" in measure.goal("speed", 1.29, "≥ 1.3")
+    assert "NOT reached" in measure.goal("time", 1.2, "≤ 1.1")
 
 
 def test_extra_memory_is_the_peak_beyond_what_was_there_and_what_is_returned():
-    import torch
-
     mib = 2**20
     before = torch.ones(64 * mib // 4)
 
@@ -62,7 +49,7 @@ def test_extra_memory_is_the_peak_beyond_what_was_there_and_what_is_returned():
         del passing
         return [before[: 32 * mib // 4] * 2]
 
-    _, extra = bench.extra_memory(call)
+    _, extra = measure.extra_memory(call)
     assert 60 * mib <= extra <= 210 * mib  # 100 or, while one takes another's place, 200 - 32
 
 
@@ -70,12 +57,23 @@ def test_extra_memory_is_the_peak_beyond_what_was_there_and_what_is_returned():
 def small(tmp_path_factory) -> str:
     """A folder with a config and no weights."""
     folder = tmp_path_factory.mktemp("small")
-    Qwen3Config(**SMALL, architectures=["Qwen3ForCausalLM"]).save_pretrained(folder)
+    config = make_config(
+        make_tokenizer(),
+        vocab_size=2048,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=6,
+        head_dim=64,
+        max_position_embeddings=1024,
+        architectures=["Qwen3ForCausalLM"],
+    )
+    config.save_pretrained(folder)
     return str(folder)
 
 
-def flags(**values) -> SimpleNamespace:
+def flags(model: str, **values) -> SimpleNamespace:
     defaults = {
+        "model": model,
         "precision": "bf16",
         "zero_stage": 3,
         "cpu_offload": False,
@@ -93,10 +91,10 @@ def test_the_planned_memory_is_what_a_real_run_holds(small, tmp_path):
     model = tmp_path / "model"
     code = f"import transformers as t; c = t.AutoConfig.from_pretrained({small!r}); "
     code += f"t.AutoModelForCausalLM.from_config(c).save_pretrained({str(model)!r})"
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    assert run("-c", code).returncode == 0
     output = launch("tests/memory.py", model, 512, 8, ranks=2)
     held = json.loads(re.search("held (.*)", output)[1])
-    planned = bench.memory(small, gpus=2, gpu_memory=1, args=flags())["train"]
+    planned = plan.memory(flags(small), gpus=2, gpu_memory=1)["train"]
     for part in ("weights", "gradients", "optimizer"):
         assert planned[part] == pytest.approx(held[part], rel=0.02), part
     assert planned["activations"] == pytest.approx(held["activations"], rel=0.15)
@@ -104,7 +102,7 @@ def test_the_planned_memory_is_what_a_real_run_holds(small, tmp_path):
 
 def test_the_flags_that_save_memory_do_so_where_they_should(small):
     def total(phase: str = "train", gpus: int = 2, **values) -> float:
-        return sum(bench.memory(small, gpus, 1, flags(**values))[phase].values())
+        return sum(plan.memory(flags(small, **values), gpus, 1)[phase].values())
 
     assert total(vllm_sleep=True) < total()
     assert total("sample", vllm_sleep=True) == total("sample")
@@ -117,23 +115,28 @@ def test_the_flags_that_save_memory_do_so_where_they_should(small):
 
 
 def test_plan_names_the_flag_that_makes_a_run_fit(small):
-    plan = functools.partial(bench.plan.__wrapped__, max_length=512, gpus=2)
-    assert "**It fits.**" in plan(small, gpu_memory=80)
-    assert "It does with `--vllm_sleep`" in "".join(plan(small, gpu_memory=6))
-    hopeless = "".join(plan(small, gpu_memory=1))
-    assert "No flag of the training scripts makes it fit" in hopeless
+    def planned(model: str = small, max_length: int = 512, gpus: int = 2, **values) -> str:
+        args = plan.Args(model=model, max_length=max_length, gpus=gpus, **values)
+        return "".join(plan.main(args))
+
+    assert "**It fits.**" in planned(gpu_memory=80)
+    assert "It does with `--vllm_sleep`" in planned(gpu_memory=6)
+    assert "No flag of the training scripts makes it fit" in planned(gpu_memory=1)
     for wrong, said in (
         ({"model": "no/such-folder/x"}, "no model there"),
-        ({"model": small, "max_length": 5000}, "beyond the model's limit of 1024 tokens"),
-        ({"model": small, "gpus": 3, "vllm_tensor_parallel": 2}, "does not divide"),
+        ({"max_length": 5000}, "beyond the model's limit of 1024 tokens"),
+        ({"gpus": 3, "vllm_tensor_parallel": 2}, "does not divide"),
     ):
-        with pytest.raises(SystemExit, match=f"error: .*{said}"):
-            plan(**wrong)
+        with pytest.raises(InputError, match=said):
+            planned(**wrong)
 
 
 def test_a_section_prints_its_markdown_and_nothing_else(small):
-    result = run("plan", "--model", small, "--max_length", 512)
+    result = run("-m", "bench.plan", "--model", small, "--max_length", 512)
     assert result.returncode == 0 and result.stdout.startswith(small), result.stderr
+    result = run("-m", "bench.plan", "--model", small, "--max_length", 5000)
+    assert result.returncode == 1 and not result.stdout
+    assert re.search("^error: .*beyond the model's limit of 1024 tokens", result.stderr, re.M)
 
 
 def test_planned_tokens_are_those_of_a_real_run(tiny, tmp_path):
@@ -145,7 +148,7 @@ def test_planned_tokens_are_those_of_a_real_run(tiny, tmp_path):
     tokenizer = load_tokenizer(str(tiny / "model"))
     examples = load_examples(str(tiny / "train.jsonl"))
     examples, _ = tokenize_examples(examples, tokenizer, 128, 48)
-    planned = bench.epoch_tokens(
+    planned = plan.epoch_tokens(
         queries=2 * 64 + 30,  # the last, incomplete batch is not used
         batch=64,
         prompt=statistics.mean(len(example.prompt_ids) for example in examples),
@@ -157,20 +160,19 @@ def test_planned_tokens_are_those_of_a_real_run(tiny, tmp_path):
     assert planned[1] == pytest.approx(trained, rel=0.15)
 
 
-def test_the_gpu_section_refuses_a_machine_without_one_and_its_parts_run():
-    result = run("gpu")
+def test_the_gpu_section_refuses_a_machine_without_one_and_its_parts_run(small):
+    result = run("-m", "bench.gpu")
     assert result.returncode == 1 and "error: there is no CUDA GPU here" in result.stderr
     code = f"""
-import bench
-from transformers import Qwen3Config
-config = Qwen3Config(**{SMALL})
-(row,) = bench.train_on_lengths(config, [64], 128, repetitions=1)
+from bench import gpu
+from transformers import AutoConfig
+config = AutoConfig.from_pretrained({small!r})
+(row,) = gpu.train_on_lengths(config, [64], 128, repetitions=1)
 assert row[0] == 64 and row[1] > 0 and row[2] > 0, row
-assert bench.sampled_per_second(config, prompts=4, tokens=8) > 0
-assert bench.matrix_rate(64, repetitions=2) > 0
+assert gpu.sampled_per_second(config, prompts=4, tokens=8) > 0
+assert gpu.matrix_rate(64, repetitions=2) > 0
 """
-    command = [sys.executable, "-c", code]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    result = run("-c", code)
     assert result.returncode == 0, result.stderr[-3000:]
 
 
@@ -178,4 +180,4 @@ def test_training_flops_count_parameters_and_causal_attention():
     config = SimpleNamespace(num_attention_heads=2, head_dim=8, num_hidden_layers=3)
     # Of a token at length S, forward: 2 N for the matrices, and for attention of each layer 2 S d
     # for the scores and the same for the values, half of which a causal mask leaves out.
-    assert bench.training_flops(config, 1000, 64) == 3 * (2 * 1000 + 3 * 2 * 64 * 16)
+    assert training_flops(config, 1000, 64) == 3 * (2 * 1000 + 3 * 2 * 64 * 16)

@@ -22,9 +22,20 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import data
+import prepare.curate
+from benchmarks import BENCHMARKS
 from conftest import ROOT, SHARED, needs_shared, released
-from data import CurateArgs, InputError
-from tiny import CHAT_TEMPLATE, make_tokenizer
+from data import InputError
+from demo.tiny import CHAT_TEMPLATE, make_tokenizer
+from prepare.curate import (
+    MAX_QUESTION,
+    REASONS,
+    Args,
+    HashedFile,
+    normalize,
+    submit_blocks,
+    word_runs,
+)
 from verify import is_correct
 
 QUESTION = "What is 3 + 4?\n(A) 5 (B) 6 (C) 7 (D) 8"
@@ -95,7 +106,7 @@ REJECTED = {
         row(text="<think>a</think> b <think>c</think> \\boxed{C}"),
         row(question="\ud800 " + QUESTION),
         row(source="numina \udfff"),
-        row(question=QUESTION + " " * 9 + "x" * data.MAX_QUESTION),
+        row(question=QUESTION + " " * 9 + "x" * MAX_QUESTION),
         row(thinking="It ends<|im_end|> here."),
     ],
     "not_source": [
@@ -184,10 +195,8 @@ def to_line(row: dict | str | bytes) -> bytes:
     return (row if isinstance(row, str) else json.dumps(row)).encode() + b"\n"
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory) -> Path:
-    """A folder with a tokenizer of bytes."""
-    folder = tmp_path_factory.mktemp("tokenizer")
+def save_tokenizer(folder: Path) -> Path:
+    """Write a tokenizer of bytes."""
     alphabet = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "<|im_start|>", "<|im_end|>"]
     tokens = Tokenizer(models.BPE({token: id for id, token in enumerate(alphabet)}, merges=[]))
     tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -201,12 +210,21 @@ def tokenizer(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def benchmarks(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("benchmarks")
+def save_benchmarks(folder: Path) -> Path:
+    """Write a copy of one of the benchmarks."""
     rows = [{"problem": question, "answer": "1"} for question in BENCHMARK]
     (folder / "aime24.jsonl").write_bytes(b"".join(map(to_line, rows)))
     return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> Path:
+    return save_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def benchmarks(tmp_path_factory) -> Path:
+    return save_benchmarks(tmp_path_factory.mktemp("benchmarks"))
 
 
 @pytest.fixture
@@ -222,7 +240,7 @@ def curate(tmp_path, tokenizer, benchmarks):
             **{"max_solution_tokens": 400, "benchmarks_dir": benchmarks, "num_workers": 2},
             **{"allow_fewer": True},
         }
-        data.curate(CurateArgs(**{**defaults, **args}))
+        prepare.curate.curate(Args(**{**defaults, **args}))
         report = json.loads(output.with_suffix(".report.json").read_text())
         return [asdict(example) for example in data.load_examples(str(output))], report
 
@@ -238,13 +256,13 @@ def test_a_row_is_rejected_for_its_reason_and_counted(curate, reason):
     assert len(rows) >= 3
     examples, report = curate([*KEPT, *rows])
     assert len(examples) == len(KEPT) and report["rows"] == len(KEPT) + len(rows)
-    assert report["rejected"] == {name: len(rows) * (name == reason) for name in data.REASONS}
+    assert report["rejected"] == {name: len(rows) * (name == reason) for name in REASONS}
 
 
 def test_all_reasons_are_counted_side_by_side_and_by_source(curate):
     rows = [*KEPT, *ALL_REJECTED]
     examples, report = curate(rows)
-    assert list(report["rejected"]) == list(data.REASONS) == list(REJECTED)
+    assert list(report["rejected"]) == list(REASONS) == list(REJECTED)
     assert report["rejected"] == {reason: len(rows) for reason, rows in REJECTED.items()}
     assert report["questions_that_pass"] == report["examples"] == len(examples) == len(KEPT)
     assert report["sources"]["openR1Math"]["not_source"] == 1
@@ -273,7 +291,7 @@ def test_of_several_reasons_the_first_one_counts(curate):
     }
     rows = [row(**(values := values | change)) for change in mended.values()]
     _, report = curate([*KEPT, *rows, rows[-1], row(said="")])
-    assert report["rejected"] == dict.fromkeys(data.REASONS, 1)
+    assert report["rejected"] == dict.fromkeys(REASONS, 1)
 
 
 def test_a_source_is_a_part_of_its_name_in_any_case(curate):
@@ -320,7 +338,7 @@ def test_the_benchmark_check_is_switched_off_only_by_its_flag(curate, tmp_path, 
     examples, report = curate([*KEPT, *overlapping], skip_benchmark_check=True)
     assert len(examples) == len(KEPT) + len(overlapping) and report["benchmarks"] == {}
     _, report = curate(KEPT)
-    assert report["benchmarks"] == dict.fromkeys(data.BENCHMARKS, 0) | {"aime24": 4}
+    assert report["benchmarks"] == dict.fromkeys(BENCHMARKS, 0) | {"aime24": 4}
     assert "aime24 26 of 30, aime25 30 of 30, amc22 43 of 43" in capsys.readouterr().err
     with pytest.raises(InputError, match=r"has none of aime24\.jsonl, "):
         curate(KEPT, benchmarks_dir=tmp_path)
@@ -355,12 +373,12 @@ def test_benchmarks_that_the_hub_does_not_give_are_an_error(curate, monkeypatch)
     ],
 )
 def test_questions_are_compared_without_layout_but_with_operators(one, other, same):
-    assert (data.normalize(one) == data.normalize(other)) == same
+    assert (normalize(one) == normalize(other)) == same
 
 
 def test_a_run_of_words_has_thirteen_words_and_numbers_whatever_stands_between():
-    assert list(data.word_runs("1 + 2 + 3 + 4 + 5 + 6 + 7 + 8 + 9 + 10 + 11 = 66")) == []
-    assert len(list(data.word_runs("a b c + d e f g h i j k l m = n"))) == 2
+    assert list(word_runs("1 + 2 + 3 + 4 + 5 + 6 + 7 + 8 + 9 + 10 + 11 = 66")) == []
+    assert len(list(word_runs("a b c + d e f g h i j k l m = n"))) == 2
 
 
 # ---- the draw
@@ -374,7 +392,7 @@ def many(num_rows: int = 300) -> list[dict]:
 
 
 def test_order_files_and_workers_do_not_matter(curate, tmp_path, monkeypatch):
-    monkeypatch.setattr(data, "BLOCK", 20_000)
+    monkeypatch.setattr(prepare.curate, "BLOCK", 20_000)
     rows = many()
     once, report = curate(rows, num_examples=100, num_workers=1)
     assert len(once) == 100 and report["questions_that_pass"] == 300
@@ -420,7 +438,7 @@ def test_a_smaller_draw_is_the_beginning_of_a_larger_one(curate):
 
 
 def test_a_row_that_is_too_long_for_memory_is_malformed(curate, monkeypatch):
-    monkeypatch.setattr(data, "MAX_ROW", 5000)
+    monkeypatch.setattr(prepare.curate, "MAX_ROW", 5000)
     long = [row(50 + i, thinking="x" * n) for i, n in enumerate((5000, 20_000))]
     whole = len(to_line(row(90, thinking="")))  # a row of exactly the limit is read
     exact = row(90, thinking="x" * ((5000 - whole) // 2))
@@ -430,12 +448,12 @@ def test_a_row_that_is_too_long_for_memory_is_malformed(curate, monkeypatch):
 
 
 def test_only_a_few_blocks_are_read_ahead(tmp_path, monkeypatch):
-    monkeypatch.setattr(data, "BLOCK", 1)
+    monkeypatch.setattr(prepare.curate, "BLOCK", 1)
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"{}\n" * 100)
     submitted = []
     pool = SimpleNamespace(submit=lambda _, block: submitted.append(block))
-    for done, _ in enumerate(data.submit_blocks([data.HashedFile(path)], pool, ahead=4)):
+    for done, _ in enumerate(submit_blocks([HashedFile(path)], pool, ahead=4)):
         assert len(submitted) <= done + 5
     assert len(b"".join(line for block in submitted for line in block)) == 300
 
@@ -514,7 +532,7 @@ def test_too_few_examples_are_written_and_said_so(curate, tmp_path):
 
 
 def test_a_killed_worker_ends_the_run_with_one_line(curate, tmp_path, monkeypatch):
-    monkeypatch.setattr(data, "_sift", kill_worker)
+    monkeypatch.setattr(prepare.curate, "_sift", kill_worker)
     with pytest.raises(InputError, match="a worker was killed"):
         curate(KEPT)
     assert not list(tmp_path.glob("train*"))
@@ -528,7 +546,7 @@ def kill_worker(lines: list[bytes]) -> None:
 def test_no_worker_outlives_a_run_that_is_stopped(tmp_path, tokenizer, end):
     rows = b"".join(to_line(row(i, thinking="x" * 3000)) for i in range(1000))
     (tmp_path / "math.jsonl").write_bytes(rows * 10)
-    command = [sys.executable, "data.py", "curate", "--input", tmp_path / "math.jsonl"]
+    command = [sys.executable, "-m", "prepare.curate", "--input", tmp_path / "math.jsonl"]
     command += ["--tokenizer", tokenizer, "--skip_benchmark_check"]
     command += ["--output", tmp_path / "train.jsonl"]
     process = subprocess.Popen(
@@ -555,15 +573,15 @@ def test_no_worker_outlives_a_run_that_is_stopped(tmp_path, tokenizer, end):
         assert process.returncode in (130, -signal.SIGINT) and "stopped" in err
 
 
-# ---- the commands, and what reads the result
+# ---- the command, and what reads the result
 
 
 @pytest.fixture(scope="module")
 def curated(tmp_path_factory, tokenizer, benchmarks) -> tuple[subprocess.CompletedProcess, Path]:
-    """`data.py curate` as a user calls it."""
+    """`python -m prepare.curate` as a user calls it."""
     folder = tmp_path_factory.mktemp("curated")
     (folder / "math.jsonl").write_bytes(b"".join(map(to_line, many())))
-    command = [sys.executable, "data.py", "curate", "--input", folder / "math.jsonl"]
+    command = [sys.executable, "-m", "prepare.curate", "--input", folder / "math.jsonl"]
     command += ["--tokenizer", tokenizer, "--benchmarks_dir", benchmarks, "--num_examples", 400]
     command += ["--max_solution_tokens", 400, "--output", folder / "new" / "train.jsonl"]
     command = list(map(str, command))
@@ -590,52 +608,6 @@ def test_the_training_scripts_load_all_of_it(curated, tokenizer):
         assert len(rows) == len(examples) and not any(dropped.values())
 
 
-def test_show_prints_what_is_read_and_what_is_learnt(curated, capsys):
-    path = curated[1] / "train.jsonl"
-    example = data.load_examples(str(path))[3]
-    data.show(str(path), index=3)
-    out = capsys.readouterr().out
-    read, _, learnt = out.partition("==== learnt, with loss")
-    assert example.question in read and data.ASK_LETTER in read
-    assert f"{example.solution}<|im_end|>" in learnt and example.solution not in read
-    num_read, num_learnt, total = (
-        int(re.search(pattern, out)[1])
-        for pattern in (r"read, .*?: (\d+)", r"learnt, .*?: (\d+)", r"==== (\d+) tokens in all")
-    )
-    assert num_read + num_learnt == total
-    assert re.search(rf"\n +{num_read - 1}  +\d+ '\\n'\n +{num_read} loss +\d+ '<'", out)
-    assert re.search(rf"\n +{total - 1} loss +\d+ '<\|im_end\|>'\n$", out)
-    with pytest.raises(InputError, match=r"--index 300: .* has rows 0 to 299"):
-        data.show(str(path), index=300)
-
-
-def test_show_prints_a_short_solution_once(tmp_path, tokenizer, capsys):
-    fields = {"id": "1", "question": "1+1", "answer": "2", "source": "s"}
-    for solution in ("2", "22", "2222222", "2" * 20):
-        data.write_rows([{**fields, "solution": solution}], tmp_path / "one.jsonl")
-        data.show(str(tmp_path / "one.jsonl"), tokenizer=str(tokenizer))
-        positions = re.findall(r"^ +(\d+) (?:loss|    ) ", capsys.readouterr().out, flags=re.M)
-        assert len(positions) == len(set(positions)) == 4 + min(len(solution) + 1, 8)
-
-
-def test_stats_summarise_any_training_file(curated, tmp_path, capsys):
-    data.stats(str(curated[1] / "train.jsonl"))
-    out = capsys.readouterr().out
-    assert "300 examples" in out and "solution, tokens: min" in out
-    assert re.search(r"answers\n +C +300 +100.0 %", out) and "numina-1" in out
-    other = tmp_path / "other.jsonl"
-    fields = {"question": "1+1", "solution": "\\boxed{2}", "answer": "2", "source": "s"}
-    data.write_rows([{"id": str(i), **fields} for i in range(3)], other)
-    data.stats(str(other))
-    out = capsys.readouterr().out
-    assert "solution, characters: min 9" in out and re.search(r"not a letter +3 +100.0 %", out)
-    for report in (None, "{half", "{}", "[]"):
-        if report:
-            other.with_suffix(".report.json").write_text(report)
-        with pytest.raises(InputError, match="give --tokenizer"):
-            data.show(str(other))
-
-
 # ---- real questions
 
 
@@ -659,7 +631,7 @@ def test_real_questions_pass_and_those_of_benchmarks_do_not(curate):
         "max_solution_tokens": 4096,
     }
     examples, report = curate(map(released, [*aqua, *sat, *leaked]), **real)
-    assert report["rejected"] == dict.fromkeys(data.REASONS, 0) | {"benchmark_overlap": len(leaked)}
+    assert report["rejected"] == dict.fromkeys(REASONS, 0) | {"benchmark_overlap": len(leaked)}
     assert len(examples) == len(aqua) + len(sat) == 474
     tokens = data.load_tokenizer(real["tokenizer"])
     tokenized, dropped = data.tokenize_examples(

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import re
 
 import numpy as np
 import pytest
@@ -10,8 +9,9 @@ import torch
 
 import data
 from conftest import SHARED, needs_shared
-from data import Example, InputError, TokenizedExample
-from tiny import make_examples, make_tokenizer
+from data import Example, InputError, Trajectory
+from demo.tiny import make_tokenizer
+from prepare.convert import import_aqua
 
 QWEN = SHARED / "qwen3_tokenizer"
 ROW = {"id": "1", "question": "1+1", "solution": "\\boxed{2}", "answer": "2", "source": "s"}
@@ -102,52 +102,6 @@ def test_a_hub_that_fails_gives_one_line(monkeypatch):
     assert "no route" in str(error.value) and "\n" not in str(error.value)
 
 
-# ---- importers
-
-
-def test_aqua_becomes_multiple_choice(write, tmp_path):
-    row = {"question": "2+2? ", "options": ["A)3", "B)4"], "rationale": "sum\n", "correct": "B"}
-    data.import_aqua(write(row), str(tmp_path / "new" / "out.jsonl"))
-    (example,) = data.load_examples(str(tmp_path / "new" / "out.jsonl"))
-    assert example.question == "2+2?\nA)3\nB)4"
-    assert example.solution == "sum\n\nThe answer is \\boxed{B}."
-    assert (example.answer, example.source) == ("B", "aqua")
-
-
-def test_gsm8k_loses_its_calculator_and_gains_a_box(write, tmp_path):
-    row = {"question": "q", "answer": "He has 2*3=<<2*3=6>>6.\n#### 1,006"}
-    data.import_gsm8k(write(row), str(tmp_path / "out.jsonl"))
-    (example,) = data.load_examples(str(tmp_path / "out.jsonl"))
-    assert example.solution == "He has 2*3=6.\n\nThe answer is \\boxed{1006}."
-    assert example.answer == "1006"
-
-
-@pytest.mark.parametrize(
-    ("importer", "row", "message"),
-    [
-        (data.import_aqua, {"question": "q"}, "rows.jsonl:1: field 'options' is missing"),
-        (
-            data.import_aqua,
-            {"question": "q", "options": ["A)1"], "rationale": "r", "correct": "C"},
-            "rows.jsonl:1: the correct letter 'C' is not among the options",
-        ),
-        (data.import_gsm8k, {"question": "q", "answer": "6"}, "rows.jsonl:1: the answer has no"),
-    ],
-)
-def test_an_importer_names_the_bad_row_and_writes_nothing(write, tmp_path, importer, row, message):
-    with pytest.raises(InputError, match=message):
-        importer(write(row), str(tmp_path / "out.jsonl"))
-    assert not list(tmp_path.glob("out*"))
-
-
-@needs_shared
-def test_the_real_aqua_and_gsm8k_import_whole(tmp_path):
-    data.import_aqua(str(SHARED / "data" / "aqua_dev.jsonl"), str(tmp_path / "aqua.jsonl"))
-    data.import_gsm8k(str(SHARED / "data" / "gsm8k_train.jsonl"), str(tmp_path / "gsm8k.jsonl"))
-    assert len(data.load_examples(str(tmp_path / "aqua.jsonl"))) == 254
-    assert len(data.load_examples(str(tmp_path / "gsm8k.jsonl"))) == 7473
-
-
 # ---- prompts and token ids
 
 
@@ -172,7 +126,7 @@ def test_prompt_and_completion_are_the_tokens_of_the_whole_conversation(tokenize
 @needs_shared
 def test_the_same_holds_for_real_problems_and_solutions(tmp_path):
     tokenizer = data.load_tokenizer(str(QWEN))
-    data.import_aqua(str(SHARED / "data" / "aqua_dev.jsonl"), str(tmp_path / "aqua.jsonl"))
+    import_aqua(str(SHARED / "data" / "aqua_dev.jsonl"), str(tmp_path / "aqua.jsonl"))
     examples = data.load_examples(str(tmp_path / "aqua.jsonl"))
     rows, dropped = data.tokenize_examples(examples, tokenizer, 5120, 4096)
     assert len(rows) == len(examples) and not any(dropped.values())
@@ -225,7 +179,8 @@ def test_what_does_not_fit_is_dropped_and_counted_never_truncated():
 
 def test_the_loss_covers_the_completion_with_its_end_of_turn_and_no_padding():
     prompt, answer, end = [5, 6, 7], [8, 9], 0  # the end of turn is 0, and so is the padding
-    batch = data.collate([(prompt, [*answer, end]), ([5], [end]), ([1, 2, 3, 4], [9, 9, 9, end])])
+    pairs = [(prompt, [*answer, end]), ([5], [end]), ([1, 2, 3, 4], [9, 9, 9, end])]
+    batch = data.collate([Trajectory("id", *pair) for pair in pairs], range(3))
     assert batch.input_ids.shape == batch.targets.shape == batch.mask.shape == (3, 7)
     learnt = [
         targets[mask].tolist() for targets, mask in zip(batch.targets, batch.mask, strict=True)
@@ -312,160 +267,22 @@ def test_micro_batches_do_not_depend_on_the_order_of_equal_work():
     assert passes == [[[1], [4]], [[2, 0], [3]]]
 
 
-def test_a_tokenized_example_is_as_long_as_its_tokens():
-    assert len(TokenizedExample(Example(*"abcde"), [1, 2], [3, 4, 5])) == 5
+def test_a_trajectory_is_as_long_as_its_tokens():
+    assert len(Trajectory("id", [1, 2], [3, 4, 5])) == 5
 
 
-# ---- the synthetic set
+def test_a_micro_batch_knows_its_rows_and_where_its_targets_are():
+    rows = [Trajectory("id", [5] * n, [n] * 2) for n in (1, 2, 3)]
+    batch = data.collate(rows, [2, 0])
+    assert batch.rows.tolist() == [2, 0]
+    assert batch.targets.flatten()[batch.positions].tolist() == [3, 3, 1, 1]
+    idle = data.collate(rows, [1], learn=False)
+    assert idle.input_ids.shape == (1, 3) and not idle.mask.any() and len(idle.positions) == 0
 
 
-def test_tiny_problems_are_solved_by_their_own_steps():
-    import numpy as np
-
-    examples = make_examples(
-        90, {"easy": 1 / 3, "middle": 1 / 3, "hard": 1 / 3}, np.random.default_rng(0), set()
-    )
-    assert len({example.question for example in examples}) == 90
-    for example in examples:
-        *steps, box = example.solution.split(";")
-        value = example.question[0]
-        for step in steps:
-            left, right = step.split("=")
-            assert left.startswith(value)
-            assert eval(left.replace("^", "**")) % 10 == int(right)
-            value = right
-        assert box == f"\\boxed{{{value}}}" and example.answer == value
-        operators = set(example.question) - set("0123456789")
-        assert operators <= set({"easy": "+-", "middle": "+-*", "hard": "+-*^"}[example.source])
-        assert {"middle": "*", "hard": "^"}.get(example.source, "-") in operators
-
-
-# ---- benchmarks: three self-written rows each, in the columns of the source
-
-AMC_ROWS = [
-    {"problem": "1+1?", "answer": 2.0, "year": 2022, "url": "u", "solution": "s"},
-    {"problem": "2+2?", "answer": "4", "year": "2023", "url": "u", "solution": "s"},
-    {"problem": "3+3?", "answer": 6, "year": 2023, "url": "u", "solution": "s"},
-]
-AIME_ROWS = [
-    {"id": 60 + n, "problem": f"{n}+{n}?", "solution": "s", "answer": f"{2 * n:03}", "url": "u"}
-    for n in range(3)
-]
-GPQA_ROWS = [
-    {
-        **{"Question": f" Which one, {n}?\n", "Correct Answer": "right\n", "Record ID": "r"},
-        **{f"Incorrect Answer {i}": f"wrong {i}" for i in (1, 2, 3)},
-    }
-    for n in range(3)
-]
-SOURCES = {
-    "aime24": AIME_ROWS,
-    "aime25": [{"problem": f"{n}?", "answer": "336^\\circ", "id": str(n)} for n in range(3)],
-    "amc22": AMC_ROWS,
-    "amc23": AMC_ROWS,
-    "amc24": [{**row, "year": 2024} for row in AMC_ROWS],
-    "math500": [
-        {"problem": f"{n}?", "solution": "s", "answer": "E", "subject": "a", "level": 1}
-        for n in range(3)
-    ],
-    "gpqa_diamond": GPQA_ROWS,
-}
-READ = {  # benchmark -> what is read: (id, question, answer)
-    "aime24": [(f"aime24-{n}", f"{n}+{n}?", f"{2 * n:03}") for n in range(3)],
-    "aime25": [(f"aime25-{n}", f"{n}?", "336^\\circ") for n in range(3)],
-    "amc22": [("amc22-0", "1+1?", "2")],
-    "amc23": [("amc23-0", "2+2?", "4"), ("amc23-1", "3+3?", "6")],
-    "amc24": [("amc24-0", "1+1?", "2"), ("amc24-1", "2+2?", "4"), ("amc24-2", "3+3?", "6")],
-    "math500": [(f"math500-{n}", f"{n}?", "E") for n in range(3)],
-}
-
-
-def with_place(rows: list[dict]) -> list[tuple[str, dict]]:
-    return [(f"file:{n}", row) for n, row in enumerate(rows, start=1)]
-
-
-@pytest.mark.parametrize("name", data.BENCHMARKS)
-def test_a_benchmark_is_read_from_the_columns_of_its_source(name):
-    problems = data.read_benchmark(name, with_place(SOURCES[name]))
-    asked = data.ASK_LETTER if name == "gpqa_diamond" else data.ASK_FREE  # also for the answer E
-    assert {problem.instruction for problem in problems} == {asked}
-    if name != "gpqa_diamond":
-        assert [(p.id, p.question, p.answer) for p in problems] == READ[name]
-    for problem in problems if name == "gpqa_diamond" else []:
-        first, *options = problem.question.splitlines()
-        assert first.startswith("Which one") and options.pop(0) == ""
-        assert [option[:4] for option in options] == ["(A) ", "(B) ", "(C) ", "(D) "]
-        assert {option[4:] for option in options} == {"right", "wrong 1", "wrong 2", "wrong 3"}
-        assert f"({problem.answer}) right" in options
-
-
-@pytest.mark.parametrize("name", data.BENCHMARKS)
-def test_a_benchmark_comes_from_its_split_on_the_hub_or_says_why_not(name, monkeypatch):
-    calls = []
-
-    def load_dataset(*place, split):
-        calls.append((*place, split))
-        return SOURCES[name]
-
-    monkeypatch.setattr("datasets.load_dataset", load_dataset)
-    with pytest.raises(InputError, match=f"but {name} has {data.BENCHMARKS[name].num_problems};"):
-        data.load_benchmark(name)
-    (place,) = calls
-    gpqa = ("Idavidrein/gpqa", "gpqa_diamond", "train")
-    assert place == (gpqa if name == "gpqa_diamond" else (place[0], None, place[2]))
-    assert place[2] == ("train" if name in ("aime24", "gpqa_diamond") else "test")
-
-
-def test_options_are_shuffled_the_same_for_ever_and_evenly():
-    assert data.with_options("Q?", "r", ["a", "b", "c"]) == (
-        "Q?\n\n(A) c\n(B) r\n(C) b\n(D) a",
-        "B",
-    )
-    letters = [data.with_options(f"Q{n}?", "r", ["a", "b", "c"])[1] for n in range(2000)]
-    assert all(letters.count(letter) == pytest.approx(500, abs=75) for letter in "ABCD")
-    texts = [data.with_options(f"Q{n}?", "r", ["a", "b", "c"])[0] for n in range(2000)]
-    assert len({text.partition("\n\n")[2] for text in texts}) == 24  # all orders occur
-    shuffled_input = data.with_options("Q?", "r", ["c", "b", "a"])
-    assert shuffled_input == data.with_options("Q?", "r", ["a", "b", "c"])
-
-
-def test_a_benchmark_with_another_number_of_problems_is_refused(tmp_path):
-    path = tmp_path / "math500.jsonl"
-    rows = [{"question": f"{n}?", "answer": "1"} for n in range(500)]
-    data.write_rows(rows, path)
-    assert len(data.load_benchmark("math500", tmp_path)) == 500
-    data.write_rows(rows[1:], path)
-    with pytest.raises(InputError, match="has 499 problems, but math500 has 500"):
-        data.load_benchmark("math500", tmp_path)
-
-
-def test_problems_of_ones_own_need_question_and_answer(tmp_path):
-    path = tmp_path / "own.jsonl"
-    data.write_rows([{"question": "1+1?", "answer": 2}, {"question": "x?", "answer": "B"}], path)
-    first, second = data.load_problems(str(path))
-    assert (first.id, first.answer, first.instruction) == ("row-0", "2", data.ASK_FREE)
-    assert (second.id, second.answer, second.instruction) == ("row-1", "B", data.ASK_LETTER)
-    for rows, message in [
-        ([{"question": "1+1?"}], "own.jsonl:1: field 'answer' is missing"),
-        ([{"question": "", "answer": "1"}], "own.jsonl:1: field 'question' must be a non-empty"),
-        ([{"question": "1?", "answer": [1]}], "field 'answer' must be a non-empty text or a num"),
-        ([{"question": "1?", "answer": "1", "id": 3}] * 2, "own.jsonl:2: id '3' was used before"),
-        ([], "the data set is empty"),
-    ]:
-        data.write_rows(rows, path)
-        with pytest.raises(InputError, match=re.escape(message)):
-            data.load_problems(str(path))
-
-
-@needs_shared
-def test_the_copies_of_real_benchmarks_are_read_and_their_references_are_readable():
-    for name, answers in {
-        "aime24": {"204"},
-        "aime25": {"336^\\circ"},
-        "math500": {"p - q"},
-    }.items():
-        problems = data.load_benchmark(name, SHARED / "data")
-        assert answers <= {problem.answer for problem in problems}
-    with pytest.raises(InputError, match="has 40 problems, but amc23 has 46"):
-        data.load_benchmark("amc23", SHARED / "data")
-    assert len(data.load_problems(str(SHARED / "data" / "amc23.jsonl"))) == 40
+def test_values_of_completion_tokens_lie_where_collate_has_their_targets():
+    rows = [Trajectory("id", [5] * n, [6] * m) for n, m in ((1, 3), (4, 2), (2, 2))]
+    values = [[0.1, 0.2, 0.3], [0.4, 0.5], [0.6, 0.7]]  # in order as the mask is read
+    padded, batch = data.pad_completions(values, rows), data.collate(rows, range(3))
+    assert padded.shape == batch.mask.shape and not padded[~batch.mask].any()
+    assert padded[batch.mask].tolist() == pytest.approx([n / 10 for n in range(1, 8)])

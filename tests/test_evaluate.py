@@ -16,9 +16,11 @@ import numpy as np
 import pytest
 
 import evaluate
+from benchmarks import BENCHMARKS
 from conftest import ROOT, SHARED, launch, needs_shared
-from data import BENCHMARKS, InputError
+from data import InputError, write_rows
 from evaluate import Args, pass_at_k
+from paper import tables
 
 # ---- the estimator
 
@@ -95,10 +97,10 @@ def test_no_interval_leaves_its_estimate_or_the_possible_range():
 def test_a_difference_is_tested_by_swapping_the_two_in_each_problem():
     wins = np.array([1, 1, 1, 1, 1]), 1
     losses = np.array([0, 0, 0, 0, 0]), 1
-    difference, interval, p_value = evaluate.paired_difference(losses, wins, 1)
+    difference, interval, p_value = tables.paired_difference(losses, wins, 1)
     assert difference == 1 and interval == (1, 1)
     assert p_value == pytest.approx(2 / 2**5, abs=0.01)  # two of the 32 ways to swap
-    difference, interval, p_value = evaluate.paired_difference(wins, wins, 1)
+    difference, interval, p_value = tables.paired_difference(wins, wins, 1)
     assert difference == 0 and interval == (0, 0) and p_value == 1
 
 
@@ -109,7 +111,7 @@ def test_of_two_equal_models_few_differ_significantly(monkeypatch):
     for _ in range(300):
         chances = rng.beta(0.3, 1.2, size=30)
         pair = [(rng.binomial(16, chances), 16) for _ in range(2)]
-        significant += evaluate.paired_difference(*pair, 1)[2] < 0.05
+        significant += tables.paired_difference(*pair, 1)[2] < 0.05
     assert 0.01 <= significant / 300 <= 0.09
 
 
@@ -118,7 +120,7 @@ def test_pairing_takes_the_problems_difficulty_out_of_the_interval():
     chances = rng.beta(0.3, 0.3, size=60)  # easy ones and hard ones
     first = rng.binomial(16, 0.9 * chances)
     second = rng.binomial(16, chances)
-    difference, (low, high), p_value = evaluate.paired_difference((first, 16), (second, 16), 1)
+    difference, (low, high), p_value = tables.paired_difference((first, 16), (second, 16), 1)
     alone = [evaluate.score_with_interval(counts, 16, 1)[1] for counts in (first, second)]
     assert 0 < low < difference < high and p_value < 0.01
     assert high - low < 0.4 * max(upper - lower for lower, upper in alone)
@@ -189,7 +191,7 @@ def finished(tiny, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("finished") / "eval"
     result = call(*settings(tiny, output_dir=folder))
     assert result.returncode == 0, result.stderr[-3000:]
-    assert "easy" in result.stdout and f"python plot.py {folder}" in result.stdout
+    assert "easy" in result.stdout and f"python -m paper.plot {folder}" in result.stdout
     return folder
 
 
@@ -229,7 +231,8 @@ def test_an_evaluation_that_was_killed_goes_on_and_ends_as_one_that_was_not(
     kept = lines(folder)
     assert 0 < len(kept) < 3 * 64 * 8
 
-    unfinished = call("score", folder)
+    command = [sys.executable, "-m", "paper.tables", "score", folder]
+    unfinished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert unfinished.returncode == 1 and not (folder / "results.json").exists()
     assert f"{part.name.partition('.')[0]} is not complete, {len(whole) - 1} answers are good" in (
         unfinished.stderr
@@ -264,8 +267,11 @@ def test_two_ranks_answer_every_problem_once_and_alike(finished, tiny, tmp_path)
 def test_results_follow_from_the_samples_alone(finished, tmp_path, capsys):
     folder = tmp_path / "eval"
     shutil.copytree(finished / "samples", folder / "samples")
-    evaluate.score(folder)
-    assert (folder / "results.json").read_text() == (finished / "results.json").read_text()
+    tables.score(folder)
+    assert list(results_of(finished)) == ["easy", "middle", "hard"]  # as they were asked for
+    assert json.loads((folder / "results.json").read_text()) == json.loads(
+        (finished / "results.json").read_text()
+    )
     assert capsys.readouterr().out.count("\n") == 6  # a blank line, head, three tiers, speed
 
 
@@ -302,7 +308,7 @@ def write_evaluation(folder: Path, right: dict[str, list[int]], num_samples: int
             for n, count in enumerate(counts)
             for k in range(num_samples)
         ]
-        evaluate.write_rows([vars(row) for row in rows], folder / "samples" / f"{name}.jsonl")
+        write_rows([vars(row) for row in rows], folder / "samples" / f"{name}.jsonl")
     return folder
 
 
@@ -311,21 +317,21 @@ def test_the_table_has_a_row_for_each_run_and_the_papers_columns(tmp_path, capsy
     first = write_evaluation(tmp_path / "sft" / "eval", {"own": [8] * 4, "aime24": aime}, 16)
     second = write_evaluation(tmp_path / "oswft" / "eval", {"aime24": aime[::-1]}, 16)
     with pytest.raises(InputError, match="own has other problems than in"):
-        evaluate.table((first, write_evaluation(tmp_path / "other", {"own": [8] * 5}, 16)))
-    evaluate.table((first, second))
+        tables.table((first, write_evaluation(tmp_path / "other", {"own": [8] * 5}, 16)))
+    tables.table((first, second))
     head, _, *rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
     assert head[1:] == ["AIME 24, Pass@1 / @16", "own, Pass@1 / @16 |"]
     assert [row[0] for row in rows] == ["| sft", "| oswft"]
     assert rows[0][1].startswith("10.6 [") and " / 20.0 [" in rows[0][1]
     assert rows[0][2] == "50.0 [50.0, 50.0] / 100.0 [100.0, 100.0] |" and rows[1][2] == "– |"
-    evaluate.table((second,), k=(4,))
+    tables.table((second,), k=(4,))
     assert "Pass@4" in capsys.readouterr().out
 
 
 def test_a_benchmark_may_have_any_file_name(tmp_path):
     names = ["v1.5", "a b", "x[1]", "mine.jsonl.bak", "aime24_30"]
     folder = write_evaluation(tmp_path, {name: [1, 0] for name in names}, 1)
-    evaluate.score(folder)
+    tables.score(folder)
     assert list(results_of(folder)) == sorted(names)
 
 
@@ -333,17 +339,17 @@ def test_a_comparison_pairs_the_problems(tmp_path, capsys):
     first = write_evaluation(tmp_path / "sft" / "eval", {"own": [0, 4, 8, 8] * 10}, 8)
     second = write_evaluation(tmp_path / "oswft" / "eval", {"own": [1, 5, 8, 8] * 10}, 8)
     other = write_evaluation(tmp_path / "other" / "eval", {"own": [1, 5, 8]}, 8)
-    evaluate.compare(first, second, k=(1,))
+    tables.compare(first, second, k=(1,))
     row = capsys.readouterr().out.splitlines()[-1]
     assert row.startswith("| own | 1 | 62.5 | 68.8 | +6.2 [+4.") and row.endswith("| 0.0001 |")
     with pytest.raises(InputError, match="own has other problems than in"):
-        evaluate.compare(first, other)
+        tables.compare(first, other)
     with pytest.raises(InputError, match="--k 9: 8 answers to a problem allow k = 1 to 8"):
-        evaluate.compare(first, second, k=(9,))
+        tables.compare(first, second, k=(9,))
     for folder, temperature in ((first, 0.6), (second, 1.0)):
         protocol = {**dict.fromkeys(evaluate.PROTOCOL, 1), "temperature": temperature}
         (folder / "args.json").write_text(json.dumps({"protocol": protocol}))
-    evaluate.compare(first, second)
+    tables.compare(first, second)
     assert "differ in temperature" in capsys.readouterr().err
 
 
@@ -369,17 +375,17 @@ def test_a_damaged_line_is_named_and_the_good_rows_stay(tmp_path):
         rows, _ = evaluate.read_samples(folder, "own")
         assert [vars(row) for row in rows] == [json.loads(good[n]) for n in (0, 2, 3)]
         with pytest.raises(InputError) as error:
-            evaluate.score(folder)
+            tables.score(folder)
         assert "own.jsonl:2: damaged" in str(error.value)
         assert "own is not complete, 3 answers are good" in str(error.value)
         assert list(results_of(folder)) == ["more"]
         (folder / "samples" / "more.jsonl").rename(tmp_path / "more.jsonl")
         with pytest.raises(InputError, match="own is not complete"):
-            evaluate.score(folder)
+            tables.score(folder)
         assert not (folder / "results.json").exists()  # of what was complete before
         (tmp_path / "more.jsonl").rename(folder / "samples" / "more.jsonl")
         with pytest.raises(InputError, match="own is not complete"):
-            evaluate.compare(folder, folder)
+            tables.compare(folder, folder)
         assert path.read_text().splitlines(keepends=True)[1] == damage
 
 
@@ -437,7 +443,7 @@ def test_answers_of_another_model_protocol_or_problem_are_not_mixed(finished, ti
     easy, hard = (tiny / "heldout" / f"{tier}.jsonl" for tier in ("easy", "hard"))
     rows = [json.loads(line) for line in hard.open()]
     changed = tmp_path / "hard.jsonl"
-    evaluate.write_rows([{**rows[0], "question": "1+1"}, *rows[1:]], changed)
+    write_rows([{**rows[0], "question": "1+1"}, *rows[1:]], changed)
     training = tmp_path / "run"
     training.mkdir()
     (training / "args.json").write_text('{"args": {}}')
@@ -460,7 +466,7 @@ def test_answers_of_another_model_protocol_or_problem_are_not_mixed(finished, ti
     empty = tmp_path / "empty"
     for seed in (0, 1):
         todo = evaluate.Args(**{**args, "output_dir": empty, "seed": seed})
-        requests = evaluate.plan(todo, empty, evaluate.load_all_problems(todo))
+        requests = evaluate.find_missing(todo, empty, evaluate.load_all_problems(todo))
         assert len(requests) == 2 * 64 * 9
     assert json.loads((empty / "args.json").read_text())["protocol"]["seed"] == 1
 
@@ -484,7 +490,15 @@ def test_the_version_of_a_model_on_the_hub_is_its_commit(tiny, tmp_path):
 
 @needs_shared
 def test_real_problems_with_the_real_vocabulary(tmp_path):
-    init = ["tiny.py", "init", "--tokenizer", SHARED / "qwen3_tokenizer", "--max_length", "4096"]
+    init = [
+        "-m",
+        "demo.tiny",
+        "init",
+        "--tokenizer",
+        SHARED / "qwen3_tokenizer",
+        "--max_length",
+        "4096",
+    ]
     subprocess.run(
         [sys.executable, *map(str, init), "--output_dir", tmp_path / "model"], cwd=ROOT, check=True
     )

@@ -9,8 +9,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-import plot
 from conftest import ROOT
+from paper import plot
 
 
 def write_run(folder: Path, fields: dict, steps: int = 12, **args) -> Path:
@@ -45,7 +45,7 @@ def runs(tmp_path) -> list[Path]:
 
 @pytest.fixture
 def pictures(monkeypatch):
-    """The figures that plot.py would have closed, by name."""
+    """The figures that paper/plot.py would have closed, by name."""
     kept = {}
     save = plt.Figure.savefig
 
@@ -110,6 +110,19 @@ def test_scores_have_bars_with_intervals_and_curves_over_k(runs, tmp_path, pictu
     assert list(panel.lines[0].get_xdata()) == [1, 2]
 
 
+def test_benchmarks_stand_in_the_order_of_the_first_evaluation(runs, tmp_path, pictures):
+    scores = {"easy": [0.9, 0.9], "middle": [0.5, 0.6], "hard": [0.1, 0.2]}
+    write_evaluation(runs[0] / "eval", **scores)
+    write_evaluation(runs[1] / "eval", extra=[0.3, 0.3], hard=[0.2, 0.3], easy=[0.8, 0.8])
+    plot.plot(plot.Args(tuple(runs), tmp_path / "plots", figures=("scores", "pass_at_k")))
+    axes = pictures["scores"].axes[0]
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == [*scores, "extra"]
+    bars = {round(bar.get_x() + bar.get_width() / 2, 2): bar.get_height() for bar in axes.patches}
+    assert bars == pytest.approx({-0.2: 90, 0.8: 50, 1.8: 10, 3.2: 30, 2.2: 20, 0.2: 80})
+    panels = [panel.get_title() for panel in pictures["pass_at_k"].axes]
+    assert panels[:4] == [*scores, "extra"]
+
+
 def test_a_figure_that_no_run_has_is_left_out(runs, tmp_path):
     plot.plot(plot.Args((runs[0],), output_dir=tmp_path / "plots"))
     assert {path.stem for path in (tmp_path / "plots").iterdir()} == {"loss", "seconds"}
@@ -150,7 +163,8 @@ def test_bad_input_gets_one_line(runs, tmp_path):
         ([runs[0], "--figures", "weights"], "known figures: mean_weight, reward"),
         ([], "needs runs"),
     ]:
-        command = [sys.executable, "plot.py", *map(str, arguments), "--output_dir", tmp_path / "p"]
+        command = [sys.executable, "-m", "paper.plot", *map(str, arguments)]
+        command += ["--output_dir", str(tmp_path / "p")]
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert result.returncode == 1 and message in result.stderr, result.stderr
         assert len(result.stderr.strip().splitlines()) == 1

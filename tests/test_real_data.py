@@ -12,12 +12,12 @@ from data import write_rows
 def test_real_problems_with_the_real_vocabulary_over_two_ranks(tmp_path):
     python = sys.executable
     rows = tmp_path / "train.jsonl"
-    curate = ["data.py", "curate", "--input", tmp_path / "release.jsonl", "--output", rows]
+    curate = ["-m", "prepare.curate", "--input", tmp_path / "release.jsonl", "--output", rows]
     curate += ["--tokenizer", SHARED / "qwen3_tokenizer", "--benchmarks_dir", SHARED / "data"]
     with (SHARED / "data" / "aqua_dev.jsonl").open() as source:
         write_rows([released(json.loads(line)) for line in source], tmp_path / "release.jsonl")
     subprocess.run([python, *curate, "--num_examples", "200"], cwd=ROOT, check=True)
-    init = ["tiny.py", "init", "--tokenizer", SHARED / "qwen3_tokenizer"]
+    init = ["-m", "demo.tiny", "init", "--tokenizer", SHARED / "qwen3_tokenizer"]
     subprocess.run([python, *init, "--output_dir", tmp_path / "model"], cwd=ROOT, check=True)
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     assert config["vocab_size"] == 151_936

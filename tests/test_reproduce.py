@@ -1,27 +1,35 @@
 """reproduce.sh: every command of every row is one that its script takes; a row runs end to end."""
 
+import functools
+import inspect
 import json
 import os
 import re
 import shlex
 import subprocess
+from pathlib import Path
 
 import pytest
 import tyro
 
 import evaluate
-import plot
 import train_grpo
 import train_oswft
 import train_sft
 from conftest import ROOT
+from demo import tiny as demo_tiny
+from paper import plot, tables
+from paper.select_checkpoint import select_checkpoint
 
-TAKES = {
+TAKES = {  # what a command calls -> what reads its arguments
     "train_sft.py": train_sft.Args,
     "train_oswft.py": train_oswft.Args,
     "train_grpo.py": train_grpo.Args,
     "evaluate.py": evaluate.Args,
-    "plot.py": plot.Args,
+    "paper.plot": plot.Args,
+    "paper.tables table": tables.table,
+    "paper.select_checkpoint": select_checkpoint,
+    "demo.tiny make": demo_tiny.make,
 }
 SIZES = ("0.6B", "1.7B", "4B")
 TABLES = {  # row -> the training script and what the paper says of it; None for a base model
@@ -50,12 +58,27 @@ PRINTED = {**{f"table1/{size}/table": 4 for size in SIZES}, "table2/table": 7, "
 
 def reproduce(*args, **env) -> subprocess.CompletedProcess:
     env = {**os.environ, **{name: str(value) for name, value in env.items()}}
-    command = ["./reproduce.sh", *map(str, args)]
+    command = ["paper/reproduce.sh", *map(str, args)]
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
 
 
+def parse(command: str) -> tuple[str, object]:
+    """(what it calls, its arguments, read as what it calls reads them); it is not called."""
+    launchers = r"(deepspeed --log_level error|python -m) "
+    name = next(name for name in TAKES if re.match(f"{launchers}{re.escape(name)} ", command))
+    words = shlex.split(command.split(f" {name} ", 1)[1])
+    if isinstance(TAKES[name], type):
+        return name, tyro.cli(TAKES[name], args=words)
+
+    @functools.wraps(TAKES[name])
+    def by_name(*args, **kwargs):
+        return inspect.signature(TAKES[name]).bind(*args, **kwargs).arguments
+
+    return name, tyro.cli(by_name, args=words, config=(tyro.conf.PositionalRequiredArgs,))
+
+
 def parsed_commands(*args, **env) -> dict[str, list[tuple[str, object]]]:
-    """{row: [(script, its arguments, read as the script reads them)]} of a dry run."""
+    """{row: its commands, parsed} of a dry run."""
     result = reproduce("--dry_run", *args, **env)
     assert result.returncode == 0, result.stderr
     rows = {}
@@ -63,14 +86,7 @@ def parsed_commands(*args, **env) -> dict[str, list[tuple[str, object]]]:
         if line.startswith("# ---- "):
             row = rows.setdefault(line.removeprefix("# ---- "), [])
         elif line.startswith("$ "):
-            line = re.sub(r"\$\(python (train_grpo.py --select_checkpoint \S+)\)", r"'\1'", line)
-            words = shlex.split(line)
-            place, script = next((n, word) for n, word in enumerate(words) if word.endswith(".py"))
-            words = words[place + 1 :]
-            if words[0] == "table":
-                row.append(("evaluate.py table", words[1:]))
-            elif script != "tiny.py":
-                row.append((script, tyro.cli(TAKES[script], args=words)))
+            row.append(parse(re.sub(r"\$\((.+?)\)", r"'\1'", line.removeprefix("$ "))))
     return rows
 
 
@@ -89,14 +105,19 @@ def test_every_row_is_the_papers_setting_and_every_command_is_taken(form, tmp_pa
     for name, commands in rows.items():
         size = next((size for size in SIZES if f"/{size}" in name), "0.6B")
         model = str(tmp_path / "base" / size / "model") if tiny else f"Qwen/Qwen3-{size}-Base"
+        made = [args for script, args in commands if script == "demo.tiny make"]
+        commands = [command for command in commands if command[0] != "demo.tiny make"]
+        bases = {str(Path(model).parent)} if tiny and name in {**TABLES, **LINES} else set()
+        assert {str(args["output_dir"]) for args in made} == bases
         scripts = [script for script, _ in commands]
         if name in PICTURES:
             ((_, args),) = commands
             assert len(args.runs) == 3 and args.by == (() if tiny else ("model",))
             continue
         if name in PRINTED:
-            ((_, folders),) = commands
-            assert len(folders) == PRINTED[name] and {f.rstrip("/") for f in folders} <= evaluated
+            ((_, args),) = commands
+            assert len(args["folders"]) == PRINTED[name]
+            assert {str(folder) for folder in args["folders"]} <= evaluated
             continue
         expected = {**TABLES, **LINES}[name]
         scored = [(script, args) for script, args in commands if script == "evaluate.py"]
@@ -120,7 +141,9 @@ def test_every_row_is_the_papers_setting_and_every_command_is_taken(form, tmp_pa
         if name in TABLES:
             chosen = scored[0][1].model
             if script == "train_grpo.py":
-                assert chosen == f"train_grpo.py --select_checkpoint {args.output_dir}"
+                called, selected = parse(chosen)
+                assert called == "paper.select_checkpoint"
+                assert selected == {"run": Path(args.output_dir), "window": 10, "margin": 0.02}
             else:
                 assert chosen == f"{args.output_dir}/final"
 

@@ -9,8 +9,8 @@ import torch
 import rollout
 from conftest import launch
 from data import InputError
+from demo.tiny import make_tokenizer
 from rollout import Completion, Rollout, completion_stats
-from tiny import make_tokenizer
 
 
 @pytest.mark.parametrize(

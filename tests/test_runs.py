@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from conftest import ROOT, SCRIPTS, SETTING, TINY_LENGTHS, launch, metrics, run_alone, start, train
-from data import InputError
-from train_grpo import grpo_advantages, print_selected, select_step
+from conftest import ROOT, SCRIPTS, SETTING, TINY_LENGTHS, launch, metrics, start, train
+from paper.select_checkpoint import select_step
+from train_grpo import grpo_advantages
 
 SAMPLING = SCRIPTS[1:]
 
@@ -56,7 +56,7 @@ def test_a_run_leaves_what_the_readme_says(whole_runs, script):
 
     rows = [json.loads(line) for line in (run / "metrics.jsonl").open()]
     assert [row["step"] for row in rows] == list(range(1, 9))
-    documented = set(re.findall(r"`(_?[a-z_0-9]+)`", (ROOT / "README.md").read_text()))
+    documented = set(re.findall(r"`(_?[a-z_0-9]+)`", (ROOT / "docs/output.md").read_text()))
     for row in rows:
         assert set(row) >= {
             *("loss", "epoch", "grad_norm", "clipped", "update_norm_ratio", "learning_rate"),
@@ -174,7 +174,7 @@ def test_killed_stopped_and_resumed_equals_never_interrupted(whole_runs, tiny, t
     with (run / "metrics.jsonl").open("a") as lines:
         lines.write('{"step": 5, "lo')
 
-    if script == "train_oswft.py":  # once is enough: what Ctrl-C does lives in engine.py
+    if script == "train_oswft.py":  # once is enough: what Ctrl-C does lives in run.py
         stopped = start(script, *arguments, "--resume", ranks=2, start_new_session=True)
         wait_for_rows(run, 5, stopped)
         os.killpg(stopped.pid, signal.SIGINT)  # what Ctrl-C sends
@@ -198,26 +198,10 @@ def test_the_selected_checkpoint_is_named_by_the_rule(whole_runs):
     run = whole_runs["train_grpo.py"]
     rewards = [row["reward"] for row in metrics(run)]
     chosen = select_step(rewards, [2, 4, 6, 8], window=4, margin=0.0)
-    arguments = ["--select_checkpoint", run, "--window", "4", "--margin", "0"]
-    result = run_alone(*arguments, script="train_grpo.py")
+    command = [sys.executable, "-m", "paper.select_checkpoint", run]
+    command += ["--window", "4", "--margin", "0"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert result.stdout.splitlines()[-1] == str(run / f"checkpoint-{chosen:06d}")
-
-
-@pytest.mark.parametrize(
-    ("rows", "window", "message"),
-    [
-        (None, 10, "metrics.jsonl: no such file"),
-        ([{"reward": 0.5}], 3, "--window must be an even number, got 3"),
-        ([{"loss": 0.5}], 10, "metrics.jsonl: has no reward, so it is not a run of GRPO"),
-        ([{"reward": 0.5}], 10, "there is no checkpoint"),
-    ],
-)
-def test_a_folder_without_a_run_of_grpo_has_no_selected_checkpoint(tmp_path, rows, window, message):
-    if rows:
-        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "checkpoint-000000").mkdir()  # of a run that was stopped before its first step
-    with pytest.raises(InputError, match=message):
-        print_selected(tmp_path, window=window)
 
 
 STOPS_BY_ITSELF = """

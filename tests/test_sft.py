@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from data import Example, TokenizedExample
+from data import Trajectory, collate
 from train_oswft import oswft_loss
 from train_sft import Args, sft_loss, update
 
@@ -53,15 +53,25 @@ def test_loss_is_the_sum_over_any_split_of_the_batch(objective):
 
 @pytest.mark.parametrize("objective", ["sft", "dft"])
 def test_a_step_takes_the_objective_of_the_command_line_over_all_completion_tokens(objective):
-    logprobs, mask = -torch.rand(1, 3), torch.tensor([[False, True, True]])
-    row = TokenizedExample(Example("id", "q", "s", "a", "s"), [1, 2], [3, 4])
+    logprobs = -torch.rand(1, 3)
+    row = Trajectory("id", [1, 2], [3, 4])
 
     class Recorder:
-        def update(self, rows, loss_fn, max_tokens):
+        def passes(self, rows, max_tokens):
             assert max_tokens == 77
-            return {"loss": loss_fn(logprobs, mask, [0])}
+            yield collate(rows, [0])
+
+        def logprobs(self, batch):
+            return logprobs
+
+        def backward(self, loss):
+            self.loss = loss
+
+        def step(self):
+            return {"loss": self.loss}
 
     args = Args(model="m", data="d", objective=objective, max_tokens_per_micro_batch=77)
     stats = update(Recorder(), [row, row], args)
+    mask = torch.tensor([[False, True, True]])
     torch.testing.assert_close(stats["loss"], sft_loss(logprobs, mask, 4, objective))
     assert stats["train_tokens"] == 8

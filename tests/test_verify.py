@@ -11,11 +11,8 @@ import verify
 from verify import (
     Verifier,
     boxes,
-    end_in_box,
-    final_letter,
     is_correct,
     last_box,
-    option_labels,
     read_letter,
 )
 
@@ -196,98 +193,7 @@ def test_the_last_complete_box_is_found_through_nested_and_escaped_braces():
 
 def test_boxes_are_found_in_time_that_grows_with_the_text_alone():
     assert boxes("\\boxed{" * 100_000 + "}") == [(700_000, 700_000)]
-    assert final_letter("\\boxed{" * 20_000 + "C" + "}" * 20_000) == "C"
     assert boxes(r"\boxed{1\fbox{2}}\boxed{3}") == [(7, 16), (14, 15), (24, 25)]
-
-
-# ---- multiple choice, as curation reads it
-
-
-@pytest.mark.parametrize(
-    ("question", "labels"),
-    [
-        ("Pick. (A) 1 (B) 2 (C) 3", "ABC"),
-        ("Pick.\nA. 1\nB. 2\nC. 3\nD. 4", "ABCD"),
-        ("Pick.\nA)1\nB)2", "AB"),
-        ("Pick: A: 1; B: 2; C: 3", "ABC"),
-        (r"Pick. $\textbf{(A)}\ 1 \qquad \textbf{(B)}\ 2\qquad\textbf{(C)}\ 3$", "ABC"),
-        (r"Pick. $\mathrm{(A) \ } 1 \qquad \mathrm{(B) \ } 2$", "AB"),
-        (r"Pick. \text{A. } 1 \quad \text{B. } 2", "AB"),
-        (r"Pick. \textbf{A}. 1 \textbf{B}. 2", "AB"),
-        ("选择（A）1（B）2（C）3", "ABC"),
-        ("Pick.\nA、1\nB、2", "AB"),
-        ("**A.** 1\n**B.** 2", "AB"),
-        (r"$\text{A.}\ 1\qquad\text{B.}\ 2\qquad\text{C.}\ 3$", "ABC"),
-        (r"$\textbf{A)}\ 1\qquad\textbf{B)}\ 2$", "AB"),
-        (r"\textbf{(A)}\hspace{.05in}1 \hspace{.1in}\textbf{(B)}\hspace{.05in}2", "AB"),
-        (r"\left(\text{A}\right) 1 \left(\text{B}\right) 2", "AB"),
-        ("(A) I (B) II (C) both (A) and (B) (D) none", "ABCD"),
-        ("Is it ( )A. 3 B. 4", "AB"),
-        ("A.1B.2C.3", "ABC"),
-        ("Statements (A) and (C). Pick. (A) 1 (B) 2 (C) 3 (D) 4", "ABCD"),
-        ("Pick. (A) 1 (B) 2 (C) 3. Explain why (B) is wrong, as in (A).", "ABC"),
-        ("".join(f"({letter}) x " for letter in "ABCDEFGHIJ"), "ABCDEFGHIJ"),
-        # no options
-        ("Find f(A) + f(B) + P(C).", ""),
-        ("Let A. be a point and C. another.", ""),
-        ("In the U.S.A. it is 5 A.M. or B.C.", ""),
-        ("Pick. (B) 1 (C) 2", ""),
-        ("Show (a) this, (b) that.", ""),
-        ("Triangle ABC has (A) one right angle.", ""),
-        ("", ""),
-    ],
-)
-def test_the_labels_of_options_are_read_in_order(question, labels):
-    assert option_labels(question) == labels
-
-
-@pytest.mark.parametrize(
-    ("text", "letter"),
-    [
-        (r"So \boxed{C}.", "C"),
-        (r"So \boxed{\textbf{(C)}\ 12}.", "C"),
-        (r"\boxed{12}, which is \boxed{C}", "C"),
-        (r"\boxed{C}, again \boxed{(C)}", "C"),
-        ("The answer is (C).", "C"),
-        ("**Answer: C**", "C"),
-        ("The answer is B. A is wrong.", "B"),
-        # none, or several
-        (r"\boxed{C}, no: \boxed{12}", None),
-        (r"\boxed{A} and \boxed{C}", None),
-        (r"\boxed{A, C}", None),
-        ("The answer is (A) or (C).", None),
-        ("Answer: A and B", None),
-        ("The answer is A, C", None),
-        ("The answer is **C** or **D**.", None),
-        ("The answer is C (or D)", None),
-        ("The answer is B, and also C", None),
-        ("So it is twelve.", None),
-        ("", None),
-    ],
-)
-def test_a_final_letter_is_one_letter_or_none(text, letter):
-    assert final_letter(text) == letter
-
-
-@pytest.mark.parametrize(
-    ("text", "ended"),
-    [
-        (r"So \boxed{C}", r"So \boxed{C}"),
-        (r"So \boxed{C}.", r"So \boxed{C}"),
-        (r"So $\boxed{\text{(C)}}$.", r"So \boxed{C}"),
-        (r"So **$\boxed{C}$**", r"So \boxed{C}"),
-        ("So\n\n$$\n\\boxed{C}\n$$\n", "So\n\n\\boxed{C}"),
-        (r"So \[ \fbox {C) 12} \].", r"So \boxed{C}"),
-        (r"So \alpha, \boxed {\text{C}}", r"So \alpha, \boxed{C}"),
-        (r"So \(\boxed{C}\)", r"So \boxed{C}"),
-        # what is not enclosed alone stays, and so does what follows
-        (r"So $x = \boxed{C}$", "So $x = \\boxed{C}$\n\n\\boxed{C}"),
-        (r"So \boxed{C}, as (B) fails", "So \\boxed{C}, as (B) fails\n\n\\boxed{C}"),
-        ("The answer is (C).", "The answer is (C).\n\n\\boxed{C}"),
-    ],
-)
-def test_a_text_gets_a_plain_box_as_its_end(text, ended):
-    assert end_in_box(text, "C") == ended and is_correct(ended, "C")
 
 
 # ---- hostile completions

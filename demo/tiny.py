@@ -1,4 +1,4 @@
-r"""The embedded default: a tiny Qwen3 and a synthetic reasoning set, so that all runs on a laptop.
+r"""A tiny Qwen3 and a synthetic reasoning set, so that everything runs on a laptop.
 
 The problems are chains of arithmetic modulo 10, read from left to right, worked out step by step:
 
@@ -9,17 +9,11 @@ hard adds `^`. The model (0.4M parameters, a character-level vocabulary, ChatML)
 many easy, few middle and very few hard problems, so that it knows the first mostly, the second
 sometimes and the third rarely. That gap is what fine-tuning is then asked to close.
 
-    python tiny.py demo                                # what `make demo` runs
-    python tiny.py make --output_dir runs/tiny         # model/, train.jsonl, heldout/
-    python tiny.py init --tokenizer Qwen/Qwen3-0.6B-Base --output_dir runs/small  # random weights
+    python -m demo.tiny make --output_dir runs/tiny         # model/, train.jsonl, heldout/
+    python -m demo.tiny init --tokenizer Qwen/Qwen3-0.6B-Base --output_dir runs/small  # not trained
 """
 
-import json
-import shlex
-import shutil
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -108,7 +102,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_config(tokenizer: PreTrainedTokenizerFast, **changes) -> Qwen3Config:
-    """The tiny model's; `changes` replace or add fields."""
+    """The tiny model's config; `changes` replace or add fields."""
     fields = {
         "vocab_size": 64,
         "hidden_size": 128,
@@ -147,7 +141,7 @@ def pretrain(
             examples = make_examples(100 * batch_size, PRETRAIN_MIX, rng, taken)
             rows, _ = tokenize_examples(examples, tokenizer, 128, 64)
         chosen, rows = rows[:batch_size], rows[batch_size:]
-        batch = collate([(row.prompt_ids, row.completion_ids) for row in chosen])
+        batch = collate(chosen, range(batch_size))
         logits = model(input_ids=batch.input_ids).logits
         loss = torch.nn.functional.cross_entropy(logits[batch.mask], batch.targets[batch.mask])
         loss.backward()
@@ -229,108 +223,27 @@ def init(
         raise InputError(f"--vocab_size {vocab_size} is below the tokenizer's {len(tokens)} tokens")
     torch.manual_seed(seed)
     model = Qwen3ForCausalLM(
-        Qwen3Config(
+        make_config(
+            tokens,
             vocab_size=vocab_size,
             hidden_size=hidden_size,
             intermediate_size=3 * hidden_size,
             num_hidden_layers=num_layers,
             num_attention_heads=hidden_size // 32,
             num_key_value_heads=max(1, hidden_size // 64),
-            head_dim=32,
             max_position_embeddings=max_length,
             tie_word_embeddings=tie_embeddings,
-            eos_token_id=tokens.eos_token_id,
-            pad_token_id=tokens.pad_token_id,
+            initializer_range=0.02,  # Qwen3's
         )
     )
     save_model(model, tokens, output_dir)
     print(f"{model.num_parameters():,} parameters, not trained -> {output_dir}")
 
 
-def demo(output_dir: Path = Path("runs/demo"), steps: int = 60, seed: int = 0) -> None:
-    """Run SFT, OSW-FT and GRPO from the same base to a table; `make demo` calls this.
-
-    Every command is shown, and can be typed by itself.
-
-    Args:
-        output_dir: what an earlier demo left there is deleted.
-        steps: optimizer steps of each method, of 128 queries each.
-        seed: of data, weights and sampling.
-    """
-    shutil.rmtree(output_dir, ignore_errors=True)
-    base = output_dir / "base"
-    heldout = " ".join(f"{base}/heldout/{tier}.jsonl" for tier in TIERS)
-    lengths = "--max_completion_length 48 --precision fp32"
-    # The paper gives GRPO a tenth of the others' learning rate; so tiny a model needs more.
-    methods = {
-        "sft": "train_sft.py --learning_rate 1e-3",
-        "oswft": "train_oswft.py --learning_rate 1e-3 --num_rollouts 2",
-        "grpo": "train_grpo.py --learning_rate 3e-4 --num_rollouts 8",
-    }
-
-    def evaluate(model: Path) -> None:
-        call(
-            f"python evaluate.py --model {model} --benchmark_file {heldout} --num_samples 8 "
-            f"--temperature 1 --top_p 1 --top_k 0 --seed {seed} {lengths}"
-        )
-
-    started = time.perf_counter()
-    call(f"python tiny.py make --output_dir {base} --seed {seed}")
-    evaluate(base / "model")
-    for name, script in methods.items():
-        call(
-            f"deepspeed --log_level error {script} --model {base}/model --data {base}/train.jsonl "
-            f"--output_dir {output_dir}/{name} --max_steps {steps} --seed {seed} {lengths} "
-            "--max_length 128"
-        )
-        evaluate(output_dir / name / "final")
-    call(f"python evaluate.py compare {output_dir}/sft/eval {output_dir}/oswft/eval")
-    runs = " ".join(f"{output_dir}/{name}" for name in ("base", *methods))
-    call(f"python plot.py {runs} --output_dir {output_dir}/plots")
-
-    table = demo_table(output_dir, list(methods))
-    table += f"\n{time.perf_counter() - started:.0f} s in all\n"
-    (output_dir / "report.txt").write_text(table)
-    print(f"\n{table}\nwritten:")
-    for path in sorted([*output_dir.glob("*/*"), output_dir / "report.txt"]):
-        print(f"  {path}")
-
-
-def call(command: str) -> None:
-    """Show a command and run it; exit if it fails."""
-    print(f"\n$ {command}", flush=True)
-    status = subprocess.run(shlex.split(command)).returncode
-    if status:
-        sys.exit(f"error: status {status} from: {command}")
-
-
-def demo_table(folder: Path, methods: list[str]) -> str:
-    """Held-out scores, tokens and seconds: a row for the base, and one for each method."""
-    phases = ("sync", "rollout", "verify", "train")
-    tiers = "".join(f"{tier:^16}" for tier in TIERS)
-    names = "  pass@1  pass@8" * len(TIERS) + f"{'sampled':>11}{'trained':>11}"
-    lines = [
-        f"{'':8}{tiers}{'tokens':^22}{'seconds':^32}",
-        f"{'':8}{names}" + "".join(f"{phase:>8}" for phase in phases),
-    ]
-    for name in ("base", *methods):
-        results = json.loads((folder / name / "eval" / "results.json").read_text())
-        scores = [results[tier][k] for tier in TIERS for k in ("pass@1", "pass@8")]
-        line = f"{name:8}" + "".join(f"{score:8.3f}" for score in scores)
-        if name in methods:
-            rows = [json.loads(row) for row in (folder / name / "metrics.jsonl").open()]
-            for tokens in ("rollout_tokens", "train_tokens"):
-                line += f"{sum(row.get(tokens, 0) for row in rows):11,}"
-            for phase in phases:
-                line += f"{sum(row.get(f'{phase}_s', 0) for row in rows):8.1f}"
-        lines.append(line)
-    return "\n".join(lines) + "\n"
-
-
 if __name__ == "__main__":
     try:
         tyro.extras.subcommand_cli_from_dict(
-            {"make": make, "init": init, "demo": demo}, description=__doc__, use_underscores=True
+            {"make": make, "init": init}, description=__doc__, use_underscores=True
         )
     except InputError as error:
         sys.exit(f"error: {error}")

@@ -1,15 +1,18 @@
-"""The demo: three methods from one base, and what it claims to show."""
+"""The demo: its problems, and three methods from one base."""
 
 import json
 import subprocess
 import sys
 
-import plot
+import numpy as np
+
 from conftest import ROOT
+from demo.tiny import make_examples
+from paper import plot
 
 
 def test_pass_at_1_of_the_tiny_model_rises_under_each_method_of_the_demo(tmp_path):
-    demo = [sys.executable, "tiny.py", "demo", "--output_dir", tmp_path / "demo", "--steps", "30"]
+    demo = [sys.executable, "-m", "demo", "--output_dir", tmp_path / "demo", "--steps", "30"]
     result = subprocess.run(demo, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     scores = {}
@@ -28,3 +31,22 @@ def test_pass_at_1_of_the_tiny_model_rises_under_each_method_of_the_demo(tmp_pat
     assert all(len(table[name]) == 6 + 2 + 4 for name in ("sft", "oswft", "grpo"))
     pictures = {path.stem for path in (tmp_path / "demo" / "plots").iterdir()}
     assert pictures == set(plot.FIGURES)
+
+
+def test_tiny_problems_are_solved_by_their_own_steps():
+    examples = make_examples(
+        90, {"easy": 1 / 3, "middle": 1 / 3, "hard": 1 / 3}, np.random.default_rng(0), set()
+    )
+    assert len({example.question for example in examples}) == 90
+    for example in examples:
+        *steps, box = example.solution.split(";")
+        value = example.question[0]
+        for step in steps:
+            left, right = step.split("=")
+            assert left.startswith(value)
+            assert eval(left.replace("^", "**")) % 10 == int(right)
+            value = right
+        assert box == f"\\boxed{{{value}}}" and example.answer == value
+        operators = set(example.question) - set("0123456789")
+        assert operators <= set({"easy": "+-", "middle": "+-*", "hard": "+-*^"}[example.source])
+        assert {"middle": "*", "hard": "^"}.get(example.source, "-") in operators

@@ -1,18 +1,17 @@
 """Pictures of training runs and of evaluations, one or several of them, as PNG.
 
-    python plot.py runs/sft runs/oswft runs/grpo                    # every figure, into runs/plots
-    python plot.py runs/*/eval                                      # scores alone
-    python plot.py runs/*-oswft --figures mean_weight --by model    # the paper's Figure 1
-    python plot.py runs/*-grpo --figures reward --by model learning_rate    # its Figure 2
+    python -m paper.plot runs/sft runs/oswft runs/grpo                  # all figures, to runs/plots
+    python -m paper.plot runs/*/eval                                    # scores alone
+    python -m paper.plot runs/*-oswft --figures mean_weight --by model  # the paper's Figure 1
+    python -m paper.plot runs/*-grpo --figures reward --by model learning_rate    # its Figure 2
 
 Training is read from a run's metrics.jsonl: a thin line is what was measured, the thick one its
 moving average. Scores are read from results.json of an evaluation, or of eval/ in a run; they come
 with 95 % intervals. A figure shows the runs that have its numbers, and is left out if none has.
 """
 
-import functools
-import json
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -23,6 +22,9 @@ matplotlib.use("Agg")  # files, no window
 import matplotlib.pyplot as plt
 import numpy as np
 import tyro
+
+from data import InputError, parse_row, read_rows
+from paper.tables import label
 
 FIGURES = {  # name -> what the y axis shows
     "mean_weight": "mean weight $1 - \\hat{p}$",
@@ -63,9 +65,15 @@ class Args:
     by: tuple[str, ...] = ()  # arguments that tell the runs apart; default: the folders' names
     window: int = 10  # optimizer steps of the moving average
 
+    def check(self) -> None:
+        """Raise InputError for what cannot work, before anything is read."""
+        if set(self.figures) - set(FIGURES) or not self.runs or self.window < 1:
+            known = f"known figures: {', '.join(FIGURES)}"
+            raise InputError(f"needs runs, a window of 1 or more, and {known}")
+
 
 @dataclass
-class Run:
+class PlottedRun:
     label: str
     rows: list[dict]  # of metrics.jsonl, one for each step; none for an evaluation
     results: dict[str, dict]  # by benchmark; none if it was not evaluated
@@ -73,46 +81,47 @@ class Run:
     line: str | tuple = "-"
     hatch: str = ""
 
+    def series(self, figure: str) -> np.ndarray | None:
+        """The numbers of a line figure, one for each step; None if the run has none."""
+        first = self.rows[0] if self.rows else {}
+        if figure == "loss" and "reward" in first:
+            return None  # GRPO's is a surrogate about 0: no likelihood of anything
+        key = "reward" if figure == "pass_rate" and "reward" in first else figure
+        return np.array([row[key] for row in self.rows]) if key in first else None
 
-def read_run(folder: Path, by: tuple[str, ...]) -> Run:
-    """Exits with one line if the folder holds neither a run nor an evaluation."""
+    def curves(self) -> dict[str, dict]:
+        """The results of the benchmarks with several answers to a problem."""
+        return {name: result for name, result in self.results.items() if result["samples"] > 1}
+
+    def has(self, figure: str) -> bool:
+        """Whether the figure shows this run."""
+        others = {"seconds": self.rows, "scores": self.results, "pass_at_k": self.curves()}
+        return bool(others[figure]) if figure in others else self.series(figure) is not None
+
+
+def read_run(folder: Path, by: Sequence[str]) -> PlottedRun:
+    """Raises InputError if the folder holds neither a run nor an evaluation, or a damaged one."""
     metrics, results = folder / "metrics.jsonl", folder / "results.json"
     if not results.exists():
         results = folder / "eval" / "results.json"
     if not metrics.exists() and not results.exists():
-        sys.exit(f"error: {folder}: holds neither metrics.jsonl nor results.json")
-    rows = []
-    if metrics.exists():
-        rows = [read_json(f"{metrics}:{n}", line) for n, line in enumerate(metrics.open(), start=1)]
-        if not rows:
-            sys.exit(f"error: {metrics}: no step has been done")
-    path = (metrics if metrics.exists() else results).with_name("args.json")
-    args = read_json(path, path.read_text())["args"] if by else {}
+        raise InputError(f"{folder}: holds neither metrics.jsonl nor results.json")
+    rows = [row for _, row in read_rows(str(metrics))] if metrics.exists() else []
+    if metrics.exists() and not rows:
+        raise InputError(f"{metrics}: no step has been done")
+    scores = read_json(results) if results.exists() else {}
+    if not all("pass@1" in result for result in scores.values()):
+        raise InputError(f"{results}: not written by evaluate.py")
+    args = read_json((metrics if rows else results).with_name("args.json"))["args"] if by else {}
     for name in by:
         if name not in args:
-            sys.exit(f"error: {folder}: has no argument '{name}'; it has {', '.join(args)}")
-    label = ", ".join(Path(str(args[name])).name for name in by)
-    absolute = folder.resolve()  # runs/oswft/eval is called oswft
-    name = (absolute.parent if absolute.name == "eval" else absolute).name
-    scores = read_json(results, results.read_text()) if results.exists() else {}
-    if not all("pass@1" in result for result in scores.values()):
-        sys.exit(f"error: {results}: not written by evaluate.py")
-    return Run(label or name, rows, scores)
+            raise InputError(f"{folder}: has no argument '{name}'; it has {', '.join(args)}")
+    values = ", ".join(Path(str(args[name])).name for name in by)
+    return PlottedRun(values or label(folder), rows, scores)
 
 
-def read_json(where: str | Path, text: str) -> dict:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        sys.exit(f"error: {where}: not JSON ({error})")
-
-
-def series(figure: str, rows: list[dict]) -> np.ndarray | None:
-    """The numbers of a line figure, one for each step; None if the run has none."""
-    if figure == "loss" and "reward" in rows[0]:
-        return None  # GRPO's is a surrogate about 0: no likelihood of anything
-    key = "reward" if figure == "pass_rate" and "reward" in rows[0] else figure
-    return np.array([row[key] for row in rows]) if key in rows[0] else None
+def read_json(path: Path) -> dict:
+    return parse_row(path.read_bytes(), str(path))
 
 
 def moving_average(values: np.ndarray, window: int) -> np.ndarray:
@@ -124,25 +133,26 @@ def moving_average(values: np.ndarray, window: int) -> np.ndarray:
     return (sums[end] - sums[start]) / (end - start)
 
 
-def draw_lines(figure: str, window: int, runs: list[Run]) -> bool:
-    runs = [run for run in runs if run.rows and series(figure, run.rows) is not None]
+# ------------------------------------------------------------------------------------------------
+# The figures; each is given the runs that have its numbers, at least one
+
+
+def draw_lines(figure: str, runs: Sequence[PlottedRun], window: int) -> None:
+    """A value over the optimizer steps: a thin line and its moving average for each run."""
     axes = plt.figure().subplots()
     for run in runs:
-        steps, values = [row["step"] for row in run.rows], series(figure, run.rows)
+        steps, values = [row["step"] for row in run.rows], run.series(figure)
         axes.plot(steps, values, color=run.color, alpha=0.25, linewidth=0.7)
         smooth = moving_average(values, window)
         axes.plot(steps, smooth, color=run.color, linestyle=run.line, label=run.label)
     axes.set(xlabel="optimizer step", ylabel=FIGURES[figure])
     axes.set_ylim(0, None if figure == "loss" else 1)
     axes.locator_params(axis="x", integer=True)
-    if runs:
-        axes.legend()
-    return bool(runs)
+    axes.legend()
 
 
-def draw_seconds(runs: list[Run]) -> bool:
+def draw_seconds(runs: Sequence[PlottedRun]) -> None:
     """A bar for each run, its phases side by side."""
-    runs = [run for run in runs if run.rows]
     axes = plt.figure().subplots()
     left = np.zeros(len(runs))
     positions = np.arange(len(runs))[::-1]
@@ -163,22 +173,19 @@ def draw_seconds(runs: list[Run]) -> bool:
     axes.set(xlabel=FIGURES["seconds"])
     axes.grid(axis="y", visible=False)
     axes.figure.legend(loc="outside upper center", ncols=len(PHASES))
-    return bool(runs)
 
 
-def draw_scores(runs: list[Run]) -> bool:
+def draw_scores(runs: Sequence[PlottedRun]) -> None:
     """pass@1: a group of bars for each benchmark, with 95 % intervals."""
-    runs = [run for run in runs if run.results]
-    names = benchmarks(runs)
+    names = in_order(run.results for run in runs)
     axes = plt.figure(figsize=(max(4.5, 1 + 0.22 * len(names) * len(runs)), 3)).subplots()
-    width = 0.8 / max(1, len(runs))
+    width = 0.8 / len(runs)
     for n, run in enumerate(runs):
-        having = [i for i, name in enumerate(names) if name in run.results]
-        results = [run.results[names[i]] for i in having]
-        scores = np.array([result["pass@1"] for result in results])
-        bounds = np.array([result["pass@1_interval"] for result in results]).T
+        places = np.array([names.index(name) for name in run.results])
+        scores = np.array([result["pass@1"] for result in run.results.values()])
+        bounds = np.array([result["pass@1_interval"] for result in run.results.values()]).T
         axes.bar(
-            np.array(having) + (n - (len(runs) - 1) / 2) * width,
+            places + (n - (len(runs) - 1) / 2) * width,
             100 * scores,
             width,
             yerr=(100 * np.abs(bounds - scores)).tolist(),
@@ -191,56 +198,47 @@ def draw_scores(runs: list[Run]) -> bool:
     axes.set_xticks(range(len(names)), names)
     axes.set(ylabel=FIGURES["scores"], ylim=(0, 105))
     axes.grid(axis="x", visible=False)
-    if runs:
-        axes.figure.legend(loc="outside upper center", ncols=min(4, len(runs)))
-    return bool(runs)
+    axes.figure.legend(loc="outside upper center", ncols=min(4, len(runs)))
 
 
-def draw_pass_at_k(runs: list[Run]) -> bool:
+def draw_pass_at_k(runs: Sequence[PlottedRun]) -> None:
     """A panel for each benchmark with several answers to a problem, pass@k over k."""
-    names = [
-        name
-        for name in benchmarks(runs)
-        if any(run.results.get(name, {"samples": 1})["samples"] > 1 for run in runs)
-    ]
-    columns = min(3, len(names)) or 1
-    lines = -(-len(names) // columns) or 1
-    size = (max(4.5, 2.4 * columns), 0.7 + 2.3 * lines)
-    grid = plt.figure(figsize=size).subplots(lines, columns, squeeze=False, sharey=True)
-    for axes, name in zip(grid.flat, names, strict=False):
+    names = in_order(run.curves() for run in runs)
+    width = min(3, len(names))  # in panels
+    height = -(-len(names) // width)
+    figure = plt.figure(figsize=(max(4.5, 2.4 * width), 0.7 + 2.3 * height))
+    panels = figure.subplots(height, width, squeeze=False, sharey=True)
+    shown = {}  # label -> one of its lines, for the legend
+    for axes, name in zip(panels.flat, names, strict=False):
         for run in runs:
-            if name not in run.results:
+            if name not in run.curves():
                 continue
             result = run.results[name]
             k = np.arange(1, result["samples"] + 1)
             low, high = 100 * np.array([result[f"pass@{n}_interval"] for n in k]).T
             scores = [100 * result[f"pass@{n}"] for n in k]
             axes.fill_between(k, low, high, color=run.color, alpha=0.15, linewidth=0)
-            axes.plot(k, scores, color=run.color, linestyle=run.line, label=run.label)
+            (shown[run.label],) = axes.plot(
+                k, scores, color=run.color, linestyle=run.line, label=run.label
+            )
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:.0f}")
         axes.set(title=name, xlabel="k", ylim=(0, 105))
-    for axes in grid.flat[len(names) :]:
+    for axes in panels.flat[len(names) :]:
         axes.set_axis_off()
-    for axes in grid[:, 0]:
+    for axes in panels[:, 0]:
         axes.set_ylabel(FIGURES["pass_at_k"])
-    if names:
-        shown = {line.get_label(): line for axes in grid.flat for line in axes.get_lines()}
-        ncols = min(4, len(shown))
-        grid[0, 0].figure.legend(shown.values(), shown, loc="outside upper center", ncols=ncols)
-    return bool(names)
+    figure.legend(shown.values(), shown, loc="outside upper center", ncols=min(4, len(shown)))
 
 
-def benchmarks(runs: list[Run]) -> list[str]:
-    """In the order in which the evaluations have them."""
-    return list(dict.fromkeys(name for run in runs for name in run.results))
+def in_order(evaluations: Iterable[dict]) -> list[str]:
+    """The benchmarks of all evaluations, in the order in which they were asked for."""
+    return list(dict.fromkeys(name for results in evaluations for name in results))
 
 
 def plot(args: Args) -> None:
-    unknown = set(args.figures) - set(FIGURES)
-    if unknown or not args.runs or args.window < 1:
-        known = f"known figures: {', '.join(FIGURES)}"
-        sys.exit(f"error: needs runs, a window of 1 or more, and {known}")
+    """Write the figures that have something to show. Raises InputError."""
+    args.check()
     runs = [read_run(folder, args.by) for folder in args.runs]
     if len({run.label for run in runs}) < len(runs):
         for run, folder in zip(runs, args.runs, strict=True):
@@ -249,18 +247,23 @@ def plot(args: Args) -> None:
         run.color = plt.get_cmap("viridis")(0.8 * n / max(1, len(runs) - 1))  # dark to light
         run.line, run.hatch = LINES[n % len(LINES)], HATCHES[n % len(HATCHES)]
     args.output_dir.mkdir(parents=True, exist_ok=True)
-    others = {"seconds": draw_seconds, "scores": draw_scores, "pass_at_k": draw_pass_at_k}
+    draw = {"seconds": draw_seconds, "scores": draw_scores, "pass_at_k": draw_pass_at_k}
     for figure in args.figures:
+        having = [run for run in runs if run.has(figure)]
+        if not having:
+            continue
         with plt.rc_context(STYLE):
-            draw = others.get(figure, functools.partial(draw_lines, figure, args.window))
-            if draw(runs):
-                plt.savefig(args.output_dir / f"{figure}.png")
-                print(args.output_dir / f"{figure}.png")
+            if figure in draw:
+                draw[figure](having)
+            else:
+                draw_lines(figure, having, args.window)
+            plt.savefig(args.output_dir / f"{figure}.png")
             plt.close()
+        print(args.output_dir / f"{figure}.png")
 
 
 if __name__ == "__main__":
     try:
         plot(tyro.cli(Args, description=__doc__, use_underscores=True))
-    except OSError as error:
-        sys.exit(f"error: {error.filename}: {error.strerror}")
+    except (InputError, OSError) as error:
+        sys.exit(f"error: {error}")

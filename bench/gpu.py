@@ -1,0 +1,112 @@
+"""Training and sampling of a random Qwen3-0.6B on a GPU: python -m bench.gpu"""
+
+import tempfile
+from functools import partial
+from importlib.util import find_spec
+from statistics import median
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+import train_sft
+from bench.logprobs import HEADER, logprob_cases, logprob_rows
+from bench.measure import goal, print_section, table, timed
+from bench.setup import be_alone, random_rows
+from data import InputError
+from demo.tiny import make_tokenizer
+from engine import Engine
+from rollout import Rollout
+
+QWEN3_06B = {
+    "vocab_size": 151_936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 32_768,
+    "tie_word_embeddings": True,
+}
+
+
+def matrix_rate(size: int, repetitions: int = 20) -> float:
+    """FLOP/s of a bf16 matrix product, the best of several."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    a, b = torch.randn(2, size, size, device=device, dtype=torch.bfloat16)
+    return 2 * size**3 / min(timed(lambda: a @ b) for _ in range(repetitions))
+
+
+def training_flops(config: Qwen3Config, num_parameters: int, length: int) -> float:
+    """Of a token in forward and backward: 6 for each parameter, and causal attention's."""
+    width = config.num_attention_heads * config.head_dim
+    return 6 * num_parameters + 6 * config.num_hidden_layers * width * length
+
+
+def train_on_lengths(
+    config: Qwen3Config, lengths: list[int], max_tokens: int, repetitions: int
+) -> list[tuple[int, float, float, int]]:
+    """(length, tokens/s, FLOP/s, peak bytes) of SFT steps on rows of one length each."""
+    be_alone()
+    model = Qwen3ForCausalLM(config)
+    num_parameters = model.num_parameters()
+    engine = Engine(model, 1e-5, 1.0)
+    args = train_sft.Args(model="", data="", max_tokens_per_micro_batch=max_tokens)
+    cuda = torch.cuda.is_available()
+    measured = []
+    for length in lengths:
+        rows = random_rows([(length // 8, length - length // 8)] * 8, range(config.vocab_size))
+        update = partial(train_sft.update, engine, rows, args)
+        update()
+        if cuda:
+            torch.cuda.reset_peak_memory_stats()
+        rate = 8 * length / median(timed(update) for _ in range(repetitions))
+        peak = torch.cuda.max_memory_allocated() if cuda else 0
+        measured.append((length, rate, rate * training_flops(config, num_parameters, length), peak))
+    return measured
+
+
+def sampled_per_second(config: Qwen3Config, prompts: int, tokens: int) -> float:
+    """Tokens/s of vLLM, with random weights: `prompts` prompts of 128 tokens × 2."""
+    with tempfile.TemporaryDirectory() as folder:
+        Qwen3ForCausalLM(config).save_pretrained(folder)
+        rollout = Rollout(folder, make_tokenizer(), 128 + tokens, load_weights_from_disk=True)
+    prompt_ids = [row.prompt_ids for row in random_rows([(128, 1)] * prompts, range(8, 28))]
+
+    def sample() -> int:
+        completions = rollout.generate(prompt_ids, 2, tokens, seeds=list(range(prompts)))
+        return sum(len(completion.token_ids) for completion in completions)
+
+    sample()
+    counted = []
+    seconds = timed(lambda: counted.append(sample()))
+    return counted[0] / seconds
+
+
+def main(repetitions: int = 5) -> list[str]:
+    """Measure; returns Markdown."""
+    if not torch.cuda.is_available():
+        raise InputError("there is no CUDA GPU here")
+    config = Qwen3Config(**QWEN3_06B)
+    best, rows = matrix_rate(8192), []
+    measured = train_on_lengths(config, [4096, 1024, 2048, 8192], 8192, repetitions)
+    for length, rate, flops, peak in measured:
+        row = [f"{length:,}", f"{rate:,.0f}", f"{flops / 1e12:.0f}", f"{flops / best:.0%}"]
+        rows.append([*row, f"{peak / 2**30:.1f}"])
+    cases = logprob_cases(4096, 151_936, 1024, torch.bfloat16, "cuda")
+    sampled = "vLLM is not installed."
+    if find_spec("vllm"):
+        speed = sampled_per_second(config, 128, 1024)
+        sampled = f"vLLM: {speed:,.0f} tokens/s from 128 prompts × 2, 1,024 tokens each."
+    return [
+        f"{torch.cuda.get_device_name()}; random Qwen3-0.6B, bf16, one rank, 8 rows to a step, "
+        f"8,192 tokens at once. A bf16 product of 8,192³ runs at {best / 1e12:.0f} TFLOP/s.",
+        table(["length", "tokens/s", "TFLOP/s", "of that rate", "peak GiB"], rows),
+        goal("share of the matrix rate at 4,096 tokens", measured[0][2] / best, "≥ 0.5"),
+        table(HEADER, logprob_rows(cases, repetitions, "bf16")[0]),
+        sampled,
+    ]
+
+
+if __name__ == "__main__":
+    print_section(main, __doc__)

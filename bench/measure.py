@@ -1,0 +1,126 @@
+"""How to measure in turns, and how to write down what was measured."""
+
+import contextlib
+import ctypes
+import functools
+import gc
+import multiprocessing
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from statistics import median
+
+import psutil
+import torch
+from tqdm import tqdm
+
+from data import InputError
+from run import parse_args
+
+
+def take_turns(cases: dict[str, Callable], repetitions: int, warm_up: int = 1) -> dict[str, list]:
+    """Call every case once a turn, in reverse every other turn; returns what the calls returned.
+
+    The `warm_up` turns come first and do not count.
+    """
+    measured: dict[str, list] = {name: [] for name in cases}
+    for turn in tqdm(range(warm_up + repetitions), desc="turns"):
+        for name in list(cases)[:: -1 if turn % 2 else 1]:
+            value = cases[name]()
+            if turn >= warm_up:
+                measured[name].append(value)
+    return measured
+
+
+def ratio(above: list[float], below: list[float]) -> float:
+    """The median over the turns of above / below: both saw the machine in the same state."""
+    return median(a / b for a, b in zip(above, below, strict=True))
+
+
+def timed(call: Callable) -> float:
+    """Seconds that a call takes, with its work on the GPU."""
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    wait()
+    began = time.perf_counter()
+    call()
+    wait()
+    return time.perf_counter() - began
+
+
+def extra_memory(call: Callable) -> tuple[float, int]:
+    """Seconds and peak bytes of a call that returns tensors.
+
+    The bytes are those beyond what was held before and what is returned.
+    """
+    gc.collect()
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    else:
+        ctypes.CDLL(None).malloc_trim(0)  # what was freed before must not look like free memory
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+        before = psutil.Process().memory_info().rss
+    kept = []
+    seconds = timed(lambda: kept.extend(call()))
+    if cuda:
+        peak = torch.cuda.max_memory_allocated()
+    else:
+        status = Path("/proc/self/status").read_text()
+        peak = int(re.search(r"VmHWM:\s+(\d+)", status)[1]) * 1024
+    return seconds, peak - before - sum(tensor.nbytes for tensor in kept)
+
+
+def in_own_process(prepare: Callable[..., Callable], *args) -> Callable:
+    """A function that measures in a process of its own.
+
+    At its first call, `prepare(*args)` makes there what each call then runs.
+    """
+    pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+    return lambda: pool.submit(_measure, prepare, *args).result()
+
+
+def _measure(prepare: Callable[..., Callable], *args):
+    return _prepared(prepare, *args)()
+
+
+@functools.cache
+def _prepared(prepare: Callable[..., Callable], *args) -> Callable:
+    return prepare(*args)
+
+
+def table(header: list[str], rows: list[list]) -> str:
+    """A Markdown table; its first column is text, the others are numbers."""
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def goal(what: str, value: float, bound: str) -> str:
+    """A line that says whether a figure reaches its goal; `bound` is like "≥ 1.3" or "≤ 3"."""
+    sign, limit = bound.split()
+    reached = value >= float(limit) if sign == "≥" else value <= float(limit)
+    return f"- {what}: **{value:.2f}** (goal {bound}: {'reached' if reached else 'NOT reached'})"
+
+
+def print_section(main: Callable[..., list[str]], description: str) -> None:
+    """Run a section with the flags of the command line, and print the paragraphs it returns.
+
+    Nothing else comes to stdout: what libraries and child processes print there goes to stderr.
+    """
+
+    @functools.wraps(main)  # the flags are those of main
+    def run(*args, **kwargs) -> None:
+        with os.fdopen(os.dup(1), "w") as output:
+            os.dup2(2, 1)
+            with contextlib.redirect_stdout(sys.stderr):
+                paragraphs = main(*args, **kwargs)
+            print("\n\n".join(paragraphs), file=output)
+
+    try:
+        parse_args(run, description)
+    except InputError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,224 @@
+"""Does a run fit on given GPUs? python -m bench.plan --model Qwen/Qwen3-4B-Base --gpus 8"""
+
+import functools
+import itertools
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoModelForCausalLM
+from tyro.conf import OmitArgPrefixes
+
+import train_oswft
+from bench.measure import print_section, table
+from data import load_config
+from engine import GATHER_BYTES
+from logprobs import MAX_LOGITS, LogprobModel
+from rollout import kv_cache_bytes
+from run import RolloutArgs
+
+RESERVE = 2 * 2**30  # bytes of a GPU for CUDA's context, NCCL and fragmentation: assumed
+LIVE_PARAMETERS, REDUCE_BUCKET = 10**9, 5 * 10**8  # what ZeRO gathers and reduces at a time
+REMEDIES = (  # flags of the training scripts that save memory, from the cheapest on
+    {"vllm_sleep": True},
+    {"gradient_checkpointing": True},
+    {"max_tokens_per_micro_batch": None},  # as many as max_length
+    {"vllm_memory": 0.5},
+    {"vllm_tensor_parallel": 2},
+    {"cpu_offload": True},
+)
+
+
+@dataclass(kw_only=True)
+class Args:
+    model: str  # hub id or folder; no weights are read
+    gpus: int = 8  # of all hosts together
+    gpu_memory: float = 80  # GiB of each
+
+    # Flags of train_oswft.py
+    zero_stage: Literal[0, 1, 2, 3] = 3
+    gradient_checkpointing: bool = False
+    cpu_offload: bool = False
+    max_length: int = 5120
+    max_tokens_per_micro_batch: int = 8192
+    vllm_memory: float = 0.3
+    vllm_tensor_parallel: int = 1
+    vllm_sleep: bool = False
+
+    # The training set; tokens are means
+    queries: int = 10_000
+    prompt_tokens: float = 200
+    solution_tokens: float = 2000  # the paper's solutions have around 2,000
+    completion_tokens: float = 1000  # of what the model answers; a guess, until a run has shown it
+    skipped: float = 0.0  # share of queries of weight 0, and of GRPO's groups without a signal
+
+
+@functools.cache
+def traced(model: str, precision: str) -> tuple[int, float, float]:
+    """Of a model's config: parameters; bytes for backward, of a token and of a token in a layer.
+
+    The forward pass is traced without data: what autograd keeps is counted, not estimated.
+    """
+    tokens, kept = 1024, {}
+    config = load_config(model, 1, "this tool")
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        num_parameters = AutoModelForCausalLM.from_config(config).num_parameters()
+        for layers in (1, 2):
+            config.num_hidden_layers = layers
+            network = LogprobModel(AutoModelForCausalLM.from_config(config, dtype=dtype))
+            own = {parameter.untyped_storage()._cdata for parameter in network.parameters()}
+            saved = {}
+
+            def keep(tensor, own=own, saved=saved):
+                storage = tensor.untyped_storage()
+                if storage._cdata not in own:
+                    saved[storage._cdata] = storage.nbytes()
+                return tensor
+
+            ids = torch.zeros(1, tokens, dtype=torch.long)
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+                network(ids, ids[0], torch.arange(tokens))
+            kept[layers] = sum(saved.values()) / tokens
+    per_layer = kept[2] - kept[1]
+    return num_parameters, kept[1] - per_layer, per_layer
+
+
+def memory(args: RolloutArgs, gpus: int, gpu_memory: float) -> dict[str, dict[str, float]]:
+    """Bytes of one GPU by part, in each phase of a step.
+
+    Args:
+        args: a training script's.
+        gpu_memory: GiB of a GPU.
+    """
+    config = load_config(args.model, args.max_length, f"--max_length {args.max_length}")
+    count, per_token, per_layer = traced(args.model, args.precision)
+    size = 2 if args.precision == "bf16" else 4
+    layers, width = config.num_hidden_layers, config.hidden_size
+    stage = args.zero_stage if gpus > 1 else min(args.zero_stage, 2)
+    tokens = max(args.max_tokens_per_micro_batch, args.max_length)
+
+    held = {
+        "weights": count * size / (gpus if stage == 3 else 1),
+        "gradients": 0 if args.cpu_offload else count * 4 / (gpus if stage >= 2 else 1),
+        "optimizer": 0 if args.cpu_offload else count * 12 / (gpus if stage >= 1 else 1),
+    }
+    if args.gradient_checkpointing:
+        activations = tokens * (per_token + layers * width * size + per_layer)
+    else:
+        activations = tokens * (per_token + layers * per_layer)
+    head = MAX_LOGITS["cuda"] * (4 + 4 + size) + config.vocab_size * width * size
+    head += tokens * width * (4 + size)
+    vllm_weights = count * size / args.vllm_tensor_parallel
+    vllm = args.vllm_memory * gpu_memory * 2**30
+    train = {
+        **held,
+        "gathered weights": min(count, LIVE_PARAMETERS) * size if stage == 3 else 0,
+        "reduce bucket": REDUCE_BUCKET * size + min(count, REDUCE_BUCKET) * 4,
+        "activations": activations,
+        "a layer's backward": tokens * per_layer,
+        "log-probabilities": head,
+        "vLLM": 0 if args.vllm_sleep else vllm,
+        "reserve": RESERVE,
+    }
+    sync = {
+        **held,
+        "buckets of weights": 2 * min(GATHER_BYTES, count * size) if stage == 3 else 0,
+        "vLLM": vllm_weights if args.vllm_sleep else vllm,
+        "reserve": RESERVE,
+    }
+    sample = {**held, "vLLM": vllm, "reserve": RESERVE}
+    return {"train": train, "sync": sync, "sample": sample}
+
+
+def check_fit(args: Args, **changes) -> tuple[dict[str, dict[str, float]], list[str], float]:
+    """Bytes by phase and part, what does not fit, and how many sequences vLLM's share holds.
+
+    Args:
+        changes: flags of train_oswft.py that replace those of `args`.
+    """
+    known = train_oswft.Args.__dataclass_fields__
+    flags = {name: value for name, value in vars(args).items() if name in known}
+    flags |= {"data": "-", "max_completion_length": args.max_length - 1, **changes}
+    run_args = train_oswft.Args(**flags)
+    run_args.check(world_size=args.gpus)
+    phases = memory(run_args, args.gpus, args.gpu_memory)
+    complaints = [
+        f"{phase} takes {sum(parts.values()) / 2**30:.1f} GiB"
+        for phase, parts in phases.items()
+        if sum(parts.values()) > args.gpu_memory * 2**30
+    ]
+    shared_by = run_args.vllm_tensor_parallel
+    room = phases["sample"]["vLLM"] - traced(args.model, "bf16")[0] * 2 / shared_by
+    cache = kv_cache_bytes(args.model, args.max_length, "bf16") / shared_by
+    if room < cache:
+        complaints.append("vLLM's share does not hold the model and one sequence")
+    return phases, complaints, room / cache
+
+
+def remedy(args: Args) -> str:
+    """A sentence that names the fewest flags with which a run fits."""
+    for number in range(1, len(REMEDIES) + 1):
+        for chosen in itertools.combinations(REMEDIES, number):
+            flags = {k: v or args.max_length for each in chosen for k, v in each.items()}
+            if args.gpus % flags.get("vllm_tensor_parallel", 1):
+                continue
+            if not check_fit(args, **flags)[1]:
+                shown = [f"--{k}" if v is True else f"--{k} {v}" for k, v in flags.items()]
+                return f"It does with `{' '.join(shown)}`."
+    return "No flag of the training scripts makes it fit: more GPUs, or larger ones."
+
+
+def epoch_tokens(
+    queries: int, batch: int, prompt: float, solution: float, completion: float, skipped: float
+) -> dict[str, tuple[float, float]]:
+    """Tokens (sampled, trained) of one epoch, by method; a last, incomplete batch is not used.
+
+    Args:
+        queries: of the training set.
+        batch: queries drawn at once.
+        prompt, solution, completion: mean tokens.
+        skipped: share of queries with weight 0, of groups without a signal.
+    """
+    used, left = queries // batch * batch, 1 - skipped
+    return {
+        "SFT": (0, used * (prompt + solution)),
+        "OSW-FT, K=2": (2 * used * completion, used * left * (prompt + solution)),
+        "GRPO, G=8": (8 * used * completion, 8 * used * left * (prompt + completion)),
+    }
+
+
+def main(args: OmitArgPrefixes[Args]) -> list[str]:
+    """Work the plan out, and return Markdown paragraphs."""
+    phases, complaints, sequences = check_fit(args)
+    parts = dict.fromkeys(part for parts in phases.values() for part in parts)
+    rows = [
+        [part, *(f"{held[part] / 2**30:.2f}" if part in held else "" for held in phases.values())]
+        for part in parts
+    ]
+    sums = [f"**{sum(held.values()) / 2**30:.2f}**" for held in phases.values()]
+    verdict = "**It fits.**"
+    if complaints:
+        verdict = f"**It does not fit**: {'; '.join(complaints)}. {remedy(args)}"
+    lengths = (args.prompt_tokens, args.solution_tokens, args.completion_tokens)
+    epoch = epoch_tokens(args.queries, 128, *lengths, args.skipped)
+    return [
+        f"{args.model}: {traced(args.model, 'bf16')[0] / 1e6:,.1f}M parameters, {args.gpus} GPUs "
+        f"of {args.gpu_memory:g} GiB, bf16. GiB of one GPU, by phase of a step:",
+        table(["", *phases], [*rows, ["together", *sums]]),
+        f"vLLM's share holds {max(0, sequences):.0f} sequences of {args.max_length:,} tokens at "
+        "once.",
+        verdict,
+        f"An epoch of {args.queries:,} queries, with {args.prompt_tokens:g} tokens of prompt, "
+        f"{args.solution_tokens:g} of solution, {args.completion_tokens:g} of completion, "
+        f"{args.skipped:.0%} skipped:",
+        table(
+            ["tokens", "sampled", "trained"],
+            [[name, f"{a / 1e6:,.1f}M", f"{b / 1e6:,.1f}M"] for name, (a, b) in epoch.items()],
+        ),
+    ]
+
+
+if __name__ == "__main__":
+    print_section(main, __doc__)

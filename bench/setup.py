@@ -1,0 +1,141 @@
+"""What is measured: the demo's tiny model, random rows, and one training step of each method."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+import train_grpo
+import train_oswft
+import train_sft
+from data import (
+    Example,
+    TokenizedExample,
+    Trajectory,
+    load_examples,
+    load_tokenizer,
+    pad_completions,
+    tokenize_examples,
+)
+from engine import Engine, gather_rewards, init_distributed, load_model
+from rollout import Rollout
+from run import Stopwatch
+from verify import Verifier
+
+BASE = Path("runs/bench/base")  # the demo's tiny model and its data
+
+
+def tiny_base(base: Path) -> Path:
+    """The folder of the demo's tiny model and its data; made if it is not there."""
+    if not (base / "heldout").is_dir():
+        command = [sys.executable, "-m", "demo.tiny", "make", "--output_dir", str(base)]
+        subprocess.run(command, check=True)
+    return base
+
+
+def tiny_examples(base: Path) -> tuple[PreTrainedTokenizerBase, list[TokenizedExample]]:
+    """The tiny model's tokenizer and its training examples."""
+    tokenizer = load_tokenizer(str(tiny_base(base) / "model"))
+    examples = load_examples(str(base / "train.jsonl"))
+    return tokenizer, tokenize_examples(examples, tokenizer, 128, 48)[0]
+
+
+def random_rows(
+    lengths: list[tuple[int, int]], vocabulary: range, seed: int = 0
+) -> list[TokenizedExample]:
+    """Rows of random tokens with the given lengths of prompt and completion."""
+    rng = np.random.default_rng(seed)
+    example = Example("-", "-", "-", "7", "bench")
+
+    def ids(count: int) -> list[int]:
+        return rng.integers(vocabulary.start, vocabulary.stop, count).tolist()
+
+    return [
+        TokenizedExample(str(n), ids(prompt), ids(completion), example)
+        for n, (prompt, completion) in enumerate(lengths)
+    ]
+
+
+def be_alone() -> None:
+    """Be rank 0 of 1, unless a launcher has said otherwise."""
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in {**alone, "MASTER_PORT": "0"}.items():
+        os.environ.setdefault(name, value)
+    init_distributed()
+
+
+class Setup(NamedTuple):
+    """What a training script holds in its loop."""
+
+    engine: Engine
+    rollout: Rollout
+    verifier: Verifier
+
+
+@contextlib.contextmanager
+def training_setup(model: Path, max_length: int, num_workers: int = 2) -> Iterator[Setup]:
+    """Engine, vLLM and verifier, as a training script makes them. The model hardly moves."""
+    be_alone()
+    engine = Engine(load_model(str(model), max_length), 1e-12, 1.0, precision="fp32")
+    rollout = Rollout(str(model), load_tokenizer(str(model)), max_length, precision="fp32")
+    with Verifier(num_workers) as verifier:
+        yield Setup(engine, rollout, verifier)
+
+
+def training_step(
+    method: str,
+    setup: Setup,
+    queries: list[TokenizedExample],
+    num_rollouts: int,
+    max_tokens: int,
+    weights: torch.Tensor | None = None,
+) -> dict[str, float]:
+    """Seconds by phase of one step of "sft", "oswft" or "grpo", as its training script takes it.
+
+    Args:
+        weights: (B,) in place of OSW-FT's own.
+    """
+    engine, rollout, verifier = setup
+    clock = Stopwatch()
+    if method == "sft":
+        train_sft.update(engine, queries, train_sft.Args(model="", data=""))
+        clock.lap("train")
+        return clock.read()
+    rollout.load_weights(engine.named_weights())
+    clock.lap("sync")
+    completions = rollout.generate(
+        [query.prompt_ids for query in queries],
+        num_samples=num_rollouts,
+        max_tokens=max_tokens,
+        seeds=list(range(len(queries))),
+        logprobs=method == "grpo",
+    )
+    clock.lap("rollout")
+    verdicts = verifier.score(
+        [completion.text for completion in completions],
+        [queries[completion.query].example.answer for completion in completions],
+    )
+    completions, rewards = gather_rewards(completions, verdicts, len(queries))
+    clock.lap("verify")
+    if method == "oswft":
+        args = train_oswft.Args(model="", data="", num_rollouts=num_rollouts)
+        weights = train_oswft.oswft_weights(rewards) if weights is None else weights
+        train_oswft.update(engine, queries, weights, args)
+    else:
+        args = train_grpo.Args(model="", data="", num_rollouts=num_rollouts)
+        advantages = train_grpo.grpo_advantages(rewards).flatten()
+        answers = [
+            Trajectory(queries[c.query].id, queries[c.query].prompt_ids, c.token_ids)
+            for c in completions
+        ]
+        sampling = pad_completions([c.logprobs for c in completions], answers).to(engine.device)
+        train_grpo.update(engine, answers, advantages, sampling, None, args)
+    clock.lap("train")
+    return clock.read()

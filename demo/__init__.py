@@ -1,0 +1,1 @@
+"""The embedded default: a tiny model, synthetic problems, and the demo on them."""

@@ -1,0 +1,180 @@
+"""Tables of finished evaluations, in Markdown.
+
+python -m paper.tables table runs/*/eval                      # like the paper's Table 1
+python -m paper.tables compare runs/sft/eval runs/oswft/eval  # paired difference, p-value
+python -m paper.tables score runs/oswft/eval                  # results.json from the samples
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import tyro
+
+import evaluate
+from benchmarks import BENCHMARKS
+from data import InputError
+from evaluate import (
+    PROTOCOL,
+    Sample,
+    choose_k,
+    complete_samples,
+    count_right,
+    middle_95,
+    num_answers,
+    pass_at_k_curve,
+    percent,
+    read_args,
+    resample,
+    score_with_interval,
+)
+
+
+def label(folder: Path) -> str:
+    """A run's name: oswft for runs/oswft as for runs/oswft/eval."""
+    absolute = folder.resolve()
+    return (absolute.parent if absolute.name == "eval" else absolute).name
+
+
+def score(folder: Path, k: tuple[int, ...] = ()) -> None:
+    """Compute results.json from the samples alone, and print it.
+
+    Args:
+        folder: of an evaluation.
+        k: of pass@k; default: 1 and the number of samples.
+    """
+    complaints = evaluate.score_and_print(folder, k)
+    if complaints:
+        raise InputError("\n".join(complaints))
+
+
+def table(folders: tuple[Path, ...], k: tuple[int, ...] = ()) -> None:
+    """Print a Markdown table like the paper's Table 1: pass@k in %, with 95 % intervals.
+
+    Args:
+        folders: of evaluations, a row for each.
+        k: of pass@k; default: 1 and the number of samples.
+    """
+    if not folders:
+        raise InputError("which evaluations? python -m paper.tables table runs/*/eval")
+    runs = load_evaluations(folders)
+    names = list(dict.fromkeys(name for _, samples in runs for name in samples))
+    fewest = {
+        name: min(num_answers(samples[name]) for _, samples in runs if name in samples)
+        for name in names
+    }
+    chosen = choose_k(k, fewest)
+    names = [name for name in names if chosen[name]]
+
+    heads = []
+    for name in names:
+        title = BENCHMARKS[name].title if name in BENCHMARKS else name
+        heads.append(f"{title}, Pass" + " / ".join(f"@{n}" for n in chosen[name]))
+    print("| | " + " | ".join(heads) + " |")
+    print("|---" * (len(names) + 1) + "|")
+    for run, samples in runs:
+        cells = []
+        for name in names:
+            counts = right_counts(samples[name]) if name in samples else None
+            scores = [
+                percent(*score_with_interval(counts, num_answers(samples[name]), n))
+                for n in chosen[name]
+                if counts is not None
+            ]
+            cells.append(" / ".join(scores) or "–")
+        print(f"| {run} | " + " | ".join(cells) + " |")
+
+
+def compare(first: Path, second: Path, k: tuple[int, ...] = ()) -> None:
+    """Print how much better the second evaluation is than the first, problem by problem.
+
+    Args:
+        first: folder of an evaluation.
+        second: folder of another one, on the same problems.
+        k: of pass@k; default: 1 and the number of samples.
+    """
+    (one, before), (other, after) = load_evaluations((first, second))
+    names = [name for name in before if name in after]
+    if not names:
+        raise InputError(f"{first} and {second} have no benchmark in common")
+    fewest = {name: min(num_answers(before[name]), num_answers(after[name])) for name in names}
+    chosen = choose_k(k, fewest)
+    print(f"| | k | {one} | {other} | difference, 95 % interval | p |")
+    print("|---|---|---|---|---|---|")
+    for name in names:
+        order = list(count_right(before[name]))  # the two may have the problems in another order
+        pair = [
+            (right_counts(side[name], order), num_answers(side[name])) for side in (before, after)
+        ]
+        for n in chosen[name]:
+            scores = [100 * pass_at_k_curve(num, n)[counts].mean() for counts, num in pair]
+            difference, bounds, p_value = paired_difference(*pair, n)
+            print(
+                f"| {name} | {n} | {scores[0]:.1f} | {scores[1]:.1f} "
+                f"| {percent(difference, bounds, '+')} | {p_value:.2g} |"
+            )
+
+
+def paired_difference(
+    first: tuple[np.ndarray, int], second: tuple[np.ndarray, int], k: int
+) -> tuple[float, tuple[float, float], float]:
+    """pass@k of the second less the first: the difference, its 95 % interval, a p-value.
+
+    Each is (counts (N,), num_samples), of the same problems in the same order. The interval is a
+    bootstrap that draws the same problems for both; the p-value is that of the test which swaps
+    the two at random in each problem (a sign-flip permutation test, two-sided). Where they
+    disagree, go by the p-value: with few problems the interval is somewhat too narrow.
+    """
+    differences = pass_at_k_curve(second[1], k)[second[0]] - pass_at_k_curve(first[1], k)[first[0]]
+    estimate, shape = float(differences.mean()), (evaluate.RESAMPLES, len(differences))
+    rng = np.random.default_rng(0)
+
+    problems = rng.integers(len(differences), size=shape)  # (R, N)
+    after, before = (resample(*side, problems, k, rng) for side in (second, first))
+    bounds = middle_95((after - before).mean(axis=1), estimate, -1.0, 1.0)
+
+    signs = rng.choice((-1, 1), size=shape)  # -1 swaps the two
+    swapped = np.abs((signs * differences).mean(axis=1))  # (R,)
+    as_large = int((swapped >= abs(estimate) - 1e-12).sum())  # but for rounding
+    return estimate, bounds, (1 + as_large) / (len(swapped) + 1)
+
+
+def right_counts(rows: Sequence[Sample], order: Sequence | None = None) -> np.ndarray:
+    """(N,) right answers to each problem, in the order given or that of the rows."""
+    counts = count_right(rows)
+    return np.array([counts[problem] for problem in order or counts])
+
+
+def load_evaluations(folders: Sequence[Path]) -> list[tuple[str, dict[str, list[Sample]]]]:
+    """(label, samples by benchmark) of each; they have to be complete, on the same problems."""
+    runs, problems, protocols = [], {}, {}
+    for folder in folders:
+        samples, complaints = complete_samples(folder)
+        if complaints:
+            raise InputError("\n".join(complaints))
+        for name, rows in samples.items():
+            own = count_right(rows).keys()
+            known, where = problems.setdefault(name, (own, folder))
+            if known != own:
+                raise InputError(f"{folder}: {name} has other problems than in {where}")
+        runs.append((label(folder), samples))
+        if record := read_args(folder):
+            protocols[folder] = record["protocol"]
+    for name in PROTOCOL:
+        if len({protocol[name] for protocol in protocols.values()}) > 1:
+            values = ", ".join(f"{folder} {p[name]}" for folder, p in protocols.items())
+            print(f"note: the evaluations differ in {name}: {values}", file=sys.stderr)
+    return runs
+
+
+if __name__ == "__main__":
+    try:
+        tyro.extras.subcommand_cli_from_dict(
+            {"table": table, "compare": compare, "score": score},
+            description=__doc__,
+            use_underscores=True,
+            config=(tyro.conf.PositionalRequiredArgs,),
+        )
+    except (InputError, OSError) as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,78 @@
+"""Convert public data sets into training files.
+
+    python -m prepare.convert aqua  deepmind/aqua_rat:raw data/aqua.jsonl     # AQuA-RAT
+    python -m prepare.convert gsm8k openai/gsm8k:main     data/gsm8k.jsonl    # GSM8K
+
+The source is a hub id or a JSONL file with the same columns.
+"""
+
+import re
+import sys
+from dataclasses import asdict
+
+import tyro
+
+from data import Example, InputError, get_fields, read_rows, write_rows
+
+
+def import_aqua(source: tyro.conf.Positional[str], output: tyro.conf.Positional[str]) -> None:
+    """Convert AQuA-RAT (question, options, rationale, correct) to the training format.
+
+    Args:
+        source: JSONL file, or the hub id deepmind/aqua_rat:raw.
+        output: the training file to write.
+    """
+    examples = []
+    for number, (where, row) in enumerate(read_rows(source)):
+        question, options, rationale, letter = get_fields(
+            where, row, "question", "options", "rationale", "correct"
+        )
+        if letter not in {option.strip()[:1] for option in options}:
+            raise InputError(f"{where}: the correct letter '{letter}' is not among the options")
+        question = "\n".join([question.strip(), *(option.strip() for option in options)])
+        solution = f"{rationale.strip()}\n\nThe answer is \\boxed{{{letter}}}."
+        examples.append(Example(f"aqua-{number}", question, solution, letter, "aqua"))
+    write_examples(examples, source, output)
+
+
+def import_gsm8k(source: tyro.conf.Positional[str], output: tyro.conf.Positional[str]) -> None:
+    """Convert GSM8K (question, answer with a last line `#### 42`) to the training format.
+
+    Args:
+        source: JSONL file, or the hub id openai/gsm8k:main.
+        output: the training file to write.
+    """
+    examples = []
+    for number, (where, row) in enumerate(read_rows(source)):
+        question, solution = get_fields(where, row, "question", "answer")
+        reasoning, marker, answer = solution.rpartition("####")
+        if not marker or not answer.strip():
+            raise InputError(f"{where}: the answer has no last line '#### result'")
+        answer = answer.strip().replace(",", "")
+        reasoning = re.sub(r"<<[^>]*>>", "", reasoning).strip()  # notes for a calculator
+        solution = f"{reasoning}\n\nThe answer is \\boxed{{{answer}}}."
+        examples.append(Example(f"gsm8k-{number}", question.strip(), solution, answer, "gsm8k"))
+    write_examples(examples, source, output)
+
+
+def write_examples(examples: list[Example], source: str, output: str) -> None:
+    """Write a training file. Raises InputError if the source had no rows."""
+    if not examples:
+        raise InputError(f"{source}: the data set is empty")
+    write_rows([asdict(example) for example in examples], output)
+    print(f"{len(examples):,} examples -> {output}")
+
+
+if __name__ == "__main__":
+    try:
+        tyro.extras.subcommand_cli_from_dict(
+            {"aqua": import_aqua, "gsm8k": import_gsm8k},
+            prog="python -m prepare.convert",
+            description=__doc__,
+            use_underscores=True,
+        )
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        sys.exit(130)
+    except (InputError, OSError) as error:
+        sys.exit(f"error: {error}")

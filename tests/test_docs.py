@@ -1,0 +1,192 @@
+"""The documents: links lead somewhere, commands are ones that their scripts take, code is ours."""
+
+import functools
+import importlib.util
+import inspect
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tyro
+import yaml
+from deepspeed.launcher.runner import parse_args as parse_launcher
+
+from conftest import ROOT, SHARED, needs_shared
+from run import TrainArgs
+
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md")), ROOT / "BENCHMARKS.md"]
+OURS = ("python", "deepspeed", "make", "./paper/reproduce.sh")  # how our commands begin
+OTHERS = ("hf", "head", "for", "done")
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def blocks(page: Path, language: str = r"\w*") -> list[str]:
+    """The code blocks of a page."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def prose(page: Path) -> str:
+    """A page without its code blocks."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def commands(page: Path, language: str = r"\w*") -> list[list[str]]:
+    """The words of every line in a page's code blocks; a line may go on after a backslash."""
+    lines = re.sub(r"\\\n\s*", "", "".join(blocks(page, language))).splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page, as GitHub turns them into anchors."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@each_page
+def test_every_link_and_every_picture_leads_somewhere(page):
+    for link in re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", prose(page)):
+        if re.match("https?://", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{link}: there is no such file"
+        assert target.is_relative_to(ROOT), f"{link}: outside the repository"
+        assert not anchor or anchor in anchors(target), f"{link}: {sorted(anchors(target))}"
+
+
+class Parsed(Exception):
+    """A command line was read; what it would have started is not started."""
+
+
+@pytest.fixture
+def read_only(monkeypatch):
+    """Scripts and modules read their command line, raise Parsed with the arguments, and end."""
+    read, read_subcommand = tyro.cli, tyro.extras.subcommand_cli_from_dict
+
+    def harmless(target):
+        if not inspect.isfunction(target):
+            return target  # a dataclass
+        return functools.wraps(target)(lambda *args, **kwargs: None)
+
+    def cli(target, **options):
+        raise Parsed(read(harmless(target), **options))
+
+    def subcommand_cli(functions, **options):
+        functions = {name: harmless(function) for name, function in functions.items()}
+        raise Parsed(read_subcommand(functions, **options))
+
+    monkeypatch.setattr(tyro, "cli", cli)
+    monkeypatch.setattr(tyro.extras, "subcommand_cli_from_dict", subcommand_cli)
+    return functools.partial(parse, monkeypatch)
+
+
+def parse(monkeypatch, words: list[str]):
+    """What `python ...` reads from its command line. Exits if a word is not understood."""
+    module = words[0] == "-m"
+    name, *arguments = words[module:]
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    with pytest.raises(Parsed) as parsed:
+        if module:
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(str(ROOT / name), run_name="__main__")
+    return parsed.value.args[0]
+
+
+@each_page
+def test_every_command_is_one_that_its_script_takes(page, read_only):
+    for first, *words in commands(page):
+        print(first, *words)  # pytest shows the last one, should it fail
+        if first == "deepspeed":
+            launched = parse_launcher(words)
+            args = read_only([launched.user_script, *launched.user_args])
+            if isinstance(args, TrainArgs):
+                args.check(world_size=8)
+        elif first == "python":
+            read_only(words)
+        elif first == "make":
+            targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+            assert words and set(words) <= set(targets)
+        elif first == "./paper/reproduce.sh":
+            command = [first, "--dry_run", *words]
+            result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+            assert result.returncode == 0 and result.stdout, result.stderr
+    unknown = {first for first, *_ in commands(page, "bash")} - {*OURS, *OTHERS}
+    assert not unknown, f"not checked: {unknown}"
+
+
+def test_a_wrong_command_is_noticed(read_only):
+    for words in (
+        ["evaluate.py", "--modle", "m"],
+        ["-m", "paper.tables", "tabel", "runs/eval"],
+        ["-m", "bench.plan", "--gpus", "eight", "--model", "m"],
+    ):
+        with pytest.raises(SystemExit):
+            read_only(words)
+
+
+@each_page
+def test_every_file_module_and_flag_that_is_named_exists(page):
+    sources = [*ROOT.glob("*.py"), *ROOT.glob("[!.]*/*.py")]
+    arguments = {
+        name for path in sources for name in re.findall(r"^ *(\w+): ", path.read_text(), re.M)
+    }
+    arguments |= {"dry_run", "tiny", "help"}
+    for code in re.findall(r"`([^`\n]+)`", prose(page)):
+        for flag in re.findall(r"(?:^| )--(\w+)", code):
+            assert flag in arguments, f"`{code}`: no script has this argument"
+        if match := re.match(r"python -m ([\w.]+)", code):
+            assert importlib.util.find_spec(match[1]), f"`{code}`: there is no such module"
+        if re.fullmatch(r"[\w/]+\.(py|sh|md)", code):
+            assert (ROOT / code).exists(), f"`{code}`: there is no such file"
+
+
+def test_the_readme_is_short():
+    assert len(README.read_bytes()) <= 10_000
+
+
+def test_the_readmes_loss_is_the_code():
+    code = [line.strip() for line in (ROOT / "train_oswft.py").read_text().splitlines()]
+    (shown,) = blocks(README, "python")
+    for line in shown.split("\n"):
+        assert line.strip() in code
+    assert "oswft_loss" in shown and "return -" in shown and "weights = 1 - " in shown
+
+
+def test_the_readmes_file_tree_is_the_tree():
+    tree = blocks(README, "text")[0]
+    named = [line.split()[0] for line in tree.splitlines()]
+    ignored = (ROOT / ".gitignore").read_text().split()
+    paths = [path for path in ROOT.iterdir() if not path.name.startswith(".")]
+    files = [path.name for path in paths if path.suffix == ".py"]
+    folders = [f"{path.name}/" for path in paths if path.is_dir()]
+    assert sorted(named) == sorted({*files, *folders} - {*ignored})
+
+
+@needs_shared
+def test_the_papers_tables_are_copied_without_a_slip():
+    tex = (SHARED / "paper" / "oswft.tex").read_text()
+    tables = re.findall(r"\\begin{tabular}.*?\\end{tabular}", tex, re.DOTALL)
+    paper = [float(number) for number in re.findall(r"\d+\.\d\d\b", "".join(tables))]
+    page = (ROOT / "docs" / "reproduce.md").read_text()
+    rows = re.findall(r"^\|[^|]*\| paper \|(.*)$", page, re.MULTILINE)
+    assert [float(number) for number in re.findall(r"\d+\.\d\d\b", "".join(rows))] == paper
+    here = re.findall(r"^\|[^|]*\| here \|", page, re.MULTILINE)
+    assert len(here) == len(rows) == 12 + 4 + 3  # Tables 1, 2, 3: each row has a place for ours
+
+
+def test_the_citation_and_the_workflow_are_what_github_reads():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["cff-version"] == "1.2.0" and citation["license"] == "Apache-2.0"
+    assert citation["preferred-citation"]["authors"] == citation["authors"]
+    last_names = [author["family-names"] for author in citation["authors"]]
+    assert last_names == ["Wen", "He", "Peng", "Cheng"]
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    steps = [step.get("run") for step in workflow["jobs"]["test"]["steps"]]
+    assert steps[-2:] == ["make lint", "make test"]

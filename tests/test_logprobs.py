@@ -1,0 +1,93 @@
+"""Log-probabilities, a chunk of the vocabulary at a time; the file can be copied out alone."""
+
+import ast
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import logprobs as logprobs_module
+from conftest import ROOT
+from logprobs import ChunkedLogprobs
+
+
+@pytest.mark.parametrize(("tokens", "temperature"), [(1, 1.0), (4, 1.0), (5, 0.6), (13, 1.7)])
+def test_chunked_logprobs_equal_the_dense_ones_in_value_and_gradient(
+    tokens, temperature, monkeypatch
+):
+    monkeypatch.setitem(logprobs_module.MAX_LOGITS, "cpu", 7 * tokens)  # 29 = 4 * 7 + 1
+    torch.manual_seed(0)
+    hidden = torch.randn(tokens, 8, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(29, 8, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(29, (tokens,))
+    upstream = torch.randn(tokens)
+    logits = hidden @ weight.T / temperature
+    dense = logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+    ours = ChunkedLogprobs.apply(hidden, weight, targets, temperature)
+    torch.testing.assert_close(ours.double(), dense, rtol=1e-5, atol=1e-5)
+    expected = torch.autograd.grad((dense * upstream).sum(), [hidden, weight])
+    for gradient, reference in zip(
+        torch.autograd.grad((ours * upstream).sum(), [hidden, weight]), expected, strict=True
+    ):
+        torch.testing.assert_close(gradient, reference, rtol=1e-4, atol=1e-5)
+
+
+def test_no_tensor_of_tokens_times_vocabulary_ever_exists(monkeypatch):
+    monkeypatch.setitem(logprobs_module.MAX_LOGITS, "cpu", 50 * 1000)
+    largest = 0
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            nonlocal largest
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor):
+                largest = max(largest, result.numel())
+            return result
+
+    hidden = torch.randn(500, 4, requires_grad=True)
+    weight = torch.randn(1000, 4, requires_grad=True)
+    with Watch():
+        logprobs = ChunkedLogprobs.apply(hidden, weight, torch.randint(1000, (500,)), 1.0)
+        logprobs.sum().backward()
+    assert largest == 50 * 1000
+
+
+def test_without_any_token_the_gradients_are_zero():
+    """A rank that has no row left takes part in a pass with an all-false mask."""
+    hidden = torch.randn(0, 4, requires_grad=True)
+    weight = torch.randn(9, 4, requires_grad=True)
+    logprobs = ChunkedLogprobs.apply(hidden, weight, torch.zeros(0, dtype=torch.long), 1.0)
+    logprobs.sum().backward()
+    assert logprobs.shape == (0,) and hidden.grad.shape == (0, 4)
+    assert torch.equal(weight.grad, torch.zeros(9, 4))
+
+
+ALONE = """
+import torch
+from logprobs import LogprobModel
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+config = Qwen3Config(vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+                     num_attention_heads=2, num_key_value_heads=1, head_dim=8)
+model = Qwen3ForCausalLM(config).eval()
+ids = torch.arange(12).view(2, 6)
+dense = model(ids[:, :-1]).logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).flatten()
+ours = LogprobModel(model)(ids[:, :-1], ids[:, 1:].flatten(), torch.arange(10))
+torch.testing.assert_close(ours, dense)
+print("equal")
+"""
+
+
+def test_the_file_works_alone_with_torch_and_transformers(tmp_path):
+    tree = ast.parse((ROOT / "logprobs.py").read_text())
+    imported = {
+        node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    }
+    assert {name.partition(".")[0] for name in imported} == {"torch", "transformers"}
+    (tmp_path / "logprobs.py").write_text((ROOT / "logprobs.py").read_text())
+    command = [sys.executable, "-c", ALONE]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert result.stdout.strip() == "equal", result.stderr[-2000:]
