@@ -1,7 +1,7 @@
 """What the model reads: examples, prompts, token ids, batches.
 
 A training file is JSONL, one object a line, with `id, question, solution, answer, source`. The
-options of a multiple-choice question stand inside `question`; its `answer` is then the letter.
+options of a multiple-choice question are part of `question`, and `answer` is then the letter.
 Instead of its path a Hugging Face hub id (`owner/name`, or `owner/name:config`) works too.
 """
 
@@ -135,7 +135,7 @@ class Example:
 
 
 def load_examples(path_or_hub_id: str) -> list[Example]:
-    """Read a training file. Raises InputError that says where a bad row is and what is wrong."""
+    """Read a training file. Raises InputError that says which row is bad, and why."""
     examples, seen = [], {}
     names = tuple(Example.__dataclass_fields__)
     for where, row in read_rows(path_or_hub_id):
@@ -187,7 +187,7 @@ def instruction(answer: str) -> str:
 
 
 def prompt_text(tokenizer: PreTrainedTokenizerBase, question: str, ask: str) -> str:
-    """One user turn, ready for the assistant: the question, and what is asked for."""
+    """The prompt: one user turn with the question and the instruction `ask`."""
     messages = [{"role": "user", "content": f"{question}\n{ask}"}]
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
@@ -356,7 +356,7 @@ def collate(
 
     Args:
         rows: indices into `trajectories`.
-        learn: false for an all-false mask, so that the rows have no loss.
+        learn: false gives an all-false mask, so the rows have no loss.
     """
     length = max(len(trajectories[i]) for i in rows)
     tokens = torch.zeros(len(rows), length, dtype=torch.long)

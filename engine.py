@@ -58,8 +58,8 @@ def init_distributed() -> int:
     get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))
     share_cores()
     deepspeed.init_distributed(verbose=False)
-    # On CPU, DeepSpeed would leave a buffer of 66 MiB in shared memory for every rank and port.
-    dist.barrier()  # each rank has opened those of the others: the names are not needed any more
+    # On CPU, DeepSpeed leaves a buffer of 66 MiB in shared memory for every rank and port.
+    dist.barrier()  # now each rank has opened those of the others, and the names can go
     place = "_".join([str(os.getuid()), os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]])
     buffer = Path(f"/dev/shm/deepspeed_allreduce_buffer_{place}_{dist.get_rank()}")
     buffer.unlink(missing_ok=True)
@@ -108,8 +108,8 @@ class Engine:
         model: the model to train, in full.
         precision: "bf16" (with fp32 master weights) or "fp32".
         zero_stage: 0 to 3, what is sharded over ranks: nothing, optimizer state, + gradients,
-            + parameters. One rank runs 3 as 2: there is nothing to gather, but each module would
-            wait for it, and hold a second copy.
+            + parameters. A single rank runs 3 as 2: stage 3 would only add waiting and a second
+            copy of the weights.
     """
 
     def __init__(
@@ -299,7 +299,7 @@ class Engine:
         """Yield every parameter in full under its Hugging Face name; tied ones once.
 
         A collective: all ranks have to run the iterator to its end. Under ZeRO-3 about
-        `gather_bytes` are gathered at a time, and what is yielded is a copy, which lives on.
+        `gather_bytes` are gathered at a time. The tensors are copies, which the caller may keep.
         """
         bucket, size = [], 0
         for name, parameter in self.model.named_parameters():

@@ -48,8 +48,8 @@ from run import differences, parse_args, provenance, share_cores
 from verify import Verifier
 
 RESAMPLES = 10_000  # of a bootstrap, and of a test
-KEEP_EVERY = 1.0  # seconds between two times that finished answers are checked and written
-# With another value of one of these it is another evaluation, in another folder.
+KEEP_EVERY = 1.0  # seconds after which finished answers are checked and written
+# An evaluation with another value of one of these needs another folder.
 PROTOCOL = ("temperature", "top_p", "top_k", "max_completion_length", "precision", "seed")
 
 
@@ -58,7 +58,7 @@ class Args:
     model: str  # hub id or folder
     benchmarks: tuple[str, ...] = ()  # of the paper; default: all, if no --benchmark_file is given
     benchmark_file: tuple[Path, ...] = ()  # your own: JSONL with question and answer in each row
-    data_dir: Path | None = None  # has <benchmark>.jsonl, copies that stand in for the hub's
+    data_dir: Path | None = None  # a folder with <benchmark>.jsonl, to read instead of the hub
     output_dir: Path | None = None  # default: eval/ beside the model's folder
 
     # The protocol
@@ -269,19 +269,19 @@ def evaluate(args: Args) -> None:
     rank = int(os.environ.get("RANK", 0))
     if "RANK" in os.environ:  # gloo: only lists travel. A rank may wait long for the slowest.
         dist.init_process_group("gloo", timeout=timedelta(days=7))
-    work: list[Request | None] = [None]
+    work: list[Request | None] = [None]  # until rank 0 knows better
     try:
         if rank == 0:
             args.check()
             problems = load_all_problems(args)
             work = find_missing(args, folder, problems)
-    finally:  # the other ranks wait for the list, or for word that there is none
+    finally:  # also after an error: the other ranks wait for the list
         if dist.is_initialized():
             lists = [work]
             dist.broadcast_object_list(lists)
             work = lists[0]
     if work == [None]:
-        return  # rank 0 says why
+        return  # rank 0 has an error, and says it
     if work:
         answer_requests(args, folder, work)
     if dist.is_initialized():
@@ -312,7 +312,7 @@ def load_all_problems(args: Args) -> dict[str, list[Problem]]:
     problems = {name: load_benchmark(name, args.data_dir) for name in names}
     for path in args.benchmark_file:
         own = load_problems(path)
-        # A file that is called like a benchmark of the paper is not taken for it.
+        # A file with the name of a benchmark of the paper is not that benchmark.
         name = f"{path.stem}_{len(own)}" if path.stem in BENCHMARKS else path.stem
         if name in problems:
             raise InputError(f"{path}: another file is called {name} as well")
@@ -355,7 +355,7 @@ def find_missing(args: Args, folder: Path, problems: dict[str, list[Problem]]) -
             for problem, prompt_ids in zip(problems[name], prompts[name], strict=True)
             if (problem.id, sample) not in done
         ]
-        if missing:  # so what is there becomes a rank's part again, without the damaged rows
+        if missing:  # the good rows become rank 0's file, and the damaged ones go
             (folder / "results.json").unlink(missing_ok=True)
             files = samples_files(folder, name)
             part = folder / "samples" / f"{name}.jsonl.rank0"
@@ -457,7 +457,7 @@ def answer_requests(args: Args, folder: Path, requests: Sequence[Request]) -> No
         [request.prompt_ids for request in requests],
         num_samples=1,
         max_tokens=args.max_completion_length,
-        # Of this answer alone, so that it does not depend on what was sampled before a kill.
+        # A seed for each answer: it does not depend on what was sampled before a kill.
         seeds=[derive_seed(args.seed, r.benchmark, r.problem.id, r.sample) for r in requests],
         temperature=args.temperature,
         top_p=args.top_p,

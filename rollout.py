@@ -1,7 +1,7 @@
 """How the model answers: vLLM inside the training process. The only file that imports vllm.
 
-Every rank runs its own engine on its own share of the prompts; with `tensor_parallel` > 1 that many
-neighbouring ranks sample together from one copy of the model, and are given the same prompts.
+Every rank runs its own engine on its own share of the prompts. With `tensor_parallel` > 1, that
+many neighbouring ranks share one copy of the model, and sample for the same prompts together.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ def completion_stats(completions: Sequence[Completion]) -> dict[str, float]:
 
 
 def import_vllm():
-    """Import vLLM, with its settings made first. Raises InputError if it cannot run here."""
+    """Set what must be set first, then import vLLM. Raises InputError if it cannot run here."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, where the weights are
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
@@ -63,12 +63,12 @@ class Rollout:
     """A vLLM engine that samples from the weights it was last given.
 
     Args:
-        model: hub id or folder; only its config is read, the weights come by `load_weights`.
+        model: hub id or folder; only its config is read, `load_weights` brings the weights.
         max_length: tokens of prompt plus completion.
         memory_share: of a GPU's memory (of the host's on CPU), for vLLM.
         tensor_parallel: ranks that hold one model together; their number divides the world size.
-        sleep: on CUDA, give the memory back while the model trains.
-        load_weights_from_disk: start with the folder's own weights (to evaluate, not to train).
+        sleep: on a GPU, give the memory back while the model trains.
+        load_weights_from_disk: start with the folder's own weights (for evaluation).
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Rollout:
             memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
             ranks_here = int(os.environ.get("LOCAL_SIZE", 1))
             options = {
-                # vLLM touches all of it at the start, so no more than can ever be used
+                # vLLM touches all of it at the start: ask for no more than can be used
                 "kv_cache_memory_bytes": min(
                     int(memory_share * memory / ranks_here),
                     CPU_SEQUENCES * kv_cache_bytes(model, max_length, precision),
@@ -118,7 +118,7 @@ class Rollout:
             enable_sleep_mode=self.sleeps,
             generation_config="vllm",  # no defaults from the model's folder
             logprobs_mode="processed_logprobs",  # of the distribution that is sampled from
-            seed=0,  # of the engine; every request brings its own
+            seed=0,  # of the engine; every request has its own
             use_tqdm_on_load=False,
             **options,
         )
@@ -169,18 +169,18 @@ class Rollout:
     ) -> list[Completion] | None:
         """Sample `num_samples` completions of each prompt; they share the prompt's computation.
 
-        All ranks pass all prompts, and each answers its share: every n-th prompt, where n is the
-        number of engines. Of the ranks that sample together only the first returns the answers.
+        All ranks pass all prompts, and each answers its share: every n-th prompt, for n engines.
+        Of the ranks that sample together only the first returns the completions.
 
         Args:
             prompts: token ids.
-            max_tokens: of a completion; prompt and completion stay within `max_length` as well.
+            max_tokens: of a completion; prompt and completion together fit into `max_length`.
             seeds: one per prompt. The same seed, prompt and weights give the same completions.
-            logprobs: whether completions carry those of their tokens, at the price of computing
-                them over the whole vocabulary at every token.
-            on_progress: called after each engine step with the number of prompts finished and of
-                all in this rank's share. When it answers False, generation is given up, unless
-                ranks sample together: they would lose each other.
+            logprobs: whether completions carry those of their tokens. They take time: a softmax
+                over the whole vocabulary for every token.
+            on_progress: called after each engine step with the prompts finished, and all in this
+                rank's share. If it returns False, generation is given up, unless ranks sample
+                together: one must not stop without the others.
 
         Returns:
             this rank's completions, those of one prompt next to each other; None if given up.

@@ -35,6 +35,7 @@ from data import (
     first_line,
     load_examples,
     load_tokenizer,
+    read_rows,
     tokenize_examples,
     write_json,
     write_rows,
@@ -46,13 +47,13 @@ from data import (
 
 @dataclass(kw_only=True)
 class TrainArgs:
-    """What all scripts share. What has no value here gets the paper's value in the script."""
+    """What all scripts share. Where there is no default here, the script has the paper's value."""
 
     model: str  # hub id or folder of a causal language model with a chat template
     data: str  # hub id or JSONL file with id, question, solution, answer, source
     output_dir: str
     resume: bool = False  # go on from the newest checkpoint in output_dir
-    seed: int = 0  # of the data order and of sampling
+    seed: int = 0  # decides the order of the data, and what is sampled
 
     learning_rate: float
     train_batch_size: int | None
@@ -142,7 +143,7 @@ def say_error(error: Exception) -> None:
     rank = int(os.environ.get("RANK", 0))
     if rank > 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        time.sleep(3)  # if rank 0 has spoken, the launcher ends us meanwhile
+        time.sleep(3)  # if rank 0 has printed it, the launcher ends us in this time
     where = f" on rank {rank}" if rank > 0 else ""
     print(f"error{where}: {error}", file=sys.stderr, flush=True)
 
@@ -196,7 +197,7 @@ def load_training_data(
 # ------------------------------------------------------------------------------------------------
 # The output folder
 
-# They change nothing that has been computed so far, so a resumed run may change them.
+# A resumed run may change these: they do not affect the steps that are done.
 FREE_ARGS = ("resume", "max_steps", "save_every", "keep_checkpoints", "wandb")
 
 
@@ -248,14 +249,14 @@ class Stopwatch:
         self.last, self.seconds = time.perf_counter(), {}
 
     def lap(self, phase: str | None) -> None:
-        """Book the time since the last lap under `phase`, or nowhere."""
+        """Count the time since the last lap for `phase`, or for nothing."""
         now = time.perf_counter()
         if phase:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self.last
         self.last = now
 
     def read(self) -> dict[str, float]:
-        """What was booked since the last reading."""
+        """The seconds of each phase since the last reading."""
         seconds, self.seconds = self.seconds, dict.fromkeys(self.seconds, 0.0)
         return seconds
 
@@ -291,11 +292,10 @@ class Run:
         self.args, self.engine, self.tokenizer, self.examples = args, engine, tokenizer, examples
         self.batch_size, self.steps_per_batch = batch_size, steps_per_batch
         self.keep_models, self.folder = keep_models, Path(args.output_dir)
-        # What is left of the last epoch's last batch is not used.
+        # If the last batch is not full, it is not used.
         batches = len(examples) * args.num_epochs // batch_size
         self.num_steps = args.max_steps or batches * steps_per_batch
-        self.step = 0  # optimizer steps done
-        self.saved_step: int | None = None
+        self.step, self.saved_step = 0, None  # optimizer steps done, and those of the checkpoint
         if checkpoint:
             engine.load_state(checkpoint)
             self.step = self.saved_step = int(checkpoint.name.removeprefix("checkpoint-"))
@@ -303,10 +303,8 @@ class Run:
         if self.writes:
             self._open_files()
         self.interrupted = False
-        self.handlers = {
-            number: signal.signal(number, self._interrupt)
-            for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        signals = (signal.SIGINT, signal.SIGTERM)
+        self.handlers = {number: signal.signal(number, self._interrupt) for number in signals}
         self.bar = tqdm(
             total=self.num_steps,
             initial=self.step,
@@ -321,17 +319,17 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         resolved = settings(self.args)
         write_json({"args": resolved, **provenance()}, self.folder / "args.json")
-        shown = {**resolved, "steps": self.num_steps, "steps per batch": self.steps_per_batch}
+        shown = {**resolved, "steps": self.num_steps, "steps_per_batch": self.steps_per_batch}
         line = ", ".join(f"{name} {value}" for name, value in shown.items())
         print(textwrap.fill(line, 100, break_on_hyphens=False), file=sys.stderr)
-        metrics = self.folder / "metrics.jsonl"
-        if metrics.exists():  # steps that were done after the checkpoint are done again
-            lines = metrics.read_text().splitlines(keepends=True)[: self.step]
-            with atomic_write(metrics) as partial:
+        path = self.folder / "metrics.jsonl"
+        if path.exists():  # steps that were done after the checkpoint are done again
+            lines = path.read_text().splitlines(keepends=True)[: self.step]
+            with atomic_write(path) as partial:
                 partial.write_text("".join(lines))
         for leftover in self.folder.glob("partial-*"):
             shutil.rmtree(leftover)
-        self.metrics = metrics.open("a")
+        self.metrics = path.open("a")
         if self.args.wandb:
             import wandb
 
@@ -352,16 +350,13 @@ class Run:
                 self.metrics.close()
 
     def _finish(self) -> None:
-        """Save the model, or a stopped run's checkpoint; print the table."""
         self.save_checkpoint()
         if self.finished:
-            self._save_final()
+            self._save("final")
         if self.writes:
             self.bar.close()
-            rows = [json.loads(line) for line in (self.folder / "metrics.jsonl").open()]
-            print(metrics_table(rows))
-            for path in sorted(self.folder.iterdir()):
-                print(path)
+            print(metrics_table([row for _, row in read_rows(str(self.folder / "metrics.jsonl"))]))
+            print(*sorted(self.folder.iterdir()), sep="\n")
             if not self.finished:
                 print(f"stopped after step {self.step} of {self.num_steps}: go on with --resume")
             sys.stdout.flush()
@@ -385,7 +380,7 @@ class Run:
                 return
 
     def lap(self, phase: str) -> None:
-        """Book the seconds since the last lap under `phase`, e.g. "train_s"."""
+        """Count the seconds since the last lap for a phase, e.g. "train_s"."""
         self.clock.lap(phase)
 
     def on_rollout(self, finished: int, total: int) -> bool:
@@ -397,22 +392,23 @@ class Run:
     def log(self, row: dict) -> None:
         """Count one optimizer step, and append its metrics and its seconds by phase."""
         self.step += 1
-        examples = self.step * self.batch_size / self.steps_per_batch
+        epoch = self.step * self.batch_size / self.steps_per_batch / len(self.examples)
         seconds = self.clock.read()
         tokens = row.get("rollout_tokens", 0) + row["train_tokens"]
         speed = {"tokens_per_second": tokens / sum(seconds.values()), **seconds}
-        row = {"step": self.step, "epoch": examples / len(self.examples), **row, **speed}
-        if self.writes:
-            self.bar.set_description("update", refresh=False)
-            shown = {name: f"{row[name]:.3f}" for name in self.SHOWN if name in row}
-            self.bar.set_postfix(shown, refresh=False)
-            self.bar.update(1)
-            self.metrics.write(json.dumps(row) + "\n")
-            self.metrics.flush()
-            if self.args.wandb:
-                import wandb
+        row = {"step": self.step, "epoch": epoch, **row, **speed}
+        if not self.writes:
+            return
+        self.bar.set_description("update", refresh=False)
+        shown = {name: f"{row[name]:.3f}" for name in self.SHOWN if name in row}
+        self.bar.set_postfix(shown, refresh=False)
+        self.bar.update(1)
+        self.metrics.write(json.dumps(row) + "\n")
+        self.metrics.flush()
+        if self.args.wandb:
+            import wandb
 
-                wandb.log(row, step=self.step)
+            wandb.log(row, step=self.step)
 
     def save_rollouts(
         self,
@@ -430,57 +426,52 @@ class Run:
         """
         if not self.writes:
             return
-        columns = {
-            name: value.reshape(len(queries), -1).expand(rewards.shape).flatten().tolist()
-            for name, value in {"pass_rate": rewards.mean(1), **values}.items()
-        }
-        correct = rewards.bool().flatten().tolist()
+        values = {"pass_rate": rewards.mean(1), **values, "correct": rewards.bool()}
+        columns = [
+            value.reshape(len(queries), -1).expand(rewards.shape).flatten().tolist()
+            for value in values.values()
+        ]
         rows = [
-            {
-                "id": queries[completion.query].id,
-                **{name: column[n] for name, column in columns.items()},
-                "correct": correct[n],
-                **vars(completion),  # asdict would copy every token of it
-            }
-            for n, completion in enumerate(completions)
+            {"id": queries[c.query].id, **dict(zip(values, row, strict=True)), **vars(c)}
+            for c, *row in zip(completions, *columns, strict=True)
         ]
         write_rows(rows, self.folder / "rollouts" / f"step_{self.step + 1:06d}.jsonl")
 
     def save_checkpoint(self) -> None:
-        """Write checkpoint-<step> aside, rename it, drop the oldest. A collective.
+        """Write checkpoint-<step>, and drop the oldest one. A collective.
 
         The folder is a plain Hugging Face model, with the training state in `state/`. Raises
         OSError if it cannot be written; the checkpoint before it stays.
         """
         if self.step == self.saved_step:
             return
-        partial = self.folder / f"partial-{self.step:06d}"
-        try:
-            self.engine.save_state(partial)
-            self.engine.save_model(self.tokenizer, partial)
-        except torch.OutOfMemoryError:
-            raise
-        except (OSError, RuntimeError) as error:  # torch.save says RuntimeError when a disk is full
-            shutil.rmtree(partial, ignore_errors=True)
-            reason = f"the checkpoint could not be written: {first_line(error)}"
-            raise OSError(f"step {self.step}: {reason}") from error
+        self._save(f"checkpoint-{self.step:06d}", with_state=True)
         if self.writes:
-            partial.rename(self.folder / f"checkpoint-{self.step:06d}")
             for old in sorted(self.folder.glob("checkpoint-*"))[: -self.args.keep_checkpoints]:
                 doomed = old / "state" if self.keep_models else old
                 if doomed.exists():
                     shutil.rmtree(doomed)
         dist.barrier()
         self.saved_step = self.step
-        self.clock.lap(None)  # writing counts nowhere
+        self.clock.lap(None)  # writing counts for no phase
 
-    def _save_final(self) -> None:
-        """Write the trained model to final/, aside first. A collective."""
-        partial, final = self.folder / "partial-final", self.folder / "final"
-        self.engine.save_model(self.tokenizer, partial)
+    def _save(self, name: str, with_state: bool = False) -> None:
+        """Write the model under another name, then rename its folder. A collective."""
+        partial, folder = self.folder / f"partial-{name}", self.folder / name
+        try:
+            if with_state:
+                self.engine.save_state(partial)
+            self.engine.save_model(self.tokenizer, partial)
+        except torch.OutOfMemoryError:
+            raise
+        except (OSError, RuntimeError) as error:  # torch.save says RuntimeError when a disk is full
+            shutil.rmtree(partial, ignore_errors=True)
+            reason = f"{folder} could not be written: {first_line(error)}"
+            raise OSError(f"step {self.step}: {reason}") from error
         if self.writes:
-            shutil.rmtree(final, ignore_errors=True)
-            partial.rename(final)
+            if folder.exists():
+                shutil.rmtree(folder)
+            partial.rename(folder)
 
     def _interrupt(self, signum: int, frame) -> None:
         self.interrupted = True

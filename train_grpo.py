@@ -36,7 +36,7 @@ from verify import Verifier
 
 @dataclass(kw_only=True)
 class Args(RolloutArgs):
-    output_dir: str = "runs/grpo"  # for all that the run leaves; all hosts share it
+    output_dir: str = "runs/grpo"  # where the run writes; all hosts share it
     save_every: int = 10  # optimizer steps between checkpoints; every checkpoint's model is kept
 
     # The method
@@ -48,7 +48,7 @@ class Args(RolloutArgs):
     importance_cap: float = 2.0  # of the importance correction
 
     # Optimization
-    learning_rate: float = 1e-6  # constant
+    learning_rate: float = 1e-6  # of AdamW, constant
     rollout_batch_size: int = 128  # queries that are answered together
     train_batch_size: int | None = None  # queries per optimizer step; default: all of them
 
@@ -138,20 +138,17 @@ def update(
     # Advantage 0 means no gradient: these rows cost no pass, but the normalizer counts them.
     for batch in engine.passes(answers, args.max_tokens_per_micro_batch, keep=advantages != 0):
         logprobs = engine.logprobs(batch, args.temperature)  # (n, T)
-        rows, length = batch.rows, logprobs.shape[1]
-        old = logprobs.detach() if old_logprobs is None else old_logprobs[rows, :length]  # (n, T)
-        sampling = sampling_logprobs[rows, :length]  # (n, T)
-        token_weights = batch.mask.float()  # (n, T)
+        sampling = sampling_logprobs[batch.rows, : logprobs.shape[1]]  # (n, T)
+        if old_logprobs is None:
+            old = logprobs.detach()
+        else:
+            old = old_logprobs[batch.rows, : logprobs.shape[1]]  # (n, T)
+        mask, advantage = batch.mask.float(), advantages[batch.rows]  # (n, T), (n,)
         if args.importance_correction:
-            token_weights *= (old - sampling).exp().clamp(max=args.importance_cap)
-        loss = grpo_loss(
-            *(logprobs, old, advantages[rows], token_weights, normalizer),
-            *(args.clip_low, args.clip_high),
-        )
+            mask *= (old - sampling).exp().clamp(max=args.importance_cap)
+        loss = grpo_loss(logprobs, old, advantage, mask, normalizer, args.clip_low, args.clip_high)
         engine.backward(loss)
-        diagnostics.append(
-            diagnose(logprobs.detach(), old, sampling, advantages[rows], batch.mask, args)
-        )
+        diagnostics.append(diagnose(logprobs.detach(), old, sampling, advantage, batch.mask, args))
     stats = engine.step()
 
     skipped = (advantages == 0).tolist()
@@ -245,21 +242,22 @@ def main(args: Args) -> int:
                 for c in completions
             ]
             sampling = pad_completions([c.logprobs for c in completions], answers).to(engine.device)
-            flat, old = advantages.flatten(), None  # (B * G,)
+            rewards, advantages, old = rewards.flatten(), advantages.flatten(), None  # (B * G,)
             if steps_per_batch > 1:  # the model moves on before the batch is used up
-                budget = args.max_tokens_per_micro_batch
-                old = engine.score(answers, budget, args.temperature, keep=flat != 0)
-            for start in range(0, len(queries), size):
-                queries_part = slice(start, start + size)
-                part = slice(start * k, (start + size) * k)
-                old_part = None if old is None else old[part]
-                stats = update(engine, answers[part], flat[part], sampling[part], old_part, args)
+                budget, keep = args.max_tokens_per_micro_batch, advantages != 0
+                old = engine.score(answers, budget, args.temperature, keep)  # (B * G, T)
+            for start in range(0, len(answers), size * k):
+                part = slice(start, start + size * k)
+                old_part = old[part] if steps_per_batch > 1 else None
+                stats = update(
+                    engine, answers[part], advantages[part], sampling[part], old_part, args
+                )
                 run.lap("train_s")
-                no_signal = (advantages[queries_part] == 0).all(1).float().mean().item()
+                no_signal = (advantages[part].view(size, k) == 0).all(dim=1)
                 run.log(
                     {
-                        "reward": rewards[queries_part].mean().item(),
-                        "no_signal_share": no_signal,
+                        "reward": rewards[part].mean().item(),
+                        "no_signal_share": no_signal.float().mean().item(),
                         **stats,
                         **completion_stats(completions[part]),
                     }
@@ -272,5 +270,5 @@ if __name__ == "__main__":
         status = main(parse_args(Args, __doc__))
     except (InputError, FloatingPointError, OSError) as error:
         say_error(error)
-        os._exit(1)  # at once: the other ranks may be waiting for this one
+        os._exit(1)  # without cleaning up: the other ranks may be waiting for this one
     sys.exit(status)

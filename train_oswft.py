@@ -34,7 +34,7 @@ from verify import Verifier
 
 @dataclass(kw_only=True)
 class Args(RolloutArgs):
-    output_dir: str = "runs/oswft"  # for all that the run leaves; all hosts share it
+    output_dir: str = "runs/oswft"  # where the run writes; all hosts share it
 
     # The method
     num_rollouts: int = 2  # K, answers sampled per query
@@ -43,7 +43,7 @@ class Args(RolloutArgs):
     normalizer: Literal["token", "sequence"] = "token"  # what the summed loss is divided by
 
     # Optimization
-    learning_rate: float = 1e-5  # constant
+    learning_rate: float = 1e-5  # of AdamW, constant
     rollout_batch_size: int = 128  # queries that are answered and weighed together
     train_batch_size: int | None = None  # queries per optimizer step; default: all of them
 
@@ -199,5 +199,5 @@ if __name__ == "__main__":
         status = main(parse_args(Args, __doc__))
     except (InputError, FloatingPointError, OSError) as error:
         say_error(error)
-        os._exit(1)  # at once: the other ranks may be waiting for this one
+        os._exit(1)  # without cleaning up: the other ranks may be waiting for this one
     sys.exit(status)

@@ -28,18 +28,18 @@ from run import Run, TrainArgs, claim_output_dir, load_training_data, parse_args
 
 @dataclass(kw_only=True)
 class Args(TrainArgs):
-    output_dir: str = "runs/sft"  # for all that the run leaves; all hosts share it
+    output_dir: str = "runs/sft"  # where the run writes; all hosts share it
 
     # The method
     objective: Literal["sft", "dft"] = "sft"  # plain, or scaled by each token's probability
 
     # Optimization
-    learning_rate: float = 1e-5  # constant
+    learning_rate: float = 1e-5  # of AdamW, constant
     train_batch_size: int = 128  # queries per optimizer step
 
     # Lengths, in tokens
     max_length: int = 5120  # of prompt and solution together; a longer row is dropped
-    max_completion_length: int = 4096  # a prompt must leave room for so long a rollout, as in OSW-FT
+    max_completion_length: int = 4096  # of a rollout; a prompt that leaves less room is dropped
 
 
 # ------------------------------------------------------------------------------------------------
@@ -103,5 +103,5 @@ if __name__ == "__main__":
         status = main(parse_args(Args, __doc__))
     except (InputError, FloatingPointError, OSError) as error:
         say_error(error)
-        os._exit(1)  # at once: the other ranks may be waiting for this one
+        os._exit(1)  # without cleaning up: the other ranks may be waiting for this one
     sys.exit(status)

@@ -4,9 +4,9 @@ r"""What counts as right: one completion, one reference answer -> bool.
     is_correct(r"... so \boxed{\frac{1}{2}}", "0.5")  # True: everything else goes to Math-Verify
 
 Completions are hostile input: `\boxed{9^{9^{9^{9}}}}` keeps a computer algebra system busy for
-ever. An answer that is huge, or would be when worked out, is right only if it is written just as
-the reference is. All else is graded by a `Verifier` in processes with a deadline and a memory cap:
-one that passes them is killed and replaced, and its answer counts as wrong.
+ever. So an answer that is huge, or would be when worked out, is right only if it is written exactly
+like the reference. Everything else is graded in the processes of a `Verifier`, which have a
+deadline and a memory limit: one that exceeds them is killed, and the answer counts as wrong.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ import sympy
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 from math_verify.errors import TimeoutException
 
-CLOSING_CHARS = 300  # without a box, the answer has to stand this close to the end
+CLOSING_CHARS = 300  # without a box, the answer has to be this close to the end
 MAX_CHARS = 1000  # of an answer; what is longer is no answer
 MAX_SIZE = 10_000  # digits, or terms, of an answer when worked out: no real one has nearly as many
 ALGEBRA_S = 5  # Math-Verify's own limits: of parsing, of comparing
@@ -72,7 +72,7 @@ def is_correct(completion: str, answer: str) -> bool:
 
 
 def grade(completion: str, answer: str) -> Grade:
-    """The same, and which answer was read."""
+    """Like `is_correct`, and which answer was read."""
     text = completion.rpartition("</think>")[2]
     closing, box = text[-CLOSING_CHARS:], last_box(text)
     written = None if box is None else box.strip()
@@ -128,7 +128,7 @@ def size(value) -> float:
 
 
 def _amount(value: sympy.Basic) -> float:
-    """A bound of a number's absolute value, inf above MAX_SIZE; 1 for what is no number."""
+    """About a number's absolute value, inf above MAX_SIZE; 1 for a symbol."""
     if not value.is_number:
         return 1
     digits = size(value)
@@ -146,7 +146,7 @@ def last_box(text: str) -> str | None:
 
 
 def boxes(text: str) -> list[tuple[int, int]]:
-    r"""Where the contents of complete `\boxed{...}` stand in a text: (start, end), by start."""
+    r"""Where the contents of complete `\boxed{...}` are in a text: (start, end), by start."""
     first = re.search(BOX, text)
     spans, unclosed = [], []  # of an unclosed brace: where the box's content starts, or None
     for brace in BRACES.finditer(text, first.start()) if first else ():
@@ -219,7 +219,7 @@ class Verifier:
         self.timeout_s = timeout_s
 
     def __enter__(self) -> "Verifier":
-        # A fresh interpreter each: a fork of a process that holds CUDA or threads is not safe, and
+        # Each worker is a fresh Python: it is not safe to fork a process with CUDA or threads, and
         # multiprocessing's spawn would import the caller's script (torch, vLLM, ...) again.
         command = [sys.executable, os.path.abspath(__file__), str(self.timeout_s)]
         self.workers = [
@@ -228,7 +228,7 @@ class Verifier:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                process_group=0,  # Ctrl-C in a terminal reaches us alone, and we decide
+                process_group=0,  # Ctrl-C in a terminal reaches only us, and we decide
             )
             for _ in range(self.num_workers)
         ]
@@ -236,8 +236,8 @@ class Verifier:
 
     def __exit__(self, *_) -> None:
         for worker in self.workers:
-            with contextlib.suppress(BrokenPipeError):  # it is gone already
-                worker.stdin.close()  # a worker leaves when its input ends, also if we are killed
+            with contextlib.suppress(BrokenPipeError):  # it has ended already
+                worker.stdin.close()  # a worker ends with its input, so also if we are killed
         for worker in self.workers:
             worker.wait()
 
@@ -249,7 +249,7 @@ class Verifier:
         return [graded.correct for graded in self.grade(completions, answers)]
 
     def grade(self, completions: Sequence[str], answers: Sequence[str]) -> list[Grade]:
-        """The same, and which answers were read. What took too long is wrong, and was not read."""
+        """Like `score`, and which answers were read. What takes too long is wrong, and not read."""
         pairs = list(zip(completions, answers, strict=True))
         grades: list[Grade | None] = [None] * len(pairs)
         starts: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -268,7 +268,7 @@ class Verifier:
                     worker.stdin.flush()
                     graded = json.loads(worker.stdout.readline())
                 except (OSError, ValueError):
-                    return  # the worker is gone: its answers stay None, see below
+                    return  # the worker has ended: its grades stay None, see below
                 grades[start : start + chunk] = [Grade(*values) for values in graded]
 
         threads = [threading.Thread(target=drive, args=(worker,)) for worker in self.workers]
@@ -284,22 +284,22 @@ class Verifier:
 def _serve(timeout_s: float) -> None:
     """A worker: grade chunks from stdin in a forked child, and replace a child that hangs or dies.
 
-    The parent of the child never touches an answer, so nothing that a model writes can stop it; it
-    has Math-Verify at work already, so that a replacement takes milliseconds.
+    The worker itself never reads a completion, so nothing that a model writes can stop it. It has
+    loaded Math-Verify, so a new child is ready in milliseconds.
     """
-    # A launcher's signals may reach the whole tree; the trainer decides when we leave.
+    # A launcher may signal all processes; the trainer decides when we end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for answer in ("1", r"\frac{1}{2}", "0.5x", r"\left(3, \sqrt{2}\right)"):
-        grade(f"so it is {answer}", "1")  # what Math-Verify and sympy build up at their first
-        grade(rf"\boxed{{{answer}}}", "2")  # answers, every child then inherits
+        grade(f"so it is {answer}", "1")  # Math-Verify and sympy fill their caches at the first
+        grade(rf"\boxed{{{answer}}}", "2")  # answers, and every child inherits them
     child = pipe = None
     for line in sys.stdin:
         pairs, grades = json.loads(line), []
         while len(grades) < len(pairs):
             if child is None:
                 child, pipe = _fork_grader()
-            with contextlib.suppress(EOFError, OSError):  # it died: out of memory, or a crash in C
+            with contextlib.suppress(EOFError, OSError):  # it died: out of memory, or a crash
                 pipe.send(pairs[len(grades) :])
                 while len(grades) < len(pairs) and pipe.poll(timeout_s):
                     grades.append(pipe.recv())
