@@ -44,7 +44,7 @@ from data import (
     write_rows,
 )
 from rollout import Completion, Rollout
-from run import differences, parse_args, provenance, share_cores
+from run import differences, parse_args, read_args, share_cores, write_args
 from verify import Verifier
 
 RESAMPLES = 10_000  # of a bootstrap, and of a test
@@ -409,16 +409,9 @@ def claim(folder: Path, args: Args, names: list[str]) -> None:
             f"{folder} holds another evaluation ({'; '.join(differing)}): choose another "
             "--output_dir"
         )
-    (folder / "samples").mkdir(parents=True, exist_ok=True)
     names = list(dict.fromkeys([*before.get("benchmarks", []), *names]))  # as they were asked for
-    record = {"protocol": protocol, "benchmarks": names, "args": asdict(args), **provenance()}
-    write_json(record, folder / "args.json")
-
-
-def read_args(folder: Path) -> dict:
-    """What args.json says, or nothing where there is none."""
-    path = folder / "args.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+    write_args(folder, protocol=protocol, benchmarks=names, args=asdict(args))
+    (folder / "samples").mkdir(exist_ok=True)
 
 
 def merge(folder: Path, name: str, problems: Sequence[Problem]) -> None:

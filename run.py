@@ -167,6 +167,18 @@ def provenance() -> dict:
     return {"versions": versions, "git_commit": result.stdout.strip() or None}
 
 
+def read_args(folder: Path) -> dict:
+    """What a folder's args.json says; nothing if there is none."""
+    path = folder / "args.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def write_args(folder: Path, **record) -> None:
+    """Write args.json, with versions and commit."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json({**record, **provenance()}, folder / "args.json")
+
+
 def differences(before: dict, now: dict) -> list[str]:
     """ "name old -> new" for each value that is not the same in two sets of settings."""
     return [
@@ -230,7 +242,7 @@ def find_checkpoint(args: TrainArgs) -> Path | None:
     checkpoints = sorted(folder.glob("checkpoint-*"))
     if not checkpoints:
         raise InputError(f"{folder}: there is no checkpoint to resume from")
-    before = json.loads((folder / "args.json").read_text())["args"]
+    before = read_args(folder)["args"]
     free = dict.fromkeys(FREE_ARGS)
     if differing := differences({**before, **free}, {**settings(args), **free}):
         raise InputError(f"cannot resume with other arguments: {'; '.join(differing)}")
@@ -316,9 +328,8 @@ class Run:
         self.clock = Stopwatch()
 
     def _open_files(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
         resolved = settings(self.args)
-        write_json({"args": resolved, **provenance()}, self.folder / "args.json")
+        write_args(self.folder, args=resolved)
         shown = {**resolved, "steps": self.num_steps, "steps_per_batch": self.steps_per_batch}
         line = ", ".join(f"{name} {value}" for name, value in shown.items())
         print(textwrap.fill(line, 100, break_on_hyphens=False), file=sys.stderr)

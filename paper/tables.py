@@ -25,10 +25,10 @@ from evaluate import (
     num_answers,
     pass_at_k_curve,
     percent,
-    read_args,
     resample,
     score_with_interval,
 )
+from run import read_args
 
 
 def label(folder: Path) -> str:
