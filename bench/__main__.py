@@ -37,12 +37,7 @@ def machine() -> str:
 
 
 def main(tokenizer: str = "Qwen/Qwen3-0.6B-Base", output: Path = Path("BENCHMARKS.md")) -> None:
-    """Run every section.
-
-    Args:
-        tokenizer: for curate, hub id or folder.
-        output: what is written, after each section.
-    """
+    """Run every section; `tokenizer` is for curate. `output` is written after each of them."""
     text = f"# Benchmarks\n\nWritten by `make bench`. {machine()}.\n\n"
     text += "Medians over turns, in which what is compared alternates. Ratios carry over to other "
     text += "machines, seconds do not.\n"

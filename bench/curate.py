@@ -82,9 +82,8 @@ def curate(tokenizer: str, release: Path, workers: int) -> tuple[float, int]:
     command = [sys.executable, "-m", "prepare.curate", "--input", str(release)]
     command += ["--tokenizer", tokenizer, "--output", str(release.with_name("train.jsonl"))]
     command += ["--num_workers", str(workers), "--skip_benchmark_check", "--allow_fewer"]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+    quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(command, text=True, **quiet)
     peak = peak_memory(process)
     found = re.search(r"rows in ([\d.]+) s", process.communicate()[0])
     if process.returncode or not found:
@@ -95,12 +94,7 @@ def curate(tokenizer: str, release: Path, workers: int) -> tuple[float, int]:
 def main(
     tokenizer: str = "Qwen/Qwen3-0.6B-Base", megabytes: int = 200, repetitions: int = 5
 ) -> list[str]:
-    """Measure; returns Markdown.
-
-    Args:
-        tokenizer: hub id or folder.
-        megabytes: size of the generated release; a quarter of it shows that memory does not grow.
-    """
+    """Measure on a generated release, and on a quarter of it, as memory should not grow."""
     cores = len(os.sched_getaffinity(0))
     rows, rates, all_cores = [], {}, f"`curate`, {cores} workers"
     with tempfile.TemporaryDirectory() as folder:
@@ -123,12 +117,12 @@ def main(
         rates[name] = size[release] / seconds / 1e6
         row = [name, f"{seconds:.1f}", f"{count[release] / seconds:,.0f}", f"{rates[name]:.1f}"]
         rows.append([*row, f"{peak / 2**20:.0f}" if peak else ""])
+    row_size = size[whole] / count[whole] / 1e3
+    minutes = RELEASE / rates[all_cores] / 60
     return [
-        f"{count[whole]:,} generated rows of {size[whole] / count[whole] / 1e3:.0f} kB, start-up "
-        "left out.",
+        f"{count[whole]:,} generated rows of {row_size:.0f} kB, start-up left out.",
         table(["", "s", "rows/s", "MB/s", "peak memory, MiB"], rows),
-        f"The release's 14.6 GB at the rate of {cores} workers: "
-        f"{RELEASE / rates[all_cores] / 60:.0f} min",
+        f"The release's 14.6 GB at the rate of {cores} workers: {minutes:.0f} min",
     ]
 
 

@@ -52,10 +52,7 @@ def timed(call: Callable) -> float:
 
 
 def extra_memory(call: Callable) -> tuple[float, int]:
-    """Seconds and peak bytes of a call that returns tensors.
-
-    The bytes are those beyond what was held before and what is returned.
-    """
+    """Seconds of a call that returns tensors; peak bytes, less those held before and returned."""
     gc.collect()
     cuda = torch.cuda.is_available()
     if cuda:

@@ -1,4 +1,7 @@
-"""Does a run fit on given GPUs? python -m bench.plan --model Qwen/Qwen3-4B-Base --gpus 8"""
+"""Does a run fit on given GPUs? Only the model's config is read.
+
+python -m bench.plan --model Qwen/Qwen3-4B-Base --gpus 8 --gpu_memory 80
+"""
 
 import functools
 import itertools
@@ -20,14 +23,6 @@ from run import RolloutArgs
 
 RESERVE = 2 * 2**30  # bytes of a GPU for CUDA's context, NCCL and fragmentation: assumed
 LIVE_PARAMETERS, REDUCE_BUCKET = 10**9, 5 * 10**8  # what ZeRO gathers and reduces at a time
-REMEDIES = (  # flags of the training scripts that save memory, from the cheapest on
-    {"vllm_sleep": True},
-    {"gradient_checkpointing": True},
-    {"max_tokens_per_micro_batch": None},  # as many as max_length
-    {"vllm_memory": 0.5},
-    {"vllm_tensor_parallel": 2},
-    {"cpu_offload": True},
-)
 
 
 @dataclass(kw_only=True)
@@ -86,12 +81,7 @@ def traced(model: str, precision: str) -> tuple[int, float, float]:
 
 
 def memory(args: RolloutArgs, gpus: int, gpu_memory: float) -> dict[str, dict[str, float]]:
-    """Bytes of one GPU by part, in each phase of a step.
-
-    Args:
-        args: a training script's.
-        gpu_memory: GiB of a GPU.
-    """
+    """Bytes of one GPU by part, in each phase of a step; `gpu_memory` is in GiB."""
     config = load_config(args.model, args.max_length, f"--max_length {args.max_length}")
     count, per_token, per_layer = traced(args.model, args.precision)
     size = 2 if args.precision == "bf16" else 4
@@ -135,8 +125,7 @@ def memory(args: RolloutArgs, gpus: int, gpu_memory: float) -> dict[str, dict[st
 def check_fit(args: Args, **changes) -> tuple[dict[str, dict[str, float]], list[str], float]:
     """Bytes by phase and part, what does not fit, and how many sequences vLLM's share holds.
 
-    Args:
-        changes: flags of train_oswft.py that replace those of `args`.
+    `changes` are flags of train_oswft.py that replace those of `args`.
     """
     known = train_oswft.Args.__dataclass_fields__
     flags = {name: value for name, value in vars(args).items() if name in known}
@@ -159,13 +148,20 @@ def check_fit(args: Args, **changes) -> tuple[dict[str, dict[str, float]], list[
 
 def remedy(args: Args) -> str:
     """A sentence that names the fewest flags with which a run fits."""
-    for number in range(1, len(REMEDIES) + 1):
-        for chosen in itertools.combinations(REMEDIES, number):
-            flags = {k: v or args.max_length for each in chosen for k, v in each.items()}
-            if args.gpus % flags.get("vllm_tensor_parallel", 1):
-                continue
-            if not check_fit(args, **flags)[1]:
-                shown = [f"--{k}" if v is True else f"--{k} {v}" for k, v in flags.items()]
+    remedies = {  # those with the least side effects first
+        "vllm_sleep": True,
+        "gradient_checkpointing": True,
+        "max_tokens_per_micro_batch": args.max_length,
+        "vllm_memory": 0.5,
+        "vllm_tensor_parallel": 2,
+        "cpu_offload": True,
+    }
+    for number in range(1, len(remedies) + 1):
+        for chosen in itertools.combinations(remedies.items(), number):
+            flags = dict(chosen)
+            possible = args.gpus % flags.get("vllm_tensor_parallel", 1) == 0
+            if possible and not check_fit(args, **flags)[1]:
+                shown = [f"--{k}" if v is True else f"--{k} {v}" for k, v in chosen]
                 return f"It does with `{' '.join(shown)}`."
     return "No flag of the training scripts makes it fit: more GPUs, or larger ones."
 
@@ -176,10 +172,9 @@ def epoch_tokens(
     """Tokens (sampled, trained) of one epoch, by method; a last, incomplete batch is not used.
 
     Args:
-        queries: of the training set.
-        batch: queries drawn at once.
+        batch: queries drawn together.
         prompt, solution, completion: mean tokens.
-        skipped: share of queries with weight 0, of groups without a signal.
+        skipped: share of queries with weight 0, or of groups without a signal.
     """
     used, left = queries // batch * batch, 1 - skipped
     return {
@@ -190,7 +185,7 @@ def epoch_tokens(
 
 
 def main(args: OmitArgPrefixes[Args]) -> list[str]:
-    """Work the plan out, and return Markdown paragraphs."""
+    """The plan as Markdown paragraphs."""
     phases, complaints, sequences = check_fit(args)
     parts = dict.fromkeys(part for parts in phases.values() for part in parts)
     rows = [
@@ -203,6 +198,7 @@ def main(args: OmitArgPrefixes[Args]) -> list[str]:
         verdict = f"**It does not fit**: {'; '.join(complaints)}. {remedy(args)}"
     lengths = (args.prompt_tokens, args.solution_tokens, args.completion_tokens)
     epoch = epoch_tokens(args.queries, 128, *lengths, args.skipped)
+    tokens = [[name, f"{a / 1e6:,.1f}M", f"{b / 1e6:,.1f}M"] for name, (a, b) in epoch.items()]
     return [
         f"{args.model}: {traced(args.model, 'bf16')[0] / 1e6:,.1f}M parameters, {args.gpus} GPUs "
         f"of {args.gpu_memory:g} GiB, bf16. GiB of one GPU, by phase of a step:",
@@ -213,10 +209,7 @@ def main(args: OmitArgPrefixes[Args]) -> list[str]:
         f"An epoch of {args.queries:,} queries, with {args.prompt_tokens:g} tokens of prompt, "
         f"{args.solution_tokens:g} of solution, {args.completion_tokens:g} of completion, "
         f"{args.skipped:.0%} skipped:",
-        table(
-            ["tokens", "sampled", "trained"],
-            [[name, f"{a / 1e6:,.1f}M", f"{b / 1e6:,.1f}M"] for name, (a, b) in epoch.items()],
-        ),
+        table(["tokens", "sampled", "trained"], tokens),
     ]
 
 

@@ -21,17 +21,10 @@ def main(base: Path = BASE, repetitions: int = 21) -> list[str]:
     ours = Rollout(str(base / "model"), tokenizer, 128, "fp32", load_weights_from_disk=True)
 
     def bare(seeded: bool, logprobs: int | None) -> int:
-        params = [
-            ours.vllm.SamplingParams(
-                n=2,
-                max_tokens=48,
-                stop_token_ids=ours.stop_token_ids,
-                seed=seed if seeded else None,
-                logprobs=logprobs,
-                detokenize=False,
-            )
-            for seed in seeds
-        ]
+        options = {"n": 2, "max_tokens": 48, "logprobs": logprobs, "detokenize": False}
+        options["stop_token_ids"] = ours.stop_token_ids
+        given = seeds if seeded else [None] * len(prompts)
+        params = [ours.vllm.SamplingParams(seed=seed, **options) for seed in given]
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
         outputs = ours.llm.generate(inputs, params, use_tqdm=False)
         return sum(len(sample.token_ids) for output in outputs for sample in output.outputs)

@@ -1,4 +1,4 @@
-"""What is measured: the demo's tiny model, random rows, and one training step of each method."""
+"""What is measured: the demo's tiny model, random rows, a training step of each method."""
 
 import contextlib
 import os
@@ -110,32 +110,26 @@ def training_step(
         return clock.read()
     rollout.load_weights(engine.named_weights())
     clock.lap("sync")
+    prompts, seeds = [query.prompt_ids for query in queries], list(range(len(queries)))
     completions = rollout.generate(
-        [query.prompt_ids for query in queries],
-        num_samples=num_rollouts,
-        max_tokens=max_tokens,
-        seeds=list(range(len(queries))),
-        logprobs=method == "grpo",
+        prompts, num_rollouts, max_tokens, seeds, logprobs=method == "grpo"
     )
     clock.lap("rollout")
-    verdicts = verifier.score(
-        [completion.text for completion in completions],
-        [queries[completion.query].example.answer for completion in completions],
-    )
+    references = [queries[completion.query].example.answer for completion in completions]
+    verdicts = verifier.score([completion.text for completion in completions], references)
     completions, rewards = gather_rewards(completions, verdicts, len(queries))
     clock.lap("verify")
+    common = {"model": "", "data": "", "num_rollouts": num_rollouts}
     if method == "oswft":
-        args = train_oswft.Args(model="", data="", num_rollouts=num_rollouts)
         weights = train_oswft.oswft_weights(rewards) if weights is None else weights
-        train_oswft.update(engine, queries, weights, args)
+        train_oswft.update(engine, queries, weights, train_oswft.Args(**common))
     else:
-        args = train_grpo.Args(model="", data="", num_rollouts=num_rollouts)
         advantages = train_grpo.grpo_advantages(rewards).flatten()
         answers = [
             Trajectory(queries[c.query].id, queries[c.query].prompt_ids, c.token_ids)
             for c in completions
         ]
         sampling = pad_completions([c.logprobs for c in completions], answers).to(engine.device)
-        train_grpo.update(engine, answers, advantages, sampling, None, args)
+        train_grpo.update(engine, answers, advantages, sampling, None, train_grpo.Args(**common))
     clock.lap("train")
     return clock.read()

@@ -19,25 +19,15 @@ def main(repetitions: int = 7) -> list[str]:
     """Measure; returns Markdown."""
     be_alone()
     tokenizer = make_tokenizer()
-    config = make_config(
-        tokenizer,
-        vocab_size=32_000,
-        hidden_size=768,
-        intermediate_size=2304,
-        num_hidden_layers=12,
-        num_attention_heads=12,
-        num_key_value_heads=6,
-        head_dim=64,
-        tie_word_embeddings=False,
-        initializer_range=0.02,
-    )
+    sizes = {"vocab_size": 32_000, "hidden_size": 768, "intermediate_size": 2304, "head_dim": 64}
+    sizes |= {"num_hidden_layers": 12, "num_attention_heads": 12, "num_key_value_heads": 6}
+    config = make_config(tokenizer, **sizes, tie_word_embeddings=False, initializer_range=0.02)
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(config)
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         engine = Engine(model, 1e-5, 1.0, precision="bf16")
         rollout = Rollout(folder, tokenizer, 256, precision="bf16")
-        rollout.load_weights(engine.named_weights())  # vLLM reads the folder once more
     named = dict(engine.named_weights())
     room = {name: torch.empty_like(weight) for name, weight in named.items()}
 
@@ -58,6 +48,7 @@ def main(repetitions: int = 7) -> list[str]:
         completions = rollout.generate([[9, 10, 11]], 1, 8, seeds=[0], temperature=1e-4)
         return [completion.token_ids for completion in completions]
 
+    rollout.load_weights(engine.named_weights())
     expected = sample()
     one_by_one()
     assert sample() == expected, "a call for each tensor leaves another model"

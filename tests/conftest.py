@@ -30,6 +30,8 @@ for script in SCRIPTS:
     SETTING[script] += ("--max_steps", "8", "--save_every", "2")
     SETTING[script] += ("--max_tokens_per_micro_batch", "300")
 
+ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+
 needs_shared = pytest.mark.skipif(
     not SHARED.is_dir(), reason="needs ../shared (real problems and the Qwen tokenizer)"
 )
@@ -50,34 +52,38 @@ def tiny(tmp_path_factory) -> Path:
 
 
 def start(script: str, *args, ranks: int = 1, **popen) -> subprocess.Popen:
-    """Start a script through the deepspeed launcher, on a port of its own."""
+    """Start a script on a port of its own: several ranks through the deepspeed launcher, one rank
+    without the launcher's seconds."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [
-        str(Path(sys.executable).parent / "deepspeed"),
-        *("--log_level", "error", "--num_accelerators", str(ranks), "--master_port", str(port)),
-        *(script, *map(str, args)),
-    ]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    if ranks == 1:
+        env |= {**ALONE, "MASTER_PORT": str(port)}
+        command = [sys.executable]
+    else:
+        command = [str(Path(sys.executable).parent / "deepspeed"), "--log_level", "error"]
+        command += ["--num_accelerators", str(ranks), "--master_port", str(port)]
+    command += [script, *map(str, args)]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(command, cwd=ROOT, env=env, **{**streams, **popen})
+    process = subprocess.Popen(command, cwd=ROOT, env=env, **{**streams, **popen})
+    process.port = port
+    return process
 
 
 def launch(script: str, *args, ranks: int = 1) -> str:
-    """Run a script through the deepspeed launcher to its end; returns its output."""
+    """Run a script over so many ranks to its end; returns its output."""
     process = start(script, *args, ranks=ranks)
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output[-6000:]
-    port = process.args[process.args.index("--master_port") + 1]
-    assert not list(Path("/dev/shm").glob(f"deepspeed_*_{port}_*"))  # gigabytes, after many runs
+    leftovers = Path("/dev/shm").glob(f"deepspeed_*_{process.port}_*")
+    assert not list(leftovers)  # gigabytes, after many runs
     return output
 
 
 def run_alone(*args, script: str = "train_oswft.py", env=None) -> subprocess.CompletedProcess:
-    """The script as rank 0 of 1, without the launcher's seconds."""
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    env = {**os.environ, **alone, "MASTER_PORT": "0"} if env is None else env
+    """The script as rank 0 of 1, with its two streams apart."""
+    env = {**os.environ, **ALONE, "MASTER_PORT": "0"} if env is None else env
     command = [sys.executable, script, *map(str, args)]
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
 
