@@ -16,7 +16,7 @@ from statistics import median
 import numpy as np
 import psutil
 
-from bench.measure import print_section, table, take_turns, timed
+from bench.measure import markdown_table, print_section, take_turns, timed
 
 RELEASE = 14_600  # megabytes of AM-Qwen3-Distilled's math.jsonl
 SENTENCES = (  # of made-up reasoning; {} is a number
@@ -121,7 +121,7 @@ def main(
     minutes = RELEASE / rates[all_cores] / 60
     return [
         f"{count[whole]:,} generated rows of {row_size:.0f} kB, start-up left out.",
-        table(["", "s", "rows/s", "MB/s", "peak memory, MiB"], rows),
+        markdown_table(["", "s", "rows/s", "MB/s", "peak memory, MiB"], rows),
         f"The release's 14.6 GB at the rate of {cores} workers: {minutes:.0f} min",
     ]
 

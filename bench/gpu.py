@@ -10,7 +10,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import train_sft
 from bench.logprobs import HEADER, logprob_cases, logprob_rows
-from bench.measure import goal, print_section, table, timed
+from bench.measure import goal, markdown_table, print_section, timed
 from bench.setup import be_alone, random_rows
 from data import InputError
 from demo.tiny import make_tokenizer
@@ -101,9 +101,9 @@ def main(repetitions: int = 5) -> list[str]:
     return [
         f"{torch.cuda.get_device_name()}; random Qwen3-0.6B, bf16, one rank, 8 rows to a step, "
         f"8,192 tokens at once. A bf16 product of 8,192³ runs at {best / 1e12:.0f} TFLOP/s.",
-        table(["length", "tokens/s", "TFLOP/s", "of that rate", "peak GiB"], rows),
+        markdown_table(["length", "tokens/s", "TFLOP/s", "of that rate", "peak GiB"], rows),
         goal("share of the matrix rate at 4,096 tokens", measured[0][2] / best, "≥ 0.5"),
-        table(HEADER, logprob_rows(cases, repetitions, "bf16")[0]),
+        markdown_table(HEADER, logprob_rows(cases, repetitions, "bf16")[0]),
         sampled,
     ]
 

@@ -7,7 +7,7 @@ from statistics import median
 
 import torch
 
-from bench.measure import extra_memory, goal, print_section, ratio, table, take_turns
+from bench.measure import extra_memory, goal, markdown_table, print_section, ratio, take_turns
 from logprobs import ChunkedLogprobs
 
 HEADER = ["", "s", "÷ dense", "extra peak memory, MiB", "÷ dense"]
@@ -84,7 +84,7 @@ def main(
         "what is held beyond the inputs and their gradients. The dense form takes three matrix "
         "products of this size, ours four, as it computes the logits again: where products are all "
         "that counts, 1.33 is the limit of this design.",
-        table(HEADER, rows),
+        markdown_table(HEADER, rows),
         "\n".join(goals),
     ]
 

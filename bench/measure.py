@@ -90,7 +90,7 @@ def _prepared(prepare: Callable[..., Callable], *args) -> Callable:
     return prepare(*args)
 
 
-def table(header: list[str], rows: list[list]) -> str:
+def markdown_table(header: list[str], rows: list[list]) -> str:
     """A Markdown table; its first column is text, the others are numbers."""
     lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from tyro.conf import OmitArgPrefixes
 
 import train_oswft
-from bench.measure import print_section, table
+from bench.measure import markdown_table, print_section
 from data import load_config
 from engine import GATHER_BYTES
 from logprobs import MAX_LOGITS, LogprobModel
@@ -202,14 +202,14 @@ def main(args: OmitArgPrefixes[Args]) -> list[str]:
     return [
         f"{args.model}: {traced(args.model, 'bf16')[0] / 1e6:,.1f}M parameters, {args.gpus} GPUs "
         f"of {args.gpu_memory:g} GiB, bf16. GiB of one GPU, by phase of a step:",
-        table(["", *phases], [*rows, ["together", *sums]]),
+        markdown_table(["", *phases], [*rows, ["together", *sums]]),
         f"vLLM's share holds {max(0, sequences):.0f} sequences of {args.max_length:,} tokens at "
         "once.",
         verdict,
         f"An epoch of {args.queries:,} queries, with {args.prompt_tokens:g} tokens of prompt, "
         f"{args.solution_tokens:g} of solution, {args.completion_tokens:g} of completion, "
         f"{args.skipped:.0%} skipped:",
-        table(["tokens", "sampled", "trained"], tokens),
+        markdown_table(["tokens", "sampled", "trained"], tokens),
     ]
 
 

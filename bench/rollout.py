@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from bench.measure import goal, print_section, ratio, table, take_turns, timed
+from bench.measure import goal, markdown_table, print_section, ratio, take_turns, timed
 from bench.setup import BASE, tiny_examples
 from rollout import Rollout
 from run import share_cores
@@ -53,7 +53,7 @@ def main(base: Path = BASE, repetitions: int = 21) -> list[str]:
     return [
         "128 prompts × 2 of the demo, tiny model, fp32; `rollout.py` also decodes the text. A seed "
         "for each request makes a run repeatable for any number of ranks.",
-        table(["", "tokens/s", "÷ `LLM.generate`"], rows),
+        markdown_table(["", "tokens/s", "÷ `LLM.generate`"], rows),
         goal("OSW-FT's rollouts ÷ `LLM.generate`", ratio(oswft, same), "≥ 0.97")
         + "\n"
         + goal("GRPO's rollouts ÷ `LLM.generate`", ratio(grpo, with_logprobs), "≥ 0.97"),

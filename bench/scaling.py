@@ -14,7 +14,7 @@ from statistics import median
 import torch
 from transformers import Qwen3ForCausalLM
 
-from bench.measure import goal, print_section, ratio, table, take_turns
+from bench.measure import goal, markdown_table, print_section, ratio, take_turns
 from bench.setup import Setup, random_rows, training_setup, training_step
 from data import stop_token_ids
 from demo.tiny import make_config, make_tokenizer, save_model
@@ -89,10 +89,10 @@ def main(repetitions: int = 5) -> list[str]:
     return [
         f"A random tiny model that never stops: {BATCH} queries, prompts of {PROMPT} tokens, "
         f"completions and solutions of {LENGTH}, K = 2, fp32, every weight 1.",
-        table(["", "s a step", "grown by", "linear"], rows),
+        markdown_table(["", "s a step", "grown by", "linear"], rows),
         goal("the worst growth ÷ linear", worst, "≤ 1"),
         f"The same with {4 * BATCH} queries, through the launcher:",
-        table(["", "s a step", "faster than one thread by"], rank_rows),
+        markdown_table(["", "s a step", "faster than one thread by"], rank_rows),
         goal("2 ranks ÷ 1 rank on the same cores, seconds", ratio(both, threads), "≤ 1"),
     ]
 

@@ -6,7 +6,7 @@ from statistics import median
 
 import torch
 
-from bench.measure import goal, print_section, ratio, table, take_turns
+from bench.measure import goal, markdown_table, print_section, ratio, take_turns
 from bench.setup import BASE, Setup, tiny_examples, training_setup, training_step
 
 PHASES = ("sync", "rollout", "verify", "train")
@@ -44,9 +44,9 @@ def main(base: Path = BASE, repetitions: int = 7) -> list[str]:
     return [
         "The demo's model and data, 128 queries, fp32, one rank; the model is the base, before "
         "fine-tuning.",
-        table([*header, "÷ GRPO"], methods),
+        markdown_table([*header, "÷ GRPO"], methods),
         "OSW-FT with a given share of queries of weight 0, which are skipped:",
-        table([*header, "÷ none skipped"], skipped),
+        markdown_table([*header, "÷ none skipped"], skipped),
         goal("OSW-FT's step ÷ GRPO's", ratio(whole["oswft"], whole["grpo"]), "≤ 0.35"),
     ]
 

@@ -8,7 +8,7 @@ from statistics import median
 import torch
 from transformers import Qwen3ForCausalLM
 
-from bench.measure import goal, print_section, ratio, table, take_turns, timed
+from bench.measure import goal, markdown_table, print_section, ratio, take_turns, timed
 from bench.setup import be_alone
 from demo.tiny import make_config, make_tokenizer
 from engine import Engine
@@ -65,7 +65,7 @@ def main(repetitions: int = 7) -> list[str]:
     return [
         f"{count:.0f}M parameters in {len(named)} tensors, bf16, {size:.0f} MiB, one rank. On "
         "CPU vLLM packs every matrix anew.",
-        table(["", "s", "÷ ours"], rows),
+        markdown_table(["", "s", "÷ ours"], rows),
         goal("a call for each tensor ÷ ours", ratio(each, ours), "≥ 1.5"),
     ]
 

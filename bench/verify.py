@@ -8,7 +8,7 @@ from statistics import median
 
 from math_verify import parse, verify
 
-from bench.measure import goal, print_section, ratio, table, take_turns, timed
+from bench.measure import goal, markdown_table, print_section, ratio, take_turns, timed
 from data import InputError
 from verify import Verifier
 
@@ -73,7 +73,7 @@ def main(
     return [
         f"{len(pairs):,} solutions of GSM8K by language models; {agree:,} verdicts are the same. "
         f"{len(pairs) // 100} hostile answers, of {len(HOSTILE)} kinds.",
-        table(["", "s", "answers/s", "faster than the loop by"], rows),
+        markdown_table(["", "s", "answers/s", "faster than the loop by"], rows),
         goal("answers/s ÷ plain loop", ratio(loop, clean), "≥ 1.5")
         + "\n"
         + goal("seconds with 1 % hostile ÷ clean", ratio(hostile, clean), "≤ 3"),

@@ -24,7 +24,7 @@ import numpy as np
 import tyro
 
 from data import InputError, parse_row, read_rows
-from paper.tables import label
+from paper import label
 
 FIGURES = {  # name -> what the y axis shows
     "mean_weight": "mean weight $1 - \\hat{p}$",

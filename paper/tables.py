@@ -28,13 +28,8 @@ from evaluate import (
     resample,
     score_with_interval,
 )
+from paper import label
 from run import read_args
-
-
-def label(folder: Path) -> str:
-    """A run's name: oswft for runs/oswft as for runs/oswft/eval."""
-    absolute = folder.resolve()
-    return (absolute.parent if absolute.name == "eval" else absolute).name
 
 
 def score(folder: Path, k: tuple[int, ...] = ()) -> None:

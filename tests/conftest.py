@@ -1,5 +1,6 @@
 """Shared by the tests: the tiny model and its data, and a way to start scripts as a user does."""
 
+import fcntl
 import json
 import os
 import socket
@@ -45,9 +46,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory) -> Path:
     """The folder of `demo.tiny make`: model/, train.jsonl, heldout/<tier>.jsonl."""
-    folder = tmp_path_factory.mktemp("tiny")
-    command = [sys.executable, "-m", "demo.tiny", "make", "--output_dir", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent  # one for all workers: the first one makes it, the others wait
+    folder, command = root / "tiny", [sys.executable, "-m", "demo.tiny", "make", "--output_dir"]
+    with (root / "tiny.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            partial = root / "tiny-partial"
+            subprocess.run([*command, str(partial)], cwd=ROOT, check=True, capture_output=True)
+            partial.rename(folder)
     return folder
 
 

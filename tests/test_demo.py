@@ -12,7 +12,7 @@ from paper import plot
 
 
 def test_pass_at_1_of_the_tiny_model_rises_under_each_method_of_the_demo(tmp_path):
-    demo = [sys.executable, "-m", "demo", "--output_dir", tmp_path / "demo", "--steps", "30"]
+    demo = [sys.executable, "-m", "demo", "--output_dir", tmp_path / "demo", "--steps", "20"]
     result = subprocess.run(demo, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     scores = {}
