@@ -113,10 +113,10 @@ class RolloutArgs(TrainArgs):
                 f"--train_batch_size {self.train_batch_size} does not divide "
                 f"--rollout_batch_size {self.rollout_batch_size}"
             )
-        steps_per_batch = self.rollout_batch_size // self.train_batch_size
-        if (self.max_steps or 0) % steps_per_batch:
+        if (self.max_steps or 0) * self.train_batch_size % self.rollout_batch_size:
             raise InputError(
-                f"--max_steps {self.max_steps} ends within a batch of {steps_per_batch} steps"
+                f"--max_steps {self.max_steps} ends within a batch: {self.train_batch_size} queries "
+                f"a step, --rollout_batch_size {self.rollout_batch_size}"
             )
         if world_size % self.vllm_tensor_parallel:
             raise InputError(

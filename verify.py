@@ -48,7 +48,7 @@ FONTS = (
 SPACES = r"\\[ ,;:!]|\\q?quad\b|~|\s"
 LEAD = r"(?:(?:the\s+)?(?:correct\s+|final\s+)?(?:answer|option|choice)(?:\s+is)?[\s:]*)?"
 ANOTHER_LABEL = r"[(\[][A-J][)\]]|(?:^|\s)[A-J][).:\]]"
-SAID_LETTER = r"(?i:answer).{0,50}?(?:^|\s)(?:\*\*)?[(\[]?([A-J])[)\]]?(?:\*\*)?(?:[.,:\s]|$)"
+AFTER_ANSWER = r"(?i:answer).{0,50}?\s([(\[*]*[A-J][)\]*]*)(?:[.,:\s]|$)"  # "answer is **(C)**"
 
 
 # ------------------------------------------------------------------------------------------------
@@ -171,9 +171,9 @@ def reference_letter(answer: str) -> str | None:
 
 
 def said_letter(closing: str) -> str | None:
-    """The letter that follows the last "answer" in a text without a box, e.g. "answer is (C)."."""
-    letters = re.findall(SAID_LETTER, closing)
-    return letters[-1] if letters else None
+    """The letter that follows the last "answer" in a text without a box, or None."""
+    said = re.findall(AFTER_ANSWER, closing)
+    return read_letter(said[-1]) if said else None
 
 
 def read_letter(text: str) -> str | None:

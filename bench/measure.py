@@ -10,7 +10,6 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import median
 
@@ -72,22 +71,30 @@ def extra_memory(call: Callable) -> tuple[float, int]:
     return seconds, peak - before - sum(tensor.nbytes for tensor in kept)
 
 
-def in_own_process(prepare: Callable[..., Callable], *args) -> Callable:
-    """A function that measures in a process of its own.
+class Worker:
+    """A process of its own that measures when it is called.
 
-    At its first call, `prepare(*args)` makes there what each call then runs.
+    Args:
+        prepare: called with `args` in the new process; returns the function that measures.
     """
-    pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-    return lambda: pool.submit(_measure, prepare, *args).result()
+
+    def __init__(self, prepare: Callable[..., Callable], *args):
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        context.Process(target=_serve, args=(theirs, prepare, args), daemon=True).start()
+        theirs.close()
+
+    def __call__(self):
+        self.pipe.send(None)
+        return self.pipe.recv()
 
 
-def _measure(prepare: Callable[..., Callable], *args):
-    return _prepared(prepare, *args)()
-
-
-@functools.cache
-def _prepared(prepare: Callable[..., Callable], *args) -> Callable:
-    return prepare(*args)
+def _serve(pipe, prepare: Callable[..., Callable], args: tuple) -> None:
+    measure = prepare(*args)
+    with contextlib.suppress(EOFError):  # the process that asks has ended
+        while True:
+            pipe.recv()
+            pipe.send(measure())
 
 
 def markdown_table(header: list[str], rows: list[list]) -> str:

@@ -12,7 +12,7 @@ import transformers
 import train_sft
 from bench.measure import (
     goal,
-    in_own_process,
+    Worker,
     markdown_table,
     print_section,
     ratio,
@@ -104,10 +104,10 @@ def main(base: Path = BASE, repetitions: int = 5, batches: int = 6) -> list[str]
     """Measure with the tiny model in `base`; a turn has so many batches. Returns Markdown."""
     model = str(tiny_base(base) / "model")
     cases = {
-        "`train_sft.py`, one rank": in_own_process(prepare_ours, model, batches),
-        "TRL, 128 rows at once": in_own_process(prepare_trl, model, batches, 128, "random"),
-        "TRL, 32 rows at once": in_own_process(prepare_trl, model, batches, 32, "random"),
-        "TRL, 32 at once, grouped by length": in_own_process(
+        "`train_sft.py`, one rank": Worker(prepare_ours, model, batches),
+        "TRL, 128 rows at once": Worker(prepare_trl, model, batches, 128, "random"),
+        "TRL, 32 rows at once": Worker(prepare_trl, model, batches, 32, "random"),
+        "TRL, 32 at once, grouped by length": Worker(
             prepare_trl, model, batches, 32, "group_by_length"
         ),
     }

@@ -83,7 +83,10 @@ def test_bad_input_gets_one_line_and_nothing_is_written(bad_inputs, script, case
         ({"num_rollouts": 0}, "--num_rollouts must be at least 1, got 0"),
         ({"save_every": -1}, "--save_every must be at least 1, got -1"),
         ({"train_batch_size": 7}, "--train_batch_size 7 does not divide --rollout_batch_size 128"),
-        ({"train_batch_size": 64, "max_steps": 5}, "--max_steps 5 ends within a batch of 2 steps"),
+        (
+            {"train_batch_size": 64, "max_steps": 5},
+            "--max_steps 5 ends within a batch: 64 queries a step",
+        ),
         ({"vllm_tensor_parallel": 2}, "--vllm_tensor_parallel 2 does not divide 3 ranks"),
         ({"max_completion_length": 5120}, "--max_completion_length must leave room for a prompt"),
         ({"learning_rate": 0.0}, "--learning_rate must be above 0, got 0.0"),
