@@ -115,8 +115,8 @@ class RolloutArgs(TrainArgs):
             )
         if (self.max_steps or 0) * self.train_batch_size % self.rollout_batch_size:
             raise InputError(
-                f"--max_steps {self.max_steps} ends within a batch: {self.train_batch_size} queries "
-                f"a step, --rollout_batch_size {self.rollout_batch_size}"
+                f"--max_steps {self.max_steps} ends within a batch: {self.train_batch_size} "
+                f"queries a step, --rollout_batch_size {self.rollout_batch_size}"
             )
         if world_size % self.vllm_tensor_parallel:
             raise InputError(

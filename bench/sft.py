@@ -11,8 +11,8 @@ import transformers
 
 import train_sft
 from bench.measure import (
-    goal,
     Worker,
+    goal,
     markdown_table,
     print_section,
     ratio,
