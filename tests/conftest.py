@@ -39,8 +39,8 @@ needs_shared = pytest.mark.skipif(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The whole demo, a test of minutes, first: at the end one core would wait for it."""
-    items.sort(key=lambda item: item.path.name != "test_demo.py")
+    """The files that take minutes come first: at the end one core would wait for them."""
+    items.sort(key=lambda item: item.path.name not in ("test_demo.py", "test_runs.py"))
 
 
 @pytest.fixture(scope="session")
