@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from conftest import ROOT
+from data import InputError
 from paper import plot
 
 
@@ -155,16 +156,18 @@ def test_bad_input_gets_one_line(runs, tmp_path):
     with (damaged / "metrics.jsonl").open("a") as out:
         out.write('{"step": 13, "lo')
     empty = write_run(tmp_path / "empty", {}, steps=0)
-    for arguments, message in [
-        ([tmp_path / "absent"], "absent: holds neither metrics.jsonl nor results.json"),
-        ([damaged], "damaged/metrics.jsonl:13: not JSON"),
-        ([empty], "empty/metrics.jsonl: no step has been done"),
-        ([runs[0], "--by", "size"], "has no argument 'size'; it has model, learning_rate"),
-        ([runs[0], "--figures", "weights"], "known figures: mean_weight, reward"),
-        ([], "needs runs"),
+    for args, message in [
+        ({"runs": (tmp_path / "absent",)}, "absent: holds neither metrics.jsonl nor results.json"),
+        ({"runs": (damaged,)}, "damaged/metrics.jsonl:13: not JSON"),
+        ({"runs": (empty,)}, "empty/metrics.jsonl: no step has been done"),
+        ({"runs": (runs[0],), "by": ("size",)}, "no argument 'size'; it has model, learning_rate"),
+        ({"runs": (runs[0],), "figures": ("weights",)}, "known figures: mean_weight, reward"),
+        ({"runs": ()}, "needs runs"),
     ]:
-        command = [sys.executable, "-m", "paper.plot", *map(str, arguments)]
-        command += ["--output_dir", str(tmp_path / "p")]
-        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        assert result.returncode == 1 and message in result.stderr, result.stderr
-        assert len(result.stderr.strip().splitlines()) == 1
+        with pytest.raises(InputError, match=message) as error:
+            plot.plot(plot.Args(**args, output_dir=tmp_path / "p"))
+        assert "\n" not in str(error.value)
+    command = [sys.executable, "-m", "paper.plot", str(damaged), "--output_dir", str(tmp_path)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 1 and len(result.stderr.strip().splitlines()) == 1
+    assert "damaged/metrics.jsonl:13: not JSON" in result.stderr
