@@ -48,7 +48,7 @@ FONTS = (
 SPACES = r"\\[ ,;:!]|\\q?quad\b|~|\s"
 LEAD = r"(?:(?:the\s+)?(?:correct\s+|final\s+)?(?:answer|option|choice)(?:\s+is)?[\s:]*)?"
 ANOTHER_LABEL = r"[(\[][A-J][)\]]|(?:^|\s)[A-J][).:\]]"
-AFTER_ANSWER = r"(?i:answer).{0,50}?\s([(\[*]*[A-J][)\]*]*)(?:[.,:\s]|$)"  # "answer is **(C)**"
+AFTER_ANSWER = r"(?i:answer).{0,50}?\s([(\[*]*[A-J][)\]*]*)(?:[.,:\s}]|$)"  # "answer is **(C)**"
 
 
 # ------------------------------------------------------------------------------------------------
