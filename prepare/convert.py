@@ -7,12 +7,12 @@ The source is a hub id or a JSONL file with the same columns.
 """
 
 import re
-import sys
 from dataclasses import asdict
 
 import tyro
 
 from data import Example, InputError, get_fields, read_rows, write_rows
+from prepare import run_commands
 
 
 def import_aqua(source: tyro.conf.Positional[str], output: tyro.conf.Positional[str]) -> None:
@@ -64,15 +64,4 @@ def write_examples(examples: list[Example], source: str, output: str) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        tyro.extras.subcommand_cli_from_dict(
-            {"aqua": import_aqua, "gsm8k": import_gsm8k},
-            prog="python -m prepare.convert",
-            description=__doc__,
-            use_underscores=True,
-        )
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        sys.exit(130)
-    except (InputError, OSError) as error:
-        sys.exit(f"error: {error}")
+    run_commands("python -m prepare.convert", __doc__, {"aqua": import_aqua, "gsm8k": import_gsm8k})

@@ -7,7 +7,6 @@ The tokens are those of --tokenizer. A file that was curated has it in the repor
 """
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from data import (
     load_tokenizer,
     tokenize_examples,
 )
+from prepare import run_commands
 
 NO_LIMIT = 2**31  # tokens; no example is longer, so all are kept
 CONTEXT = 4  # tokens that `show` lists on each side of where the loss starts, and at the end
@@ -139,15 +139,4 @@ def print_bars(counts: dict[str, int]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        tyro.extras.subcommand_cli_from_dict(
-            {"show": show, "stats": stats},
-            prog="python -m prepare.look",
-            description=__doc__,
-            use_underscores=True,
-        )
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        sys.exit(130)
-    except (InputError, OSError) as error:
-        sys.exit(f"error: {error}")
+    run_commands("python -m prepare.look", __doc__, {"show": show, "stats": stats})

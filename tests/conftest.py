@@ -59,6 +59,18 @@ def tiny(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture
+def write(tmp_path):
+    """Writes rows, given as text or as objects, into a JSONL file; returns its path."""
+
+    def write(*lines) -> str:
+        path = tmp_path / "rows.jsonl"
+        path.write_text("".join(x if isinstance(x, str) else json.dumps(x) + "\n" for x in lines))
+        return str(path)
+
+    return write
+
+
 def start(script: str, *args, ranks: int = 1, **popen) -> subprocess.Popen:
     """Start a script on a port of its own: several ranks through the deepspeed launcher, one rank
     without the launcher's seconds."""

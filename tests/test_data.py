@@ -1,7 +1,6 @@
 """What the model reads: rows, prompts, token ids, batches."""
 
 import itertools
-import json
 
 import numpy as np
 import pytest
@@ -20,16 +19,6 @@ ROW = {"id": "1", "question": "1+1", "solution": "\\boxed{2}", "answer": "2", "s
 @pytest.fixture(params=["tiny", pytest.param("qwen", marks=needs_shared)])
 def tokenizer(request):
     return make_tokenizer() if request.param == "tiny" else data.load_tokenizer(str(QWEN))
-
-
-@pytest.fixture
-def write(tmp_path):
-    def write(*lines) -> str:
-        path = tmp_path / "rows.jsonl"
-        path.write_text("".join(x if isinstance(x, str) else json.dumps(x) + "\n" for x in lines))
-        return str(path)
-
-    return write
 
 
 # ---- rows

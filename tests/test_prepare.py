@@ -1,6 +1,5 @@
 """The importers, the letters that curation reads, and what show and stats print."""
 
-import json
 import re
 import subprocess
 import sys
@@ -16,16 +15,6 @@ from prepare.curate import Args, curate
 from prepare.letters import end_in_box, final_letter, option_labels
 from prepare.look import show, stats
 from verify import is_correct
-
-
-@pytest.fixture
-def write(tmp_path):
-    def write(*lines) -> str:
-        path = tmp_path / "rows.jsonl"
-        path.write_text("".join(x if isinstance(x, str) else json.dumps(x) + "\n" for x in lines))
-        return str(path)
-
-    return write
 
 
 @pytest.fixture(scope="module")
