@@ -23,7 +23,9 @@ import torch
 import torch.distributed as dist
 import transformers
 from deepspeed.accelerator import get_accelerator
+from torch.nn import Module
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.core_model_loading import revert_weight_conversion
 
 from data import (
     InputError,
@@ -95,10 +97,16 @@ def load_model(path_or_hub_id: str, max_length: int) -> PreTrainedModel:
     """Load a causal language model. Raises InputError if it is absent or made for shorter text."""
     config = load_config(path_or_hub_id, max_length, f"--max_length {max_length}")
     try:
-        return AutoModelForCausalLM.from_pretrained(path_or_hub_id, config=config)
+        model = AutoModelForCausalLM.from_pretrained(path_or_hub_id, config=config)
     except (OSError, ValueError) as error:
         reason = f"cannot load a model from there: {first_line(error)}"
         raise InputError(f"{path_or_hub_id}: {reason}") from error
+    try:
+        model.generation_config.validate(strict=True)  # else the first save would find it out
+    except ValueError as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{path_or_hub_id}: generation_config.json: {reason}") from error
+    return model
 
 
 class Engine:
@@ -130,7 +138,13 @@ class Engine:
         bf16 = precision == "bf16"
         for parameter in model.parameters():  # model.to() would round the rotary frequencies too
             parameter.data = parameter.data.to(torch.bfloat16 if bf16 else torch.float32)
-        model = LogprobModel(model).train()
+        try:
+            model = LogprobModel(model)
+        except ValueError as error:
+            raise InputError(str(error)) from error
+        # For some models vLLM takes transformers' class and changes it; ours becomes a class apart.
+        base = model.model.base_model
+        base.__class__ = type(type(base).__name__, (type(base),), {"__call__": Module.__call__})
         self.adam = torch.optim.AdamW(
             model.parameters(),
             lr=learning_rate,
@@ -296,32 +310,40 @@ class Engine:
         return scores
 
     def named_weights(self, gather_bytes: int = GATHER_BYTES) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield every parameter in full under its Hugging Face name; tied ones once.
+        """Yield every weight in full under the name that it has in a checkpoint; tied ones once.
 
         A collective: all ranks have to run the iterator to its end. Under ZeRO-3 about
         `gather_bytes` are gathered at a time. The tensors are copies, which the caller may keep.
         """
-        bucket, size = [], 0
+        for bucket in self._gather(gather_bytes):
+            # transformers may hold a mixture's experts in one tensor, a checkpoint one by one
+            yield from revert_weight_conversion(self.model, bucket).items()
+
+    def _gather(self, gather_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
+        """Copies of all parameters, so many bytes at a time; then of the persistent buffers."""
+        bucket, size = {}, 0
         for name, parameter in self.model.named_parameters():
             numel = getattr(parameter, "ds_numel", parameter.numel())  # numel() of a shard is 0
             if bucket and size + numel * parameter.element_size() > gather_bytes:
-                yield from self._gather(bucket)
-                bucket, size = [], 0
-            bucket.append((name, parameter))
+                yield self._gather_bucket(bucket)
+                bucket, size = {}, 0
+            bucket[name] = parameter
             size += numel * parameter.element_size()
-        yield from self._gather(bucket)
+        yield self._gather_bucket(bucket)
+        persistent = self.model.state_dict().keys()
+        buffers = self.model.named_buffers()
+        yield {name: buffer.clone() for name, buffer in buffers if name in persistent}
 
-    def _gather(self, bucket) -> Iterator[tuple[str, torch.Tensor]]:
-        with deepspeed.zero.GatheredParameters([parameter for _, parameter in bucket]):
-            for name, parameter in bucket:
-                yield name, parameter.detach().clone()
+    def _gather_bucket(self, bucket: dict[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
+        with deepspeed.zero.GatheredParameters(list(bucket.values())):
+            return {name: parameter.detach().clone() for name, parameter in bucket.items()}
 
     def save_model(self, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
         """Write a plain Hugging Face folder that stops at the end of turn. A collective."""
         weights = {}
-        for name, tensor in self.named_weights():
+        for bucket in self._gather(GATHER_BYTES):
             if dist.get_rank() == 0:
-                weights[name] = tensor.cpu()
+                weights |= {name: tensor.cpu() for name, tensor in bucket.items()}
         if dist.get_rank() == 0:
             self.model.generation_config.eos_token_id = stop_token_ids(tokenizer)
             self.model.save_pretrained(folder, state_dict=weights)

@@ -13,10 +13,12 @@ import torch
 import torch.distributed as dist
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
-from data import InputError, stop_token_ids
+from data import InputError, TokenizedExample, Trajectory, pad_completions, stop_token_ids
 from run import RolloutArgs
 
 CPU_SEQUENCES = 256  # that a CPU samples at a time
+CHECKED_QUERIES = 8  # of a batch, whose first answers the trainer scores too
+MAX_GAP = 0.1  # nats a token, on average: rounding in bf16 gives 0.01
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,51 @@ def completion_stats(completions: Sequence[Completion]) -> dict[str, float]:
         "unknown_tokens": sum(completion.unknown_tokens for completion in completions),
         "rollout_tokens": sum(lengths),
     }
+
+
+def trajectories(
+    queries: Sequence[TokenizedExample], completions: Sequence[Completion]
+) -> list[Trajectory]:
+    """Sampled answers as rows for the trainer, each with its query's prompt."""
+    return [
+        Trajectory(queries[c.query].id, queries[c.query].prompt_ids, c.token_ids)
+        for c in completions
+    ]
+
+
+def vllm_gap(
+    engine,
+    queries: Sequence[TokenizedExample],
+    completions: Sequence[Completion],
+    args: RolloutArgs,
+    refuse: bool,
+) -> dict[str, float]:
+    """How far apart vLLM's and the trainer's log-probabilities of some samples are. A collective.
+
+    Args:
+        completions: B * K of them, in the order of the queries; those of the first
+            CHECKED_QUERIES carry log-probabilities.
+        refuse: raise InputError if the two are different models.
+
+    Returns:
+        the mean and the largest difference of a token, in nats.
+    """
+    checked = completions[: CHECKED_QUERIES * args.num_rollouts : args.num_rollouts]
+    answers = trajectories(queries, checked)
+    sampled = pad_completions([c.logprobs for c in checked], answers).to(engine.device)
+    scores = engine.score(answers, args.max_tokens_per_micro_batch, args.temperature)  # (N, T)
+    gaps = (scores - sampled).abs()
+    mean = gaps.sum().item() / sum(len(c.token_ids) for c in checked)
+    if refuse and not mean < MAX_GAP:
+        raise InputError(
+            f"{args.model}: vLLM does not sample from the model that is trained: their "
+            f"log-probabilities of a sampled token differ by {mean:.2g} nats on average"
+        )
+    return {"vllm_gap_mean": mean, "vllm_gap_max": gaps.max().item()}
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:500] or repr(error)
 
 
 def import_vllm():
@@ -106,22 +153,25 @@ class Rollout:
                 "enable_chunked_prefill": False,
                 "max_num_batched_tokens": max(max_length, 8192),
             }
-        self.llm = self.vllm.LLM(
-            model=model,
-            skip_tokenizer_init=True,  # token ids in, token ids out
-            dtype="bfloat16" if precision == "bf16" else "float32",
-            max_model_len=max_length,
-            gpu_memory_utilization=memory_share,
-            tensor_parallel_size=tensor_parallel,
-            distributed_executor_backend="external_launcher" if distributed else None,
-            load_format="auto" if load_weights_from_disk else "dummy",
-            enable_sleep_mode=self.sleeps,
-            generation_config="vllm",  # no defaults from the model's folder
-            logprobs_mode="processed_logprobs",  # of the distribution that is sampled from
-            seed=0,  # of the engine; every request has its own
-            use_tqdm_on_load=False,
-            **options,
-        )
+        try:
+            self.llm = self.vllm.LLM(
+                model=model,
+                skip_tokenizer_init=True,  # token ids in, token ids out
+                dtype="bfloat16" if precision == "bf16" else "float32",
+                max_model_len=max_length,
+                gpu_memory_utilization=memory_share,
+                tensor_parallel_size=tensor_parallel,
+                distributed_executor_backend="external_launcher" if distributed else None,
+                load_format="auto" if load_weights_from_disk else "dummy",
+                enable_sleep_mode=self.sleeps,
+                generation_config="vllm",  # no defaults from the model's folder
+                logprobs_mode="processed_logprobs",  # of the distribution that is sampled from
+                seed=0,  # of the engine; every request has its own
+                use_tqdm_on_load=False,
+                **options,
+            )
+        except Exception as error:  # vLLM raises many types
+            raise InputError(f"{model}: vLLM cannot load it: {one_line(error)}") from error
         self.sleep()
 
     @classmethod
@@ -144,9 +194,12 @@ class Rollout:
         """
         if self.sleeps:
             self.llm.wake_up(tags=["weights"])
-        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named_weights})
+        try:
+            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named_weights})
+        except (AttributeError, KeyError, ValueError) as error:
+            raise InputError(f"vLLM cannot take the weights: {one_line(error)}") from error
         if not torch.cuda.is_available():
-            self.llm.apply_model(_repack_head)
+            self.llm.apply_model(_repack)
         if self.sleeps:
             self.llm.wake_up(tags=["kv_cache"])
         if not self.llm.reset_prefix_cache():
@@ -164,7 +217,7 @@ class Rollout:
         max_tokens: int,
         seeds: Sequence[int],
         temperature: float = 1.0,
-        logprobs: bool = False,
+        logprobs: int = 0,
         on_progress: Callable[[int, int], bool] = lambda finished, total: True,
     ) -> list[Completion] | None:
         """Sample `num_samples` completions of each prompt; they share the prompt's computation.
@@ -176,8 +229,8 @@ class Rollout:
             prompts: token ids.
             max_tokens: of a completion; prompt and completion together fit into `max_length`.
             seeds: one per prompt. The same seed, prompt and weights give the same completions.
-            logprobs: whether completions carry those of their tokens. They take time: a softmax
-                over the whole vocabulary for every token.
+            logprobs: of so many prompts, from the first, the completions carry those of their
+                tokens. They take time: a softmax over the whole vocabulary for every token.
             on_progress: called after each engine step with the prompts finished, and all in this
                 rank's share. If it returns False, generation is given up, unless ranks sample
                 together: one must not stop without the others.
@@ -209,7 +262,7 @@ class Rollout:
         temperature: float = 1.0,
         top_p: float = 1.0,
         top_k: int = 0,
-        logprobs: bool = False,
+        logprobs: int = 0,
     ) -> Iterator[list[Completion]]:
         """Like `generate`, but yields after each engine step the completions that it finished.
 
@@ -226,7 +279,7 @@ class Rollout:
                 max_tokens=min(max_tokens, self.max_length - len(prompts[index])),
                 stop_token_ids=self.stop_token_ids,
                 seed=seeds[index],
-                logprobs=0 if logprobs else None,  # of the sampled token alone
+                logprobs=0 if index < logprobs else None,  # 0: of the sampled token alone
                 flat_logprobs=True,  # a list of numbers, not an object for each
                 detokenize=False,
                 output_kind=self.vllm.sampling_params.RequestOutputKind.FINAL_ONLY,
@@ -261,14 +314,22 @@ class Rollout:
 def kv_cache_bytes(model: str, max_length: int, precision: str) -> int:
     """Of one sequence of `max_length` tokens, in whole blocks of 128."""
     config = AutoConfig.from_pretrained(model)
-    values = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    key_value_heads = getattr(config, "num_key_value_heads", None) or heads
+    values = 2 * config.num_hidden_layers * key_value_heads * head_dim
     return (max_length // 128 + 1) * 128 * values * (2 if precision == "bf16" else 4)
 
 
-def _repack_head(model: torch.nn.Module) -> None:
-    """Pack vLLM's head again: on CPU it computes with a packed copy of the matrix.
+def _repack(model: torch.nn.Module) -> None:
+    """Pack vLLM's matrices again: on a CPU it computes with packed copies of them.
 
-    A head that is tied to the embeddings gets no weights when they are reloaded, and vLLM 0.32
-    keeps the old copy.
+    When weights are reloaded, vLLM 0.32 keeps the old copies of two kinds: a head that is tied to
+    the embeddings, which gets no weights of its own, and a mixture's experts.
     """
-    model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if getattr(method, "moe_kernel", None):
+            method.moe_kernel.fused_experts.process_weights_after_loading(module)
+        elif hasattr(module, "cpu_linear") and module.weight.numel():  # others keep only the copy
+            method.process_weights_after_loading(module)

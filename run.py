@@ -311,6 +311,7 @@ class Run:
         if checkpoint:
             engine.load_state(checkpoint)
             self.step = self.saved_step = int(checkpoint.name.removeprefix("checkpoint-"))
+        self.first_step = self.step  # those done before this process began
         self.writes = dist.get_rank() == 0
         if self.writes:
             self._open_files()

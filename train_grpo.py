@@ -29,7 +29,7 @@ import torch
 
 from data import InputError, Trajectory, derive_seed, pad_completions
 from engine import Engine, gather, gather_rewards, init_distributed
-from rollout import Rollout, completion_stats
+from rollout import Rollout, completion_stats, trajectories, vllm_gap
 from run import RolloutArgs, Run, claim_output_dir, load_training_data, parse_args, say_error
 from verify import Verifier
 
@@ -148,7 +148,7 @@ def update(
             mask *= (old - sampling).exp().clamp(max=args.importance_cap)
         loss = grpo_loss(logprobs, old, advantage, mask, normalizer, args.clip_low, args.clip_high)
         engine.backward(loss)
-        diagnostics.append(diagnose(logprobs.detach(), old, sampling, advantage, batch.mask, args))
+        diagnostics.append(diagnose(logprobs.detach(), old, advantage, batch.mask, args))
     stats = engine.step()
 
     skipped = (advantages == 0).tolist()
@@ -161,18 +161,15 @@ def update(
     }
 
 
-def diagnose(logprobs, old_logprobs, sampling_logprobs, advantages, mask, args) -> dict:
-    """Sums over the tokens of one pass, and the largest gap; scalars by name."""
+def diagnose(logprobs, old_logprobs, advantages, mask, args) -> dict:
+    """Sums over the tokens of one pass; scalars by name."""
     log_ratio = logprobs - old_logprobs  # (n, T), like all of these
     ratio = log_ratio.exp()
-    gap = (old_logprobs - sampling_logprobs).abs() * mask
     return {
         "tokens": mask.sum(),
         "clipped_low": ((ratio < args.clip_low) & (advantages[:, None] < 0) & mask).sum(),
         "clipped_high": ((ratio > args.clip_high) & (advantages[:, None] > 0) & mask).sum(),
         "kl": ((ratio - 1 - log_ratio) * mask).sum(),  # unbiased, and never negative
-        "gap": gap.sum(),
-        "largest_gap": gap.max(),
     }
 
 
@@ -185,8 +182,6 @@ def mean_diagnostics(diagnostics: Sequence[dict]) -> dict[str, float]:
         "clipped_low_share": total["clipped_low"] / tokens,
         "clipped_high_share": total["clipped_high"] / tokens,
         "approx_kl": total["kl"] / tokens,
-        "vllm_gap_mean": total["gap"] / tokens,
-        "vllm_gap_max": max(sums["largest_gap"] for sums in passes),
     }
 
 
@@ -216,7 +211,7 @@ def main(args: Args) -> int:
                 max_tokens=args.max_completion_length,
                 seeds=[derive_seed(args.seed, batch, query.id) for query in queries],
                 temperature=args.temperature,
-                logprobs=True,
+                logprobs=batch_size,
                 on_progress=run.on_rollout,
             )  # this rank's share
             rollout.sleep()
@@ -230,6 +225,7 @@ def main(args: Args) -> int:
                 [queries[completion.query].example.answer for completion in completions],
             )
             completions, rewards = gather_rewards(completions, verdicts, len(queries))  # (B, G)
+            gap = vllm_gap(engine, queries, completions, args, refuse=run.step == run.first_step)
 
             # ---- weigh: how much better than its group is an answer?
             advantages = grpo_advantages(rewards)  # (B, G)
@@ -237,10 +233,7 @@ def main(args: Args) -> int:
             run.lap("verify_s")
 
             # ---- update: one optimizer step per `train_batch_size` queries
-            answers = [
-                Trajectory(queries[c.query].id, queries[c.query].prompt_ids, c.token_ids)
-                for c in completions
-            ]
+            answers = trajectories(queries, completions)
             sampling = pad_completions([c.logprobs for c in completions], answers).to(engine.device)
             rewards, advantages, old = rewards.flatten(), advantages.flatten(), None  # (B * G,)
             if steps_per_batch > 1:  # the model moves on before the batch is used up
@@ -259,6 +252,7 @@ def main(args: Args) -> int:
                         "reward": rewards[part].mean().item(),
                         "no_signal_share": no_signal.float().mean().item(),
                         **stats,
+                        **gap,
                         **completion_stats(completions[part]),
                     }
                 )

@@ -27,7 +27,7 @@ import torch
 
 from data import InputError, TokenizedExample, derive_seed
 from engine import Engine, gather_rewards, init_distributed
-from rollout import Rollout, completion_stats
+from rollout import CHECKED_QUERIES, Rollout, completion_stats, vllm_gap
 from run import RolloutArgs, Run, claim_output_dir, load_training_data, parse_args, say_error
 from verify import Verifier
 
@@ -163,6 +163,7 @@ def main(args: Args) -> int:
                 max_tokens=args.max_completion_length,
                 seeds=[derive_seed(args.seed, batch, query.id) for query in queries],
                 temperature=args.temperature,
+                logprobs=CHECKED_QUERIES,
                 on_progress=run.on_rollout,
             )  # this rank's share
             rollout.sleep()
@@ -176,6 +177,7 @@ def main(args: Args) -> int:
                 [queries[completion.query].example.answer for completion in completions],
             )
             completions, rewards = gather_rewards(completions, verdicts, len(queries))  # (B, K)
+            gap = vllm_gap(engine, queries, completions, args, refuse=run.step == run.first_step)
 
             # ---- weigh: w = 1 - p̂
             generator = torch.Generator().manual_seed(derive_seed(args.seed, batch, "weights"))
@@ -190,7 +192,7 @@ def main(args: Args) -> int:
                 run.lap("train_s")
                 sampled = completions[start * k : (start + size) * k]
                 pass_rate = rewards[part].mean().item()
-                run.log({"pass_rate": pass_rate, **stats, **completion_stats(sampled)})
+                run.log({"pass_rate": pass_rate, **stats, **gap, **completion_stats(sampled)})
     return 0 if run.finished else 130
 
 

@@ -26,7 +26,7 @@ def logprob_cases(
     upstream = torch.randn(tokens, device=device)
 
     def ours():
-        logprobs = ChunkedLogprobs.apply(hidden, weight, targets, 1.0)
+        logprobs = ChunkedLogprobs.apply(hidden, weight, None, targets)
         return torch.autograd.grad(logprobs, [hidden, weight], upstream)
 
     def dense():

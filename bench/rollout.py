@@ -6,7 +6,7 @@ from statistics import median
 
 from bench.measure import goal, markdown_table, print_section, ratio, take_turns, timed
 from bench.setup import BASE, tiny_examples
-from rollout import Rollout
+from rollout import CHECKED_QUERIES, Rollout
 from run import share_cores
 
 SAME = "`LLM.generate`, the same sampling parameters"
@@ -29,7 +29,7 @@ def main(base: Path = BASE, repetitions: int = 21) -> list[str]:
         outputs = ours.llm.generate(inputs, params, use_tqdm=False)
         return sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
 
-    def through_rollout(logprobs: bool) -> int:
+    def through_rollout(logprobs: int) -> int:
         completions = ours.generate(prompts, 2, max_tokens=48, seeds=seeds, logprobs=logprobs)
         return sum(len(completion.token_ids) for completion in completions)
 
@@ -40,9 +40,9 @@ def main(base: Path = BASE, repetitions: int = 21) -> list[str]:
         return sum(tokens) / seconds
 
     cases = {
-        "`rollout.py`, as OSW-FT calls it": (through_rollout, False),
+        "`rollout.py`, as OSW-FT calls it": (through_rollout, CHECKED_QUERIES),
         SAME: (bare, True, None),
-        "`rollout.py`, as GRPO calls it (log-probabilities)": (through_rollout, True),
+        "`rollout.py`, as GRPO calls it (log-probabilities)": (through_rollout, len(prompts)),
         f"{SAME} with log-probabilities": (bare, True, 0),
         "`LLM.generate`, no seeds, no log-probabilities": (bare, False, None),
     }

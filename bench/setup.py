@@ -25,7 +25,7 @@ from data import (
     tokenize_examples,
 )
 from engine import Engine, gather_rewards, init_distributed, load_model
-from rollout import Rollout
+from rollout import CHECKED_QUERIES, Rollout
 from run import Stopwatch
 from verify import Verifier
 
@@ -112,7 +112,11 @@ def training_step(
     clock.lap("sync")
     prompts, seeds = [query.prompt_ids for query in queries], list(range(len(queries)))
     completions = rollout.generate(
-        prompts, num_rollouts, max_tokens, seeds, logprobs=method == "grpo"
+        prompts,
+        num_rollouts,
+        max_tokens,
+        seeds,
+        logprobs=len(prompts) if method == "grpo" else CHECKED_QUERIES,
     )
     clock.lap("rollout")
     references = [queries[completion.query].example.answer for completion in completions]

@@ -223,9 +223,6 @@ def compare_grpo(case: Case, steps_per_batch: int, **settings) -> None:
             live = [i for i in range(start, start + size) if advantages[i]]
             tokens = sum(len(rows[i].completion_ids) for i in live)
             assert stats["skipped_sequences"] == size - len(live)
-            gaps = torch.cat([noise[i] for i in live] or [torch.zeros(1)]).abs()
-            assert stats["vllm_gap_mean"] == pytest.approx(gaps.mean().item(), abs=close)
-            assert stats["vllm_gap_max"] == pytest.approx(gaps.max().item(), abs=close)
             same_step(engine, reference, adam, gradients, loss, stats, case)
             if case.precision == "bf16":
                 break

@@ -50,7 +50,7 @@ def main(tiny: str, folder: str, tied: str, precision: str, tensor_parallel: str
 
     def sample(seeds):
         mine = rollout.generate(
-            prompts, 2, max_tokens=40, seeds=seeds, temperature=TEMPERATURE, logprobs=True
+            prompts, 2, max_tokens=40, seeds=seeds, temperature=TEMPERATURE, logprobs=3
         )
         return sorted(gather(mine), key=lambda completion: completion.query)
 

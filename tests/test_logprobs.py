@@ -12,23 +12,30 @@ from conftest import ROOT
 from logprobs import ChunkedLogprobs
 
 
-@pytest.mark.parametrize(("tokens", "temperature"), [(1, 1.0), (4, 1.0), (5, 0.6), (13, 1.7)])
+@pytest.mark.parametrize(
+    ("tokens", "temperature", "scale", "cap"),
+    [(1, 1.0, 1.0, None), (4, 1.0, 1.0, None), (5, 0.6, 0.3, None), (13, 1.7, 2.0, 1.5)],
+)
+@pytest.mark.parametrize("with_bias", [False, True])
 def test_chunked_logprobs_equal_the_dense_ones_in_value_and_gradient(
-    tokens, temperature, monkeypatch
+    tokens, temperature, scale, cap, with_bias, monkeypatch
 ):
     monkeypatch.setitem(logprobs_module.MAX_LOGITS, "cpu", 7 * tokens)  # 29 = 4 * 7 + 1
     torch.manual_seed(0)
     hidden = torch.randn(tokens, 8, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(29, 8, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(29, dtype=torch.float64, requires_grad=True) if with_bias else None
     targets = torch.randint(29, (tokens,))
     upstream = torch.randn(tokens)
-    logits = hidden @ weight.T / temperature
-    dense = logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
-    ours = ChunkedLogprobs.apply(hidden, weight, targets, temperature)
+    logits = scale * torch.nn.functional.linear(hidden, weight, bias)
+    logits = cap * (logits / cap).tanh() if cap else logits
+    dense = (logits / temperature).log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+    ours = ChunkedLogprobs.apply(hidden, weight, bias, targets, temperature, scale, cap)
     torch.testing.assert_close(ours.double(), dense, rtol=1e-5, atol=1e-5)
-    expected = torch.autograd.grad((dense * upstream).sum(), [hidden, weight])
+    inputs = [hidden, weight, *([bias] if with_bias else [])]
+    expected = torch.autograd.grad((dense * upstream).sum(), inputs)
     for gradient, reference in zip(
-        torch.autograd.grad((ours * upstream).sum(), [hidden, weight]), expected, strict=True
+        torch.autograd.grad((ours * upstream).sum(), inputs), expected, strict=True
     ):
         torch.testing.assert_close(gradient, reference, rtol=1e-4, atol=1e-5)
 
@@ -48,7 +55,7 @@ def test_no_tensor_of_tokens_times_vocabulary_ever_exists(monkeypatch):
     hidden = torch.randn(500, 4, requires_grad=True)
     weight = torch.randn(1000, 4, requires_grad=True)
     with Watch():
-        logprobs = ChunkedLogprobs.apply(hidden, weight, torch.randint(1000, (500,)), 1.0)
+        logprobs = ChunkedLogprobs.apply(hidden, weight, None, torch.randint(1000, (500,)))
         logprobs.sum().backward()
     assert largest == 50 * 1000
 
@@ -57,7 +64,7 @@ def test_without_any_token_the_gradients_are_zero():
     """A rank that has no row left takes part in a pass with an all-false mask."""
     hidden = torch.randn(0, 4, requires_grad=True)
     weight = torch.randn(9, 4, requires_grad=True)
-    logprobs = ChunkedLogprobs.apply(hidden, weight, torch.zeros(0, dtype=torch.long), 1.0)
+    logprobs = ChunkedLogprobs.apply(hidden, weight, None, torch.zeros(0, dtype=torch.long))
     logprobs.sum().backward()
     assert logprobs.shape == (0,) and hidden.grad.shape == (0, 4)
     assert torch.equal(weight.grad, torch.zeros(9, 4))
