@@ -175,8 +175,10 @@ def load_config(path_or_hub_id: str, max_length: int, asked: str) -> PreTrainedC
         config = AutoConfig.from_pretrained(path_or_hub_id)
     except (OSError, ValueError) as error:
         raise InputError(f"{path_or_hub_id}: no model there: {first_line(error)}") from error
-    if max_length > config.max_position_embeddings:
-        limit = config.max_position_embeddings
+    if config.get_text_config() is not config:
+        raise InputError(f"{path_or_hub_id}: reads more than text ({config.model_type})")
+    limit = getattr(config, "max_position_embeddings", None)  # some models have none
+    if limit and max_length > limit:
         raise InputError(f"{asked} is beyond the model's limit of {limit} tokens")
     return config
 

@@ -86,7 +86,8 @@ def vllm_gap(
 
 
 def one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:500] or repr(error)
+    """What an error says, in one line, without what pydantic adds at the end."""
+    return " ".join(str(error).split()).partition(" [type=")[0] or repr(error)
 
 
 def import_vllm():
@@ -288,7 +289,11 @@ class Rollout:
         try:
             while engine.has_unfinished_requests():
                 finished = []
-                for output in engine.step():
+                try:
+                    outputs = engine.step()
+                except AttributeError as error:  # a weight that vLLM 0.32 forgot, as Phi's bias
+                    raise InputError(f"vLLM cannot sample: {one_line(error)}") from error
+                for output in outputs:
                     index = int(output.request_id)
                     unfinished.remove(index)
                     samples = sorted(output.outputs, key=lambda sample: sample.index)

@@ -111,13 +111,8 @@ def training_step(
     rollout.load_weights(engine.named_weights())
     clock.lap("sync")
     prompts, seeds = [query.prompt_ids for query in queries], list(range(len(queries)))
-    completions = rollout.generate(
-        prompts,
-        num_rollouts,
-        max_tokens,
-        seeds,
-        logprobs=len(prompts) if method == "grpo" else CHECKED_QUERIES,
-    )
+    logprobs = len(prompts) if method == "grpo" else CHECKED_QUERIES
+    completions = rollout.generate(prompts, num_rollouts, max_tokens, seeds, logprobs=logprobs)
     clock.lap("rollout")
     references = [queries[completion.query].example.answer for completion in completions]
     verdicts = verifier.score([completion.text for completion in completions], references)

@@ -1,0 +1,183 @@
+"""Run by test_families.py: which model families are trained right.
+
+    python tests/families.py            # all of them; prints the table of docs/models.md
+    python tests/families.py gemma2 phi # some
+
+Every family is a tiny random model whose biases and buffers are random too. It is loaded, trained
+for one step, saved, loaded again, and asked for answers, in fp32, by the code that trains.
+"""
+
+import multiprocessing
+import os
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from data import Example, InputError, TokenizedExample
+from demo.tiny import make_tokenizer
+from engine import Engine, init_distributed, load_model
+from logprobs import LogprobModel, own_logprobs
+from rollout import Rollout, import_vllm, vllm_gap
+from train_oswft import Args
+
+SIZES = {
+    **{"vocab_size": 64, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
+    **{"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 512},
+    **{"initializer_range": 0.1, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0},
+}
+GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 512}
+HEADS = {"head_dim": 32}
+WINDOW = {"head_dim": 32, "sliding_window": 16}
+MIXTURE = {
+    **{"num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2},
+    **{"moe_intermediate_size": 64, "n_shared_experts": 1, "n_group": 1, "topk_group": 1},
+    **{"first_k_dense_replace": 1},
+}
+MAMBA = {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16}
+
+FAMILIES = {  # name: (model_type, what differs from SIZES)
+    "Qwen3": ("qwen3", HEADS),
+    "Qwen2, Qwen2.5": ("qwen2", {}),
+    "Qwen3-MoE": ("qwen3_moe", MIXTURE | HEADS),
+    "Llama 2, 3": ("llama", {}),
+    "Mistral": ("mistral", {"sliding_window": None}),
+    "Mixtral": ("mixtral", MIXTURE | {"sliding_window": None}),
+    "Ministral": ("ministral", WINDOW),
+    "Gemma 1": ("gemma", HEADS),
+    "Gemma 2": (
+        "gemma2",
+        WINDOW
+        | {"query_pre_attn_scalar": 32}
+        | {"attn_logit_softcapping": 1.0, "final_logit_softcapping": 2.0},
+    ),
+    "Gemma 3, text": ("gemma3_text", WINDOW),
+    "Gemma 3, text and pictures": ("gemma3", {}),
+    "Gemma 4, text": (
+        "gemma4_text",
+        WINDOW
+        | {"global_head_dim": 32, "hidden_size_per_layer_input": 0}
+        | {"vocab_size_per_layer_input": 64},
+    ),
+    "Phi 1, 2": ("phi", {}),
+    "Phi-3, Phi-4": ("phi3", {}),
+    "SmolLM3": ("smollm3", {"no_rope_layers": [1, 0]}),
+    "OLMo 2": ("olmo2", {}),
+    "OLMo 3": ("olmo3", WINDOW),
+    "Granite": ("granite", {"logits_scaling": 8.0, "attention_multiplier": 0.2}),
+    "GraniteMoE": ("granitemoe", MIXTURE | {"logits_scaling": 8.0}),
+    "Cohere": ("cohere", {"logit_scale": 0.25}),
+    "Cohere 2": ("cohere2", {"logit_scale": 0.25, "sliding_window": 256}),
+    "GLM4-MoE": ("glm4_moe", MIXTURE | HEADS),
+    "GPT-OSS": ("gpt_oss", MIXTURE | WINDOW),
+    "Seed-OSS": ("seed_oss", HEADS | {"residual_dropout": 0.1, "attention_dropout": 0.1}),
+    "Falcon-H1": ("falcon_h1", MAMBA | {"lm_head_multiplier": 4.0, "mamba_n_groups": 1}),
+    "Qwen3-Next": ("qwen3_next", MIXTURE | HEADS | {"shared_expert_intermediate_size": 64}),
+    "NanoChat": ("nanochat", {"final_logit_softcapping": 2.0}),
+    "GPT-2": ("gpt2", GPT2),
+    "GPT-J": ("gptj", GPT2 | {"rotary_dim": 16}),
+    "GPT-NeoX, Pythia": ("gpt_neox", {}),
+    "OPT": ("opt", {"word_embed_proj_dim": 64, "ffn_dim": 128}),
+    "Bloom": ("bloom", {"n_layer": 2, "n_head": 2}),
+    "MPT": ("mpt", {"d_model": 64, "n_heads": 2, "n_layers": 2, "max_seq_len": 512}),
+    "Llama 4, text": ("llama4_text", MIXTURE | HEADS | {"attention_chunk_size": 16}),
+}
+CONTEXTS = {"gemma3": "text_config"}  # where a model of more than text has the sizes of its text
+
+
+def make_model(model_type: str, changes: dict) -> torch.nn.Module:
+    torch.manual_seed(0)
+    fields = {**SIZES, **changes}
+    if model_type in CONTEXTS:
+        fields = {CONTEXTS[model_type]: {**fields, "sliding_window": 16}}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **fields))
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            if name.endswith("bias"):
+                tensor.normal_(0, 0.5)
+            elif name not in parameters and tensor.is_floating_point():
+                tensor.uniform_(0.5, 1.5)  # a buffer of the checkpoint
+    return model
+
+
+def gaps(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    """|trained - own| log-probability of each token but the first: (T,). Takes the head away."""
+    own = own_logprobs(model, tokens)
+    with torch.no_grad():
+        ours = LogprobModel(model)(tokens[:, :-1], tokens[0, 1:], torch.arange(len(own)))
+    return (ours - own).abs()
+
+
+def measure(model_type: str, changes: dict, folder: Path) -> list[str]:
+    """Four cells of the table: gaps in nats a token, mean (largest), or why it was refused."""
+    tokens = torch.randint(64, (1, 101), generator=torch.Generator().manual_seed(1))
+    make_model(model_type, changes).save_pretrained(folder)
+    cells = []
+    try:
+        model = load_model(str(folder), max_length=200)
+        cells.append(show(gaps(model, tokens)))
+        model = load_model(str(folder), max_length=200).to(torch.bfloat16)
+        cells.append(show(gaps(model, tokens)))
+
+        engine = Engine(load_model(str(folder), 200), 1e-2, 1.0, precision="fp32")
+        example = Example("id", "1+1", "2", "2", "test")
+        query = TokenizedExample("id", tokens[0, :50].tolist(), tokens[0, 50:].tolist(), example)
+        for batch in engine.passes([query], 1000):
+            engine.backward(-engine.logprobs(batch).sum() / 51)
+        engine.step()
+        engine.save_model(make_tokenizer(), folder / "final")
+        saved = own_logprobs(load_model(str(folder / "final"), 200), tokens)[49:]
+        cells.append(show((engine.score([query], 1000)[0, 49:] - saved).abs()))
+
+        args = Args(model=str(folder), data="", max_length=200, precision="fp32", num_rollouts=1)
+        args.vllm_memory = 0.05
+        rollout = Rollout.from_args(args, make_tokenizer())
+        rollout.load_weights(engine.named_weights())
+        rollout.load_weights(engine.named_weights())  # the second time vLLM has packed weights
+        queries, seeds = [query] * 4, [0, 1, 2, 3]
+        prompts = [query.prompt_ids for query in queries]
+        completions = rollout.generate(prompts, 1, 60, seeds, logprobs=4)
+        gap = vllm_gap(engine, queries, completions, args, refuse=True)
+        cells.append(f"{gap['vllm_gap_mean']:.0e} ({gap['vllm_gap_max']:.0e})")
+    except (InputError, ValueError) as error:
+        cells.append(f"refused: {str(error).replace(str(folder), '').strip(': ')[:160]}")
+    return cells
+
+
+def show(gaps: torch.Tensor) -> str:
+    return f"{gaps.mean():.0e} ({gaps.max():.0e})"
+
+
+def in_a_process(name: str, results) -> None:
+    """vLLM cannot be started twice in one process, so each family has a fork of this one."""
+    transformers.logging.set_verbosity_error()
+    init_distributed()
+    with tempfile.TemporaryDirectory() as folder:
+        results.put(measure(*FAMILIES[name], Path(folder)))
+
+
+def main(names: list[str]) -> None:
+    import_vllm()
+    context = multiprocessing.get_context("fork")
+    for name in names:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        results = context.SimpleQueue()
+        process = context.Process(target=in_a_process, args=(name, results))
+        process.start()
+        process.join()
+        cells = results.get() if process.exitcode == 0 else ["crashed"]
+        print(f"| {name} |", " | ".join([*cells, *["–"] * (4 - len(cells))]), "|", flush=True)
+
+
+if __name__ == "__main__":
+    chosen = [name for name in FAMILIES if not sys.argv[1:] or FAMILIES[name][0] in sys.argv[1:]]
+    main(chosen)
