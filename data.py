@@ -151,7 +151,7 @@ class Example:
     solution: str  # the expert trajectory o*: reasoning and boxed answer
     answer: str  # the reference that completions are checked against
     source: str
-    extra: dict = field(default_factory=dict)  # the other columns of its row
+    extra: dict = field(default_factory=dict, hash=False)  # the other columns of its row
     where: str = field(default="", compare=False)  # "file:line" of its row, for messages
 
     @property
