@@ -33,6 +33,7 @@ from typing import Literal
 import numpy as np
 import torch.distributed as dist
 from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase
 
 from benchmarks import BENCHMARKS, Problem, load_benchmark, load_problems
 from data import (
@@ -341,7 +342,8 @@ def find_missing(args: Args, folder: Path, problems: dict[str, list[Problem]]) -
         for name in problems
     }
     choose_k(args.k, num_samples)
-    prompts = tokenize_prompts(args, folder, problems)
+    tokenizer = load_prompt(args, folder)
+    prompts = {n: tokenize_prompts(args.prompt, tokenizer, n, problems[n]) for n in problems}
     longest = max(len(prompt) for name in prompts for prompt in prompts[name])
     asked = (
         f"--max_completion_length {args.max_completion_length} with a prompt of {longest} tokens"
@@ -373,37 +375,44 @@ def find_missing(args: Args, folder: Path, problems: dict[str, list[Problem]]) -
     return requests
 
 
-def tokenize_prompts(
-    args: Args, folder: Path, problems: dict[str, list[Problem]]
-) -> dict[str, list[list[int]]]:
-    """The token ids of every problem's prompt; fills in what `args` leaves open of the prompt."""
+def load_prompt(args: Args, folder: Path) -> PreTrainedTokenizerBase:
+    """The model's tokenizer; fills in what `args` leaves open of the prompt.
+
+    It is then that of the run in whose folder the model lies, and the date may also be the one
+    on which the evaluation in `folder` began.
+    """
     model, begun = Path(args.model), read_args(folder).get("protocol", {})
     run = read_args(model.resolve().parent).get("args", {}) if model.is_dir() else {}
     for name in PROMPT:
         if getattr(args, name) is None:
             setattr(args, name, run.get(name))
     args.date = args.date or begun.get("date") or datetime.date.today().isoformat()
-    tokenizer, prompts = load_tokenizer(args.model, args.prompt), {}
+    tokenizer = load_tokenizer(args.model, args.prompt)
     if "strftime_now" not in str(tokenizer.chat_template):
-        args.date = None  # evaluations on different days are alike
+        args.date = None  # evaluations of different days are alike
+    return tokenizer
+
+
+def tokenize_prompts(
+    prompt: Prompt, tokenizer: PreTrainedTokenizerBase, name: str, problems: Sequence[Problem]
+) -> list[list[int]]:
+    """The token ids of a benchmark's prompts. Raises InputError if one holds special tokens."""
     special = special_tokens(tokenizer)
-    for name in problems:
-        for problem in problems[name]:
-            if found := special.search(problem.question):
-                raise InputError(f"{name}: '{problem.id}' holds the special token '{found[0]}'")
-        texts = [args.prompt.text(tokenizer, p.question, p.instruction) for p in problems[name]]
-        prompts[name] = tokenizer(texts, add_special_tokens=False).input_ids
-    return prompts
+    for problem in problems:
+        if found := special.search(problem.question):
+            raise InputError(f"{name}: '{problem.id}' holds the special token '{found[0]}'")
+    texts = [prompt.text(tokenizer, p.question, p.instruction) for p in problems]
+    return tokenizer(texts, add_special_tokens=False).input_ids
 
 
-def good_samples(folder: Path, name: str, fingerprints: dict[str, str]) -> list[Sample]:
-    """What is there of a benchmark. Raises InputError if it answers other problems.
-
-    `fingerprints` are those of its problems, by id.
-    """
+def good_samples(
+    folder: Path, name: str, problems: Sequence[Problem], prompt: Prompt
+) -> list[Sample]:
+    """What is there of a benchmark. Raises InputError if it answers other problems."""
     rows, damaged = read_samples(folder, name)
     for complaint in damaged:
         print(f"{complaint}: left out", file=sys.stderr)
+    fingerprints = {problem.id: problem.fingerprint(prompt) for problem in problems}
     for row in rows:
         if fingerprints.get(row.id) != row.fingerprint:
             raise InputError(
@@ -443,10 +452,7 @@ def claim(folder: Path, args: Args, problems: dict[str, list[Problem]]) -> dict[
             f"{folder} holds another evaluation ({'; '.join(differing)}): choose another "
             "--output_dir"
         )
-    there = {}
-    for name in problems:
-        fingerprints = {p.id: p.fingerprint(args.prompt) for p in problems[name]}
-        there[name] = good_samples(folder, name, fingerprints)
+    there = {name: good_samples(folder, name, problems[name], args.prompt) for name in problems}
     names = list(dict.fromkeys([*before.get("benchmarks", []), *problems]))  # as they were asked
     write_args(folder, protocol=protocol, benchmarks=names, args=asdict(args))
     (folder / "samples").mkdir(exist_ok=True)

@@ -57,6 +57,7 @@ class TrainArgs:
     resume: bool = False  # go on from the newest checkpoint in output_dir
     seed: int = 0  # decides the order of the data, and what is sampled
 
+    # The prompt
     prompt_suffix: str | None = None  # follows the question instead of the instruction; "": nothing
     system_prompt: str | None = None  # a system turn before the question
     date: str | None = None  # for a template that asks for today's; default: when the run began
@@ -224,7 +225,7 @@ FREE_ARGS = ("resume", "max_steps", "save_every", "keep_checkpoints", "wandb")
 
 
 def claim_output_dir(args: TrainArgs) -> Path | None:
-    """The checkpoint to resume from, or None for a new run; fills in the run's date. A collective.
+    """The checkpoint to resume from, or None for a new run; fills in `date`. A collective.
 
     Raises InputError if the folder holds another run, or if there is nothing to resume from.
     """
@@ -242,7 +243,10 @@ def claim_output_dir(args: TrainArgs) -> Path | None:
 
 
 def find_checkpoint(args: TrainArgs) -> Path | None:
-    """The newest checkpoint of a run with the same arguments; None without `--resume`."""
+    """The newest checkpoint of a run with the same arguments; None without `--resume`.
+
+    Fills in the date on which the run began.
+    """
     if args.wandb and find_spec("wandb") is None:
         raise InputError("--wandb needs a package that is not installed: pip install wandb")
     folder = Path(args.output_dir)
