@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data import ASK_FREE, ASK_LETTER, InputError, get_fields, instruction, read_rows
+from data import ASK_FREE, ASK_LETTER, InputError, Prompt, get_texts, instruction, read_rows
 
 
 @dataclass(frozen=True)
@@ -18,10 +18,10 @@ class Problem:
     answer: str  # the reference
     instruction: str  # what the prompt asks for
 
-    @property
-    def fingerprint(self) -> str:
+    def fingerprint(self, prompt: Prompt) -> str:
         """A hash of all that decides what is answered and whether it is right."""
-        text = "\n".join([self.question, self.instruction, self.answer])
+        turns = [turn["content"] for turn in prompt.messages(self.question, self.instruction)]
+        text = "\n".join([*turns, self.answer])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -97,9 +97,9 @@ def read_benchmark(name: str, rows: Sequence[tuple[str, dict]]) -> list[Problem]
         if benchmark.year and str(row.get("year", benchmark.year)) != benchmark.year:
             continue
         column = benchmark.question if benchmark.question in row else "question"
-        question, answer = _texts(where, row, column, benchmark.answer)
+        question, answer = get_texts(where, row, column, benchmark.answer)
         if benchmark.wrong_options:
-            wrong = _texts(where, row, *benchmark.wrong_options)
+            wrong = get_texts(where, row, *benchmark.wrong_options)
             question, answer = with_options(question, answer, wrong)
         id = f"{name}-{len(problems)}"
         problems.append(Problem(id, question, answer, benchmark.instruction))
@@ -112,7 +112,7 @@ def load_problems(path: str | Path) -> list[Problem]:
         raise InputError(f"{path}: no such file")
     problems, seen = [], set()
     for where, row in read_rows(str(path)):
-        question, answer = _texts(where, row, "question", "answer")
+        question, answer = get_texts(where, row, "question", "answer")
         id = f"row-{len(problems)}" if row.get("id") is None else str(row["id"])
         if id in seen:
             raise InputError(f"{where}: id '{id}' was used before")
@@ -135,15 +135,3 @@ def with_options(question: str, right: str, wrong: Sequence[str]) -> tuple[str, 
     labels = "ABCDEFGHIJ"[: len(options)]
     lines = [f"({label}) {option}" for label, option in zip(labels, options, strict=True)]
     return "\n".join([question, "", *lines]), labels[options.index(right)]
-
-
-def _texts(where: str, row: dict, *names: str) -> list[str]:
-    """Fields of a row as text; a number is written out, 27.0 as 27."""
-    texts = []
-    for name, value in zip(names, get_fields(where, row, *names), strict=True):
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if not isinstance(value, str | int | float) or not str(value).strip():
-            raise InputError(f"{where}: field '{name}' must be a non-empty text or a number")
-        texts.append(str(value).strip())
-    return texts

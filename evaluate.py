@@ -13,6 +13,7 @@ kept with its verdict in samples/<benchmark>.jsonl, and results.json follows fro
 alone. An evaluation that was stopped goes on when the same command is given again.
 """
 
+import datetime
 import hashlib
 import json
 import math
@@ -32,14 +33,16 @@ from typing import Literal
 import numpy as np
 import torch.distributed as dist
 from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase
 
 from benchmarks import BENCHMARKS, Problem, load_benchmark, load_problems
 from data import (
     InputError,
+    Prompt,
     derive_seed,
     load_config,
     load_tokenizer,
-    prompt_text,
+    special_tokens,
     write_json,
     write_rows,
 )
@@ -49,8 +52,9 @@ from verify import Verifier
 
 RESAMPLES = 10_000  # of a bootstrap, and of a test
 KEEP_EVERY = 1.0  # seconds after which finished answers are checked and written
+PROMPT = ("system_prompt", "prompt_suffix", "date")
 # An evaluation with another value of one of these needs another folder.
-PROTOCOL = ("temperature", "top_p", "top_k", "max_completion_length", "precision", "seed")
+PROTOCOL = ("temperature", "top_p", "top_k", "max_completion_length", "precision", "seed", *PROMPT)
 
 
 @dataclass(kw_only=True)
@@ -70,10 +74,20 @@ class Args:
     max_completion_length: int = 8192  # tokens of an answer
     seed: int = 0  # of sampling
 
+    # The prompt; default: that of the run in whose folder the model lies
+    prompt_suffix: str | None = None  # follows the question instead of the instruction; "": nothing
+    system_prompt: str | None = None  # a system turn before the question
+    date: str | None = None  # for a template that asks for today's; else: when this began
+
     # The machine
     precision: Literal["bf16", "fp32"] = "bf16"  # of the model's weights
     vllm_memory: float = 0.9  # share of the GPU's (on CPU: the host's) memory for vLLM
     verifier_workers: int = 2  # processes per rank that check answers
+
+    @property
+    def prompt(self) -> Prompt:
+        """What a prompt holds beside the question."""
+        return Prompt(self.system_prompt, self.prompt_suffix, self.date)
 
     def check(self) -> None:
         """Raise InputError for what cannot work, before anything is loaded or written."""
@@ -170,7 +184,7 @@ class Sample:
     finish_reason: str  # "stop", or "length" if the token limit cut it off
     tokens: int
     seconds: float  # its share of the time that its rank spent sampling
-    fingerprint: str  # of question, instruction and reference
+    fingerprint: str  # of the whole prompt and the reference
     text: str
 
 
@@ -259,6 +273,7 @@ class Request:
 
     benchmark: str
     problem: Problem
+    fingerprint: str
     sample: int  # which answer to the problem, counted from 0
     prompt_ids: list[int]
 
@@ -327,21 +342,14 @@ def find_missing(args: Args, folder: Path, problems: dict[str, list[Problem]]) -
         for name in problems
     }
     choose_k(args.k, num_samples)
-    tokenizer = load_tokenizer(args.model)
-    prompts = {
-        name: tokenizer(
-            [prompt_text(tokenizer, p.question, p.instruction) for p in problems[name]],
-            add_special_tokens=False,
-        ).input_ids
-        for name in problems
-    }
+    tokenizer = load_prompt(args, folder)
+    prompts = {n: tokenize_prompts(args.prompt, tokenizer, n, problems[n]) for n in problems}
     longest = max(len(prompt) for name in prompts for prompt in prompts[name])
     asked = (
         f"--max_completion_length {args.max_completion_length} with a prompt of {longest} tokens"
     )
     load_config(args.model, longest + args.max_completion_length, asked)  # is there room?
-    there = {name: good_samples(folder, name, problems[name]) for name in problems}
-    claim(folder, args, list(problems))
+    there = claim(folder, args, problems)
 
     requests = []
     for name in problems:
@@ -350,7 +358,7 @@ def find_missing(args: Args, folder: Path, problems: dict[str, list[Problem]]) -
         if begun > num_samples[name]:
             print(f"{name}: {begun} answers to a problem were begun, all get as many")
         missing = [
-            Request(name, problem, sample, prompt_ids)
+            Request(name, problem, problem.fingerprint(args.prompt), sample, prompt_ids)
             for sample in range(max(num_samples[name], begun))
             for problem, prompt_ids in zip(problems[name], prompts[name], strict=True)
             if (problem.id, sample) not in done
@@ -367,12 +375,44 @@ def find_missing(args: Args, folder: Path, problems: dict[str, list[Problem]]) -
     return requests
 
 
-def good_samples(folder: Path, name: str, problems: Sequence[Problem]) -> list[Sample]:
+def load_prompt(args: Args, folder: Path) -> PreTrainedTokenizerBase:
+    """The model's tokenizer; fills in what `args` leaves open of the prompt.
+
+    It is then that of the run in whose folder the model lies, and the date may also be the one
+    on which the evaluation in `folder` began.
+    """
+    model, begun = Path(args.model), read_args(folder).get("protocol", {})
+    run = read_args(model.resolve().parent).get("args", {}) if model.is_dir() else {}
+    for name in PROMPT:
+        if getattr(args, name) is None:
+            setattr(args, name, run.get(name))
+    args.date = args.date or begun.get("date") or datetime.date.today().isoformat()
+    tokenizer = load_tokenizer(args.model, args.prompt)
+    if "strftime_now" not in str(tokenizer.chat_template):
+        args.date = None  # evaluations of different days are alike
+    return tokenizer
+
+
+def tokenize_prompts(
+    prompt: Prompt, tokenizer: PreTrainedTokenizerBase, name: str, problems: Sequence[Problem]
+) -> list[list[int]]:
+    """The token ids of a benchmark's prompts. Raises InputError if one holds special tokens."""
+    special = special_tokens(tokenizer)
+    for problem in problems:
+        if found := special.search(problem.question):
+            raise InputError(f"{name}: '{problem.id}' holds the special token '{found[0]}'")
+    texts = [prompt.text(tokenizer, p.question, p.instruction) for p in problems]
+    return tokenizer(texts, add_special_tokens=False).input_ids
+
+
+def good_samples(
+    folder: Path, name: str, problems: Sequence[Problem], prompt: Prompt
+) -> list[Sample]:
     """What is there of a benchmark. Raises InputError if it answers other problems."""
     rows, damaged = read_samples(folder, name)
     for complaint in damaged:
         print(f"{complaint}: left out", file=sys.stderr)
-    fingerprints = {problem.id: problem.fingerprint for problem in problems}
+    fingerprints = {problem.id: problem.fingerprint(prompt) for problem in problems}
     for row in rows:
         if fingerprints.get(row.id) != row.fingerprint:
             raise InputError(
@@ -396,8 +436,11 @@ def model_version(model: str) -> str:
     return digest.hexdigest()
 
 
-def claim(folder: Path, args: Args, names: list[str]) -> None:
-    """Write args.json. Raises InputError if the folder holds a run, or another evaluation."""
+def claim(folder: Path, args: Args, problems: dict[str, list[Problem]]) -> dict[str, list[Sample]]:
+    """Write args.json; returns the good samples that are there of each benchmark.
+
+    Raises InputError if the folder holds a run, or another evaluation.
+    """
     protocol = {name: getattr(args, name) for name in PROTOCOL}
     protocol["model_version"] = model_version(args.model)
     before = read_args(folder)
@@ -409,9 +452,11 @@ def claim(folder: Path, args: Args, names: list[str]) -> None:
             f"{folder} holds another evaluation ({'; '.join(differing)}): choose another "
             "--output_dir"
         )
-    names = list(dict.fromkeys([*before.get("benchmarks", []), *names]))  # as they were asked for
+    there = {name: good_samples(folder, name, problems[name], args.prompt) for name in problems}
+    names = list(dict.fromkeys([*before.get("benchmarks", []), *problems]))  # as they were asked
     write_args(folder, protocol=protocol, benchmarks=names, args=asdict(args))
     (folder / "samples").mkdir(exist_ok=True)
+    return there
 
 
 def merge(folder: Path, name: str, problems: Sequence[Problem]) -> None:
@@ -492,7 +537,7 @@ def keep(
             finish_reason=completion.finish_reason,
             tokens=len(completion.token_ids),
             seconds=seconds * len(completion.token_ids) / tokens,
-            fingerprint=request.problem.fingerprint,
+            fingerprint=request.fingerprint,
             text=completion.text,
         )
         line = json.dumps(vars(row), ensure_ascii=False) + "\n"

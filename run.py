@@ -6,6 +6,7 @@ with Run(args, engine, tokenizer, examples, batch_size=128) as run:
         run.log(stats)    # once for each optimizer step
 """
 
+import datetime
 import json
 import os
 import shutil
@@ -29,6 +30,7 @@ from transformers import PreTrainedTokenizerBase
 
 from data import (
     InputError,
+    Prompt,
     TokenizedExample,
     atomic_write,
     batch_indices,
@@ -55,6 +57,11 @@ class TrainArgs:
     resume: bool = False  # go on from the newest checkpoint in output_dir
     seed: int = 0  # decides the order of the data, and what is sampled
 
+    # The prompt
+    prompt_suffix: str | None = None  # follows the question instead of the instruction; "": nothing
+    system_prompt: str | None = None  # a system turn before the question
+    date: str | None = None  # for a template that asks for today's; default: when the run began
+
     learning_rate: float
     train_batch_size: int | None
     num_epochs: int = 1  # passes over the data
@@ -75,6 +82,11 @@ class TrainArgs:
     save_every: int = 50  # optimizer steps between checkpoints
     keep_checkpoints: int = 2  # the newest ones, from which a run can go on
     wandb: bool = False  # mirror the metrics to Weights & Biases
+
+    @property
+    def prompt(self) -> Prompt:
+        """What a prompt holds beside the question."""
+        return Prompt(self.system_prompt, self.prompt_suffix, self.date)
 
     def check(self, world_size: int) -> None:
         """Raise InputError for what cannot work, before anything is loaded or written."""
@@ -192,10 +204,9 @@ def load_training_data(
     args: TrainArgs, batch_size: int
 ) -> tuple[PreTrainedTokenizerBase, list[TokenizedExample]]:
     """The model's tokenizer, and the examples that fit. Raises InputError if they are too few."""
-    tokenizer = load_tokenizer(args.model)
-    examples, dropped = tokenize_examples(
-        load_examples(args.data), tokenizer, args.max_length, args.max_completion_length
-    )
+    prompt, lengths = args.prompt, (args.max_length, args.max_completion_length)
+    tokenizer = load_tokenizer(args.model, prompt)
+    examples, dropped = tokenize_examples(load_examples(args.data), tokenizer, *lengths, prompt)
     if not examples or (not args.max_steps and len(examples) * args.num_epochs < batch_size):
         raise InputError(
             f"{args.data}: {len(examples)} examples are left (dropped: {dropped}), too few for a "
@@ -214,35 +225,41 @@ FREE_ARGS = ("resume", "max_steps", "save_every", "keep_checkpoints", "wandb")
 
 
 def claim_output_dir(args: TrainArgs) -> Path | None:
-    """The checkpoint to resume from, or None for a new run. A collective.
+    """The checkpoint to resume from, or None for a new run; fills in `date`. A collective.
 
     Raises InputError if the folder holds another run, or if there is nothing to resume from.
     """
-    found: list = [None]
+    found: list = [None, None]
     if dist.get_rank() == 0:  # for all: another host may see an older state of a shared folder
         try:
-            found = [find_checkpoint(args)]
+            found = [find_checkpoint(args), args.date]
         except InputError as error:
-            found = [error]
+            found[0] = error
     dist.broadcast_object_list(found)
-    if isinstance(found[0], InputError):
-        raise found[0]
-    return found[0]
+    checkpoint, args.date = found
+    if isinstance(checkpoint, InputError):
+        raise checkpoint
+    return checkpoint
 
 
 def find_checkpoint(args: TrainArgs) -> Path | None:
-    """The newest checkpoint of a run with the same arguments; None without `--resume`."""
+    """The newest checkpoint of a run with the same arguments; None without `--resume`.
+
+    Fills in the date on which the run began.
+    """
     if args.wandb and find_spec("wandb") is None:
         raise InputError("--wandb needs a package that is not installed: pip install wandb")
     folder = Path(args.output_dir)
     if not args.resume:
         if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
             raise InputError(f"{folder} is not empty: choose another output_dir, or --resume")
+        args.date = args.date or datetime.date.today().isoformat()
         return None
     checkpoints = sorted(folder.glob("checkpoint-*"))
     if not checkpoints:
         raise InputError(f"{folder}: there is no checkpoint to resume from")
     before = read_args(folder)["args"]
+    args.date = args.date or before.get("date")  # tomorrow, too, the model reads the same prompts
     free = dict.fromkeys(FREE_ARGS)
     if differing := differences({**before, **free}, {**settings(args), **free}):
         raise InputError(f"cannot resume with other arguments: {'; '.join(differing)}")

@@ -189,9 +189,9 @@ def make(
     model = Qwen3ForCausalLM(make_config(tokenizer))
     pretrain(model, tokenizer, pretrain_steps, seed, taken)
     save_model(model, tokenizer, output_dir / "model")
-    write_rows([vars(example) for example in train], output_dir / "train.jsonl")
+    write_rows([example.columns for example in train], output_dir / "train.jsonl")
     for tier in TIERS:
-        rows = [vars(example) for example in heldout if example.source == tier]
+        rows = [example.columns for example in heldout if example.source == tier]
         write_rows(rows, output_dir / "heldout" / f"{tier}.jsonl")
     print(f"{model.num_parameters():,} parameters, {len(train):,} problems -> {output_dir}")
 

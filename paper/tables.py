@@ -152,13 +152,13 @@ def load_evaluations(folders: Sequence[Path]) -> list[tuple[str, dict[str, list[
             own = count_right(rows).keys()
             known, where = problems.setdefault(name, (own, folder))
             if known != own:
-                raise InputError(f"{folder}: {name} has other problems than in {where}")
+                raise InputError(f"{folder}: {name} has other problems or prompts than in {where}")
         runs.append((label(folder), samples))
         if record := read_args(folder):
             protocols[folder] = record["protocol"]
     for name in PROTOCOL:
-        if len({protocol[name] for protocol in protocols.values()}) > 1:
-            values = ", ".join(f"{folder} {p[name]}" for folder, p in protocols.items())
+        if len({protocol.get(name) for protocol in protocols.values()}) > 1:
+            values = ", ".join(f"{folder} {p.get(name)}" for folder, p in protocols.items())
             print(f"note: the evaluations differ in {name}: {values}", file=sys.stderr)
     return runs
 

@@ -7,7 +7,6 @@ The source is a hub id or a JSONL file with the same columns.
 """
 
 import re
-from dataclasses import asdict
 
 import tyro
 
@@ -59,7 +58,7 @@ def write_examples(examples: list[Example], source: str, output: str) -> None:
     """Write a training file. Raises InputError if the source had no rows."""
     if not examples:
         raise InputError(f"{source}: the data set is empty")
-    write_rows([asdict(example) for example in examples], output)
+    write_rows([example.columns for example in examples], output)
     print(f"{len(examples):,} examples -> {output}")
 
 

@@ -148,7 +148,7 @@ def curate(args: Args) -> None:
         raise InputError("no row passes every rule; nothing was written")
 
     # ---- write
-    write_rows([asdict(example) for example in examples], args.output)
+    write_rows([example.columns for example in examples], args.output)
     report["solution_tokens"] = length_summary(num_tokens)
     report["output_sha256"] = hashlib.sha256(args.output.read_bytes()).hexdigest()
     write_json(report, args.output.with_suffix(".report.json"))
@@ -471,7 +471,7 @@ class Draw:
     def add(self, candidate: Candidate) -> None:
         example, source = candidate.example, sys.intern(candidate.example.source)
         place = hashlib.sha256(f"{self.seed}/{candidate.normalized}".encode()).digest()
-        own = hashlib.sha256("\0".join(vars(example).values()).encode()).digest()
+        own = hashlib.sha256("\0".join(example.columns.values()).encode()).digest()
         if place in self.questions:
             other, other_source, _ = self.questions[place]
             self.duplicates[source if other <= own else other_source] += 1

@@ -10,13 +10,16 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import tyro
 
 from data import (
     ASK_LETTER,
+    PAPER_PROMPT,
     InputError,
+    Prompt,
     collate,
     instruction,
     load_examples,
@@ -25,13 +28,19 @@ from data import (
 )
 from prepare import run_commands
 
+RunPrompt = Annotated[Prompt, tyro.conf.arg(name="")]  # the flags are those of a run
 NO_LIMIT = 2**31  # tokens; no example is longer, so all are kept
 CONTEXT = 4  # tokens that `show` lists on each side of where the loss starts, and at the end
 BARS = 16  # of a histogram of lengths, at most
 MIN_WIDTH = 16  # tokens or characters that one bar stands for, at least
 
 
-def show(file: tyro.conf.Positional[str], index: int = 0, tokenizer: str | None = None) -> None:
+def show(
+    file: tyro.conf.Positional[str],
+    index: int = 0,
+    tokenizer: str | None = None,
+    prompt: RunPrompt = PAPER_PROMPT,
+) -> None:
     """Print one row as the model sees it: the prompt, what has a loss, the lengths.
 
     Args:
@@ -45,8 +54,8 @@ def show(file: tyro.conf.Positional[str], index: int = 0, tokenizer: str | None 
     tokenizer = tokenizer or curated_with(file)
     if not tokenizer:
         raise InputError(f"{file}: no report beside it names a tokenizer: give --tokenizer")
-    example, tokens = examples[index], load_tokenizer(tokenizer)
-    tokenized, _ = tokenize_examples([example], tokens, NO_LIMIT, 0)
+    example, tokens = examples[index], load_tokenizer(tokenizer, prompt)
+    tokenized, _ = tokenize_examples([example], tokens, NO_LIMIT, 0, prompt)
     batch = collate(tokenized, [0])
     ids = [*batch.input_ids[0, :1].tolist(), *batch.targets[0].tolist()]
     learnt = [False, *batch.mask[0].tolist()]  # the first token is the target of none
@@ -68,7 +77,9 @@ def show(file: tyro.conf.Positional[str], index: int = 0, tokenizer: str | None 
         print(f"{position:>9} {loss} {ids[position]:>7} {tokens.decode([ids[position]])!r}")
 
 
-def stats(file: tyro.conf.Positional[str], tokenizer: str | None = None) -> None:
+def stats(
+    file: tyro.conf.Positional[str], tokenizer: str | None = None, prompt: RunPrompt = PAPER_PROMPT
+) -> None:
     """Summarise a training file: lengths, answers, sources.
 
     Args:
@@ -79,7 +90,8 @@ def stats(file: tyro.conf.Positional[str], tokenizer: str | None = None) -> None
     examples = load_examples(file)
     tokenizer = tokenizer or curated_with(file)
     if tokenizer:
-        rows, _ = tokenize_examples(examples, load_tokenizer(tokenizer), NO_LIMIT, 0)
+        tokens = load_tokenizer(tokenizer, prompt)
+        rows, _ = tokenize_examples(examples, tokens, NO_LIMIT, 0, prompt)
         lengths = {
             "prompt": [len(row.prompt_ids) for row in rows],
             "solution": [len(row.completion_ids) for row in rows],

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import train_grpo
 import train_oswft
@@ -112,13 +111,6 @@ def test_without_the_launcher_it_says_how_to_start(tiny):
     process = run_alone("--model", tiny / "model", "--data", tiny / "train.jsonl", env=env)
     assert process.returncode == 1
     assert "error: start this script with: deepspeed train_oswft.py" in process.stderr
-
-
-@pytest.fixture
-def one_rank(tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

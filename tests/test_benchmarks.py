@@ -1,12 +1,20 @@
 """The seven benchmarks: read from their sources' columns, with the right number of problems."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
-from benchmarks import BENCHMARKS, load_benchmark, load_problems, read_benchmark, with_options
+from benchmarks import (
+    BENCHMARKS,
+    Problem,
+    load_benchmark,
+    load_problems,
+    read_benchmark,
+    with_options,
+)
 from conftest import SHARED, needs_shared
-from data import ASK_FREE, ASK_LETTER, InputError, write_rows
+from data import ASK_FREE, ASK_LETTER, InputError, Prompt, write_rows
 
 # Three rows for each, that we wrote, in the columns of the source.
 AMC_ROWS = [
@@ -122,6 +130,21 @@ def test_problems_of_ones_own_need_question_and_answer(tmp_path):
         write_rows(rows, path)
         with pytest.raises(InputError, match=re.escape(message)):
             load_problems(str(path))
+
+
+def test_a_fingerprint_covers_the_whole_prompt_and_the_reference_but_not_the_date():
+    problem, plain = Problem("1", "1+1?", "2", ASK_FREE), Prompt(date="2024-02-29")
+    same = Problem("other", "1+1?", "2", ASK_FREE).fingerprint(Prompt(date="2024-03-01"))
+    assert problem.fingerprint(plain) == same == problem.fingerprint(Prompt(prompt_suffix=ASK_FREE))
+    others = [
+        *(replace(problem, **{name: "B"}) for name in ("question", "answer", "instruction")),
+        *(Prompt(prompt_suffix=suffix) for suffix in ("", "C")),
+        *(Prompt(system_prompt=system) for system in ("", "B")),
+    ]
+    prints = {
+        problem.fingerprint(x) if isinstance(x, Prompt) else x.fingerprint(plain) for x in others
+    }
+    assert len(prints | {same}) == 8
 
 
 @needs_shared

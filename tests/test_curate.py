@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -242,7 +241,7 @@ def curate(tmp_path, tokenizer, benchmarks):
         }
         prepare.curate.curate(Args(**{**defaults, **args}))
         report = json.loads(output.with_suffix(".report.json").read_text())
-        return [asdict(example) for example in data.load_examples(str(output))], report
+        return [example.columns for example in data.load_examples(str(output))], report
 
     return curate
 

@@ -1,6 +1,7 @@
 """What the model reads: rows, prompts, token ids, batches."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -25,9 +26,18 @@ def tokenizer(request):
 
 
 def test_examples_are_read_in_order(write):
-    examples = data.load_examples(write(ROW, {**ROW, "id": "2", "more": 1}))
+    examples = data.load_examples(write(ROW, {**ROW, "id": "2"}))
     assert [example.id for example in examples] == ["1", "2"]
     assert examples[0] == Example("1", "1+1", "\\boxed{2}", "2", "s")
+
+
+def test_a_number_is_read_as_text_and_other_columns_are_kept(write):
+    rows = [{**ROW, "answer": 5}, {**ROW, "id": 2, "answer": 27.0, "tests": ["a"], "where": "b"}]
+    five, more = data.load_examples(write(*rows))
+    assert (five.answer, more.answer, more.id) == ("5", "27", "2")
+    assert five.columns == {**ROW, "answer": "5"} and list(five.columns) == list(ROW)
+    assert more.columns == {**rows[1], "id": "2", "answer": "27"}
+    assert more.where.endswith("rows.jsonl:2")
 
 
 @pytest.mark.parametrize(
@@ -43,8 +53,8 @@ def test_examples_are_read_in_order(write):
             "rows.jsonl:2: field 'answer' is missing",
         ),
         (
-            {**ROW, "id": "2", "answer": 7},
-            "rows.jsonl:2: field 'answer' must be a non-empty string",
+            {**ROW, "id": "2", "answer": ["7"]},
+            "rows.jsonl:2: field 'answer' must be a non-empty text or a number",
         ),
         ({**ROW, "id": "2", "solution": " "}, "rows.jsonl:2: field 'solution' must be"),
         (ROW, "rows.jsonl:2: id '1' was used before, at .*rows.jsonl:1"),
@@ -96,7 +106,8 @@ def test_a_hub_that_fails_gives_one_line(monkeypatch):
 
 def conversation(tokenizer, example: Example) -> list[int]:
     """The whole conversation, tokenized in one piece."""
-    prompt = data.prompt_text(tokenizer, example.question, data.instruction(example.answer))
+    ask = data.instruction(example.answer)
+    prompt = data.PAPER_PROMPT.text(tokenizer, example.question, ask)
     end = tokenizer.decode([data.end_of_turn_id(tokenizer)])
     return tokenizer(prompt + example.solution + end, add_special_tokens=False).input_ids
 
@@ -124,7 +135,7 @@ def test_the_same_holds_for_real_problems_and_solutions(tmp_path):
 
 
 def test_the_prompt_is_the_template_with_the_instruction(tokenizer):
-    text = data.prompt_text(tokenizer, "1+1", data.instruction("2"))
+    text = data.PAPER_PROMPT.text(tokenizer, "1+1", data.instruction("2"))
     assert text == f"<|im_start|>user\n1+1\n{data.ASK_FREE}<|im_end|>\n<|im_start|>assistant\n"
     assert data.instruction("B") == data.ASK_LETTER != data.instruction("e") == data.ASK_FREE
 
@@ -134,11 +145,16 @@ def test_the_end_of_turn_is_not_eos_and_sampling_stops_on_both(tokenizer):
     assert tokenizer.decode([end]) == "<|im_end|>" and eos == tokenizer.eos_token_id != end
 
 
-def test_a_template_without_a_closing_token_is_refused():
-    tokenizer = make_tokenizer()
-    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
-    with pytest.raises(InputError, match="special token"):
-        data.end_of_turn_id(tokenizer)
+@pytest.mark.parametrize("field", ["question", "solution"])
+@pytest.mark.parametrize("token", ["<|im_end|>", "<|endoftext|>"])
+def test_a_row_that_writes_out_a_special_token_is_refused_with_its_line(
+    tokenizer, write, field, token
+):
+    examples = data.load_examples(write(ROW, {**ROW, "id": "2", field: f"1{token}2"}))
+    data.tokenize_examples(examples[:1], tokenizer, 1000, 100)
+    message = f"rows.jsonl:2: field '{field}' holds the special token '{token}'"
+    with pytest.raises(InputError, match=re.escape(message)):
+        data.tokenize_examples(examples, tokenizer, 1000, 100)
 
 
 def test_a_folder_without_tokenizer_is_refused(tmp_path):

@@ -316,7 +316,7 @@ def test_the_table_has_a_row_for_each_run_and_the_papers_columns(tmp_path, capsy
     aime = [16] * 3 + [1] * 3 + [0] * 24
     first = write_evaluation(tmp_path / "sft" / "eval", {"own": [8] * 4, "aime24": aime}, 16)
     second = write_evaluation(tmp_path / "oswft" / "eval", {"aime24": aime[::-1]}, 16)
-    with pytest.raises(InputError, match="own has other problems than in"):
+    with pytest.raises(InputError, match="own has other problems or prompts than in"):
         tables.table((first, write_evaluation(tmp_path / "other", {"own": [8] * 5}, 16)))
     tables.table((first, second))
     head, _, *rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
@@ -342,15 +342,18 @@ def test_a_comparison_pairs_the_problems(tmp_path, capsys):
     tables.compare(first, second, k=(1,))
     row = capsys.readouterr().out.splitlines()[-1]
     assert row.startswith("| own | 1 | 62.5 | 68.8 | +6.2 [+4.") and row.endswith("| 0.0001 |")
-    with pytest.raises(InputError, match="own has other problems than in"):
+    with pytest.raises(InputError, match="own has other problems or prompts than in"):
         tables.compare(first, other)
     with pytest.raises(InputError, match="--k 9: 8 answers to a problem allow k = 1 to 8"):
         tables.compare(first, second, k=(9,))
-    for folder, temperature in ((first, 0.6), (second, 1.0)):
-        protocol = {**dict.fromkeys(evaluate.PROTOCOL, 1), "temperature": temperature}
+    for folder, protocol in (
+        (first, {"temperature": 0.6, "date": "2024-02-28"}),
+        (second, {"temperature": 1.0, "date": "2024-02-29"}),
+    ):
         (folder / "args.json").write_text(json.dumps({"protocol": protocol}))
     tables.compare(first, second)
-    assert "differ in temperature" in capsys.readouterr().err
+    notes = capsys.readouterr().err.splitlines()
+    assert "differ in temperature" in notes[0] and "differ in date" in notes[1] and len(notes) == 2
 
 
 def test_each_benchmark_gets_the_k_that_its_answers_allow():

@@ -9,7 +9,7 @@ import pytest
 from test_curate import many, save_benchmarks, save_tokenizer, to_line
 
 from conftest import ROOT, SHARED, needs_shared
-from data import ASK_LETTER, InputError, load_examples, write_rows
+from data import ASK_LETTER, InputError, Prompt, load_examples, write_rows
 from prepare.convert import import_aqua, import_gsm8k
 from prepare.curate import Args, curate
 from prepare.letters import end_in_box, final_letter, option_labels
@@ -197,6 +197,9 @@ def test_show_prints_what_is_read_and_what_is_learnt(curated, capsys):
     assert num_read + num_learnt == total
     assert re.search(rf"\n +{num_read - 1}  +\d+ '\\n'\n +{num_read} loss +\d+ '<'", out)
     assert re.search(rf"\n +{total - 1} loss +\d+ '<\|im_end\|>'\n$", out)
+    show(str(curated), index=3, prompt=Prompt("Be brief.", "Answer:"))
+    read, _, _ = capsys.readouterr().out.partition("==== learnt, with loss")
+    assert "system\nBe brief." in read and "\nAnswer:<|im_end|>" in read and ASK_LETTER not in read
     with pytest.raises(InputError, match=r"--index 300: .* has rows 0 to 299"):
         show(str(curated), index=300)
 
