@@ -41,7 +41,8 @@ needs_shared = pytest.mark.skipif(
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files that take minutes come first: at the end one core would wait for them."""
-    items.sort(key=lambda item: item.path.name not in ("test_demo.py", "test_runs.py"))
+    long = ("test_demo.py", "test_runs.py", "test_families.py")
+    items.sort(key=lambda item: item.path.name not in long)
 
 
 @pytest.fixture(scope="session")

@@ -145,7 +145,8 @@ def measure(model_type: str, changes: dict, folder: Path) -> list[str]:
         gap = vllm_gap(engine, queries, completions, args, refuse=True)
         cells.append(f"{gap['vllm_gap_mean']:.0e} ({gap['vllm_gap_max']:.0e})")
     except (InputError, ValueError) as error:
-        cells.append(f"refused: {str(error).replace(str(folder), '').strip(': ')[:160]}")
+        reason = f"refused: {str(error).replace(str(folder), '').strip(': ')}"
+        cells.append(reason if len(reason) <= 100 else reason[:99] + "…")
     return cells
 
 

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from data import Trajectory, load_tokenizer, pad_completions
+from data import InputError, Trajectory, load_tokenizer, pad_completions
 from engine import Engine, gather, init_distributed
-from rollout import Rollout
+from rollout import Rollout, vllm_gap
 from train_oswft import update
 
 TEMPERATURE = 0.8
@@ -71,15 +71,24 @@ def main(tiny: str, folder: str, tied: str, precision: str, tensor_parallel: str
         assert stopped == (completion.finish_reason == "stop")
         assert stopped or len(completion.token_ids) == 40
 
-    args = SimpleNamespace(normalizer="token", max_tokens_per_micro_batch=200)
+    args = SimpleNamespace(normalizer="token", max_tokens_per_micro_batch=200, num_rollouts=2)
+    args.temperature, args.model = TEMPERATURE, folder
     for _ in range(3):
         update(engine, rows, torch.ones(3), args)
     assert largest_gap(first) > 3, "the update was not large: this test shows nothing"
+    queries = [Trajectory("id", prompt, []) for prompt in prompts]
+    try:
+        vllm_gap(engine, queries, first, args, refuse=True)
+        raise AssertionError("samples of another model were not refused")
+    except InputError as error:
+        assert "vLLM does not sample from the model that is trained" in str(error)
     rollout.load_weights(engine.named_weights(gather_bytes=20_000))
     second = sample([1, 2, 3])
     assert second != first
     gap = largest_gap(second)
     assert gap < TOLERANCE[precision], gap
+    shown = vllm_gap(engine, queries, second, args, refuse=True)
+    assert 0 <= shown["vllm_gap_mean"] <= shown["vllm_gap_max"] < TOLERANCE[precision]
     if rank == 0:
         print("equal:", tied, precision, tensor_parallel, f"gap {gap:.2g} nats", flush=True)
 

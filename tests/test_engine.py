@@ -1,8 +1,12 @@
 """How the model learns: the gradient of any split equals a dense reference's (gradients.py)."""
 
+import shutil
+
 import pytest
 
 from conftest import launch
+from data import InputError
+from engine import load_model
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -10,3 +14,11 @@ def test_the_gradient_equals_a_dense_single_process_reference(ranks):
     output = launch("tests/gradients.py", ranks=ranks)
     assert output.count("equal: OSW-FT") == 15 and output.count("equal: GRPO") == 7
     assert "equal: reads of the host" in output  # no pass waits for the device
+
+
+def test_a_generation_config_that_could_not_be_saved_is_found_at_load(tiny, tmp_path):
+    shutil.copytree(tiny / "model", tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").write_text('{"temperature": 0.6}')
+    with pytest.raises(InputError, match=r"generation_config.json: .*do_sample") as error:
+        load_model(str(tmp_path / "model"), 128)
+    assert "\n" not in str(error.value)

@@ -6,10 +6,11 @@ import sys
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, GPT2Config, OPTConfig, Qwen3Config
 
 import logprobs as logprobs_module
 from conftest import ROOT
-from logprobs import ChunkedLogprobs
+from logprobs import ChunkedLogprobs, LogprobModel
 
 
 @pytest.mark.parametrize(
@@ -68,6 +69,49 @@ def test_without_any_token_the_gradients_are_zero():
     logprobs.sum().backward()
     assert logprobs.shape == (0,) and hidden.grad.shape == (0, 4)
     assert torch.equal(weight.grad, torch.zeros(9, 4))
+
+
+def small(config_class, **fields):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "num_attention_heads": 2, "hidden_size": 16}
+    config = config_class(num_hidden_layers=1, **sizes, **fields)
+    return AutoModelForCausalLM.from_config(config)
+
+
+def test_a_head_that_does_something_unknown_to_its_logits_is_refused():
+    model = small(Qwen3Config, intermediate_size=32, num_key_value_heads=1, head_dim=8)
+    plain = model.forward
+
+    def doubled(*args, **kwargs):
+        output = plain(*args, **kwargs)
+        output.logits = 3 * output.logits
+        return output
+
+    model.forward = doubled
+    model.lm_head.weight.data.normal_()
+    with pytest.raises(ValueError, match=r"Qwen3ForCausalLM is not supported.* nats a token away"):
+        LogprobModel(model)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_dropout_is_off_also_where_activations_are_computed_again(checkpointing):
+    model = small(GPT2Config, resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    ours = LogprobModel(model)
+    ids = torch.arange(12).view(2, 6)
+    inputs = (ids[:, :-1], ids[:, 1:].flatten(), torch.arange(10))
+    weight = model.transformer.h[0].mlp.c_fc.weight
+    gradients = [torch.autograd.grad(ours(*inputs).sum(), weight)[0] for _ in range(2)]
+    assert torch.equal(*gradients)
+    assert any(module.training for module in ours.model.modules()) == checkpointing
+
+
+def test_dropout_in_a_layer_that_is_computed_again_is_refused():
+    model = small(OPTConfig, word_embed_proj_dim=16, ffn_dim=32, dropout=0.5, init_std=0.5)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    with pytest.raises(ValueError, match="OPTForCausalLM is not supported"):
+        LogprobModel(model)
 
 
 ALONE = """

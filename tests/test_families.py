@@ -1,0 +1,43 @@
+"""Models: each family is trained right or refused, as docs/models.md says (families.py)."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from families import FAMILIES
+
+from conftest import ROOT
+
+TYPES = [model_type for model_type, _ in FAMILIES.values()]
+# nats a token: the largest gap of the columns in fp32, the mean of the one in bf16
+BOUNDS = {1: (1, 1e-3), 2: (0, 0.1), 3: (1, 1e-3), 4: (1, 1e-3)}
+
+
+def table(text: str) -> dict[str, list[str]]:
+    """The cells of each family's row."""
+    rows = [line.strip("| \n").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return {row[0]: row for row in rows if row[0] in FAMILIES}
+
+
+def test_the_table_of_the_docs_holds_every_family():
+    assert list(table((ROOT / "docs" / "models.md").read_text())) == list(FAMILIES)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_a_family_is_trained_right_or_refused_as_the_docs_say(part):
+    command = [sys.executable, "tests/families.py", *TYPES[part::4]]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    measured = table(result.stdout)
+    assert len(measured) == len(TYPES[part::4]), result.stderr[-3000:]
+    documented = table((ROOT / "docs" / "models.md").read_text())
+    for name, cells in measured.items():
+        for column in range(1, 4 if torch.cuda.is_available() else 5):
+            said, seen = documented[name][column], cells[column]
+            if re.match("refused|–", said):
+                assert seen[:7] == said[:7], (name, said, seen)
+            else:
+                which, bound = BOUNDS[column]
+                numbers = [float(number) for number in re.findall(r"[\d.]+e[-+]\d+", seen)]
+                assert numbers and numbers[which] < bound, (name, said, seen)
