@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data import ASK_FREE, ASK_LETTER, InputError, Prompt, get_texts, instruction, read_rows
+from data import InputError, get_texts, read_rows
+from prompts import ASK_FREE, ASK_LETTER, Prompt, instruction
 
 
 @dataclass(frozen=True)

@@ -1,29 +1,25 @@
-"""What the model reads: examples, prompts, token ids, batches.
+"""What the model reads: files, examples, batches of token ids.
 
 A training file is JSONL, one object a line, with `id, question, solution, answer, source`. The
 options of a multiple-choice question are part of `question`, and `answer` is then the letter. Other
-columns are kept for one's own reward function.
-Instead of its path a Hugging Face hub id (`owner/name`, or `owner/name:config`) works too.
+columns are kept for a reward function of one's own. Instead of its path a Hugging Face hub id
+(`owner/name`, or `owner/name:config`) works too.
 """
 
-import datetime
 import hashlib
 import json
 import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedConfig
 
-ASK_FREE = "Please reason step by step, and put your final answer within \\boxed{}."
-ASK_LETTER = "Please reason step by step, and put the letter of your choice within \\boxed{}."
 FIELDS = ("id", "question", "solution", "answer", "source")  # of a row of a training file
-MARK = "0987654321"  # stands for a turn's text, to find it in what a chat template writes
 PASS_TOKENS = 512  # padding tokens that cost as much as one extra forward and backward pass
 
 
@@ -140,6 +136,23 @@ def get_texts(where: str, row: dict, *names: str) -> list[str]:
     return texts
 
 
+def load_config(path_or_hub_id: str, max_length: int, asked: str) -> PreTrainedConfig:
+    """Load a model's config. Raises InputError if it is absent, or the model reads shorter text.
+
+    `asked` says in the message which argument asks for `max_length` tokens.
+    """
+    try:
+        config = AutoConfig.from_pretrained(path_or_hub_id)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path_or_hub_id}: no model there: {first_line(error)}") from error
+    if config.get_text_config() is not config:
+        raise InputError(f"{path_or_hub_id}: reads more than text ({config.model_type})")
+    limit = getattr(config, "max_position_embeddings", None)  # some models have none
+    if limit and max_length > limit:
+        raise InputError(f"{asked} is beyond the model's limit of {limit} tokens")
+    return config
+
+
 # ------------------------------------------------------------------------------------------------
 # Examples
 
@@ -176,163 +189,7 @@ def load_examples(path_or_hub_id: str) -> list[Example]:
 
 
 # ------------------------------------------------------------------------------------------------
-# Prompts and token ids
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """What a prompt holds beside the question. The chat template puts it into its form."""
-
-    system_prompt: str | None = None  # a system turn before the question
-    prompt_suffix: str | None = None  # follows the question, instead of the instruction
-    date: str | None = None  # for a template that asks for today's, as 2026-01-31; default: today
-
-    def __post_init__(self) -> None:
-        try:
-            datetime.date.fromisoformat(self.date or "2026-01-31")
-        except ValueError as error:
-            raise InputError(f"--date is written as 2026-01-31, got {self.date}") from error
-
-    def messages(self, question: str, ask: str) -> list[dict[str, str]]:
-        """The turns before the answer; `ask` is the instruction, unless there is a suffix."""
-        suffix = ask if self.prompt_suffix is None else self.prompt_suffix
-        user = {"role": "user", "content": f"{question}\n{suffix}" if suffix else question}
-        if self.system_prompt is None:
-            return [user]
-        return [{"role": "system", "content": self.system_prompt}, user]
-
-    def text(self, tokenizer: PreTrainedTokenizerBase, question: str, ask: str) -> str:
-        """The prompt as the model reads it, up to where its answer begins."""
-        messages = self.messages(question, ask)
-        return render(tokenizer, messages, self.date, add_generation_prompt=True)
-
-
-PAPER_PROMPT = Prompt()  # the question and the instruction, nothing else
-
-
-def load_tokenizer(path_or_hub_id: str, prompt: Prompt = PAPER_PROMPT) -> PreTrainedTokenizerBase:
-    """Load a tokenizer. Raises InputError if there is none, or its chat template is of no use.
-
-    `prompt` is one that the template has to take.
-    """
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path_or_hub_id)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path_or_hub_id}: no tokenizer there: {first_line(error)}") from error
-    if tokenizer.chat_template is None:
-        raise InputError(f"{path_or_hub_id}: the tokenizer has no chat template")
-    try:
-        check_template(tokenizer, prompt)
-    except InputError as error:
-        raise InputError(f"{path_or_hub_id}: {error}") from error
-    return tokenizer
-
-
-def load_config(path_or_hub_id: str, max_length: int, asked: str) -> PreTrainedConfig:
-    """Load a model's config. Raises InputError if it is absent, or the model reads shorter text.
-
-    `asked` says in the message which argument asks for `max_length` tokens.
-    """
-    try:
-        config = AutoConfig.from_pretrained(path_or_hub_id)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path_or_hub_id}: no model there: {first_line(error)}") from error
-    if config.get_text_config() is not config:
-        raise InputError(f"{path_or_hub_id}: reads more than text ({config.model_type})")
-    limit = getattr(config, "max_position_embeddings", None)  # some models have none
-    if limit and max_length > limit:
-        raise InputError(f"{asked} is beyond the model's limit of {limit} tokens")
-    return config
-
-
-def instruction(answer: str) -> str:
-    """What the prompt asks for. A letter as reference means multiple choice."""
-    return ASK_LETTER if re.fullmatch("[A-J]", answer) else ASK_FREE
-
-
-def render(
-    tokenizer: PreTrainedTokenizerBase, messages: list[dict], date: str | None = None, **options
-) -> str:
-    """What the chat template makes of the turns, on that day. Raises InputError if it fails."""
-    day = datetime.date.fromisoformat(date) if date else datetime.date.today()
-    options |= {"tokenize": False, "strftime_now": day.strftime}  # instead of the clock's
-    try:
-        return tokenizer.apply_chat_template(messages, **options)
-    except Exception as error:  # a template is a program: it may raise anything
-        raise InputError(f"the chat template fails: {first_line(error)}") from error
-
-
-def around_answer(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
-    """What the chat template writes before an assistant's text, and after it."""
-    messages = [{"role": "user", "content": "1"}, {"role": "assistant", "content": MARK}]
-    before, found, after = render(tokenizer, messages).rpartition(MARK)
-    if not found:
-        raise InputError("the chat template drops the assistant's turn")
-    return before, after
-
-
-def check_template(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> None:
-    """Raise InputError if the chat template is of no use in training, or with this prompt."""
-    end_of_turn_id(tokenizer)
-    asked = Prompt(prompt_suffix="").text(tokenizer, "1", "")
-    thinking = r"(\s|</?think>)+$"  # may be opened, or left empty, in one of the two alone
-    if re.sub(thinking, "", asked) != re.sub(thinking, "", around_answer(tokenizer)[0]):
-        raise InputError(
-            "the chat template does not end the prompt where it begins the assistant's turn"
-        )
-    marked = replace(prompt, system_prompt=MARK)
-    if prompt.system_prompt is not None and MARK not in marked.text(tokenizer, "1", ""):
-        raise InputError("the chat template drops the system prompt")
-
-
-def end_of_turn_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The token with which the chat template closes an assistant turn, e.g. `<|im_end|>`.
-
-    For Qwen3-Base it is not the tokenizer's EOS (`<|endoftext|>`). Raises InputError if the
-    template closes a turn with plain text, on which sampling could not stop.
-    """
-    after = around_answer(tokenizer)[1].lstrip()
-    tokens = tokenizer.added_tokens_decoder.items()
-    closing = [(token.content, id) for id, token in tokens if after.startswith(token.content)]
-    if not closing:
-        raise InputError(
-            "the chat template does not close the assistant's turn with a special token"
-        )
-    return max(closing)[1]  # the longest
-
-
-def stop_token_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Where sampling stops: the end of turn first, then EOS if it is another token."""
-    stops = [end_of_turn_id(tokenizer), tokenizer.eos_token_id]
-    return list(dict.fromkeys(token for token in stops if token is not None))
-
-
-def special_tokens(tokenizer: PreTrainedTokenizerBase) -> re.Pattern:
-    """Finds a special token, or one on which sampling stops, that is written out in a text.
-
-    By text and not by ids: a character that the vocabulary lacks has the id of `<unk>`.
-    """
-    added = tokenizer.added_tokens_decoder.values()
-    found = {token.content for token in added if token.special}  # of Qwen's, not `<think>`
-    found.update(tokenizer.convert_ids_to_tokens(stop_token_ids(tokenizer)))
-    return re.compile("|".join(map(re.escape, sorted(found, reverse=True))))
-
-
-def solution_after(prompt: str, example: Example) -> str:
-    """The solution as it follows this prompt, which may have opened or closed `<think>`.
-
-    Raises InputError if the two do not fit.
-    """
-    solution, asked = example.solution.strip(), prompt.rstrip()
-    if asked.endswith("<think>"):
-        if "</think>" not in solution:
-            reason = "the chat template opens <think>, and the solution does not close it"
-            raise InputError(f"{example.where}: {reason}")
-        return solution.removeprefix("<think>").lstrip()
-    if asked.endswith("</think>") and solution.startswith("<think>"):
-        reason = "the solution begins with <think>, which the chat template has closed before it"
-        raise InputError(f"{example.where}: {reason}")
-    return solution
+# Token ids and batches
 
 
 @dataclass(frozen=True)
@@ -352,53 +209,6 @@ class TokenizedExample(Trajectory):
     """A query with its expert trajectory."""
 
     example: Example
-
-
-def tokenize_examples(
-    examples: Sequence[Example],
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
-    max_completion_length: int,
-    prompt: Prompt = PAPER_PROMPT,
-) -> tuple[list[TokenizedExample], dict[str, int]]:
-    """Turn examples into token ids, and drop those that do not fit; nothing is ever truncated.
-
-    Args:
-        max_length: tokens of prompt plus expert solution (and of prompt plus rollout).
-        max_completion_length: tokens of one rollout; the prompt has to leave room for it.
-
-    Returns:
-        the examples that fit, and how many were dropped for which reason.
-
-    Raises InputError for a row that holds special tokens, or whose `<think>` the prompt rules out.
-    """
-    special = special_tokens(tokenizer)
-    for example in examples:
-        for name in ("question", "solution"):
-            if found := special.search(getattr(example, name)):
-                reason = f"field '{name}' holds the special token '{found[0]}'"
-                raise InputError(f"{example.where}: {reason}")
-    prompts = [prompt.text(tokenizer, e.question, instruction(e.answer)) for e in examples]
-    solutions = [solution_after(*pair) for pair in zip(prompts, examples, strict=True)]
-    # Prompt and solution are tokenized apart, because sampling continues from the prompt's ids.
-    prompt_ids = tokenizer(prompts, add_special_tokens=False).input_ids
-    solution_ids = tokenizer(solutions, add_special_tokens=False).input_ids
-    end_of_turn = end_of_turn_id(tokenizer)
-
-    kept, dropped = [], {"prompt_too_long": 0, "solution_too_long": 0}
-    for example, prompt, solution in zip(examples, prompt_ids, solution_ids, strict=True):
-        tokenized = TokenizedExample(example.id, prompt, [*solution, end_of_turn], example)
-        if len(prompt) > max_length - max_completion_length:
-            dropped["prompt_too_long"] += 1
-        elif len(tokenized) > max_length:
-            dropped["solution_too_long"] += 1
-        else:
-            kept.append(tokenized)
-    return kept, dropped
-
-
-# ------------------------------------------------------------------------------------------------
-# Batches
 
 
 def batch_indices(num_examples: int, batch_size: int, batch: int, seed: int) -> list[int]:

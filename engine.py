@@ -35,9 +35,9 @@ from data import (
     first_line,
     load_config,
     split_micro_batches,
-    stop_token_ids,
 )
 from logprobs import LogprobModel
+from prompts import stop_token_ids
 from run import TrainArgs, share_cores
 
 GATHER_BYTES = 2**30  # parameters gathered at a time under ZeRO-3

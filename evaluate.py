@@ -36,16 +36,8 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from benchmarks import BENCHMARKS, Problem, load_benchmark, load_problems
-from data import (
-    InputError,
-    Prompt,
-    derive_seed,
-    load_config,
-    load_tokenizer,
-    special_tokens,
-    write_json,
-    write_rows,
-)
+from data import InputError, derive_seed, load_config, write_json, write_rows
+from prompts import Prompt, load_tokenizer, special_tokens
 from rollout import Completion, Rollout
 from run import differences, parse_args, read_args, share_cores, write_args
 from verify import Verifier

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
-from data import InputError, TokenizedExample, Trajectory, pad_completions, stop_token_ids
+from data import InputError, TokenizedExample, Trajectory, pad_completions
+from prompts import stop_token_ids
 from run import RolloutArgs
 
 CPU_SEQUENCES = 256  # that a CPU samples at a time

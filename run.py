@@ -30,18 +30,16 @@ from transformers import PreTrainedTokenizerBase
 
 from data import (
     InputError,
-    Prompt,
     TokenizedExample,
     atomic_write,
     batch_indices,
     first_line,
     load_examples,
-    load_tokenizer,
     read_rows,
-    tokenize_examples,
     write_json,
     write_rows,
 )
+from prompts import Prompt, load_tokenizer, tokenize_examples
 
 # ------------------------------------------------------------------------------------------------
 # Arguments

@@ -16,8 +16,8 @@ from transformers import Qwen3ForCausalLM
 
 from bench.measure import goal, markdown_table, print_section, ratio, take_turns
 from bench.setup import Setup, random_rows, training_setup, training_step
-from data import stop_token_ids
 from demo.tiny import make_config, make_tokenizer, save_model
+from prompts import stop_token_ids
 
 PROMPT, LENGTH, BATCH, MAX_LENGTH = 24, 48, 32, 256
 CASES = {  # by label: an argument of scaling_step, and its values

@@ -15,16 +15,9 @@ from transformers import PreTrainedTokenizerBase
 import train_grpo
 import train_oswft
 import train_sft
-from data import (
-    Example,
-    TokenizedExample,
-    Trajectory,
-    load_examples,
-    load_tokenizer,
-    pad_completions,
-    tokenize_examples,
-)
+from data import Example, TokenizedExample, Trajectory, load_examples, pad_completions
 from engine import Engine, gather_rewards, init_distributed, load_model
+from prompts import load_tokenizer, tokenize_examples
 from rollout import CHECKED_QUERIES, Rollout
 from run import Stopwatch
 from verify import Verifier

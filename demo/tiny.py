@@ -23,17 +23,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from data import (
-    ASK_FREE,
-    Example,
-    InputError,
-    collate,
-    derive_seed,
-    load_tokenizer,
-    stop_token_ids,
-    tokenize_examples,
-    write_rows,
-)
+from data import Example, InputError, collate, derive_seed, write_rows
+from prompts import ASK_FREE, load_tokenizer, stop_token_ids, tokenize_examples
 
 TIERS = {"easy": "+-", "middle": "+-*", "hard": "+-*^"}  # operators, the newest last
 NUM_OPERATORS = {"easy": 3, "middle": 3, "hard": 5}

@@ -39,17 +39,10 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from benchmarks import BENCHMARKS, load_benchmark, read_benchmark
-from data import (
-    Example,
-    InputError,
-    atomic_write,
-    load_tokenizer,
-    read_rows,
-    write_json,
-    write_rows,
-)
+from data import Example, InputError, atomic_write, read_rows, write_json, write_rows
 from prepare.letters import end_in_box, final_letter, option_labels
 from prepare.look import length_summary
+from prompts import load_tokenizer
 from run import provenance
 from verify import FONTS, SPACES, reference_letter
 

@@ -15,18 +15,9 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from data import (
-    ASK_LETTER,
-    PAPER_PROMPT,
-    InputError,
-    Prompt,
-    collate,
-    instruction,
-    load_examples,
-    load_tokenizer,
-    tokenize_examples,
-)
+from data import InputError, collate, load_examples
 from prepare import run_commands
+from prompts import ASK_LETTER, PAPER_PROMPT, Prompt, instruction, load_tokenizer, tokenize_examples
 
 RunPrompt = Annotated[Prompt, tyro.conf.arg(name="")]  # the flags are those of a run
 NO_LIMIT = 2**31  # tokens; no example is longer, so all are kept

@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from data import InputError, Trajectory, load_tokenizer, pad_completions
+from data import InputError, Trajectory, pad_completions
 from engine import Engine, gather, init_distributed
+from prompts import load_tokenizer
 from rollout import Rollout, vllm_gap
 from train_oswft import update
 

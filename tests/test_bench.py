@@ -13,8 +13,9 @@ import torch
 from bench import measure, plan
 from bench.gpu import training_flops
 from conftest import ROOT, launch, metrics, train
-from data import InputError, load_examples, load_tokenizer, tokenize_examples
+from data import InputError, load_examples
 from demo.tiny import make_config, make_tokenizer
+from prompts import load_tokenizer, tokenize_examples
 
 
 def run(*args) -> subprocess.CompletedProcess:

@@ -14,7 +14,8 @@ from benchmarks import (
     with_options,
 )
 from conftest import SHARED, needs_shared
-from data import ASK_FREE, ASK_LETTER, InputError, Prompt, write_rows
+from data import InputError, write_rows
+from prompts import ASK_FREE, ASK_LETTER, Prompt
 
 # Three rows for each, that we wrote, in the columns of the source.
 AMC_ROWS = [

@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerFast
 
 import data
 import prepare.curate
+import prompts
 from benchmarks import BENCHMARKS
 from conftest import ROOT, SHARED, needs_shared, released
 from data import InputError
@@ -323,8 +324,8 @@ def test_a_solution_is_thinking_and_answer_and_ends_in_the_boxed_letter(curate):
 
 def test_the_limit_counts_every_token_of_the_solution_and_the_end_of_turn(curate, tokenizer):
     [example], report = curate([row()])
-    tokens = data.load_tokenizer(str(tokenizer))
-    [tokenized], _ = data.tokenize_examples([data.Example(**example)], tokens, 10_000, 0)
+    tokens = prompts.load_tokenizer(str(tokenizer))
+    [tokenized], _ = prompts.tokenize_examples([data.Example(**example)], tokens, 10_000, 0)
     length = len(tokenized.completion_ids)
     assert report["solution_tokens"]["max"] == length
     assert len(curate([row()], max_solution_tokens=length)[0]) == 1
@@ -602,8 +603,8 @@ def test_the_command_prints_a_table_and_fails_when_rows_are_missing(curated):
 
 def test_the_training_scripts_load_all_of_it(curated, tokenizer):
     examples = data.load_examples(str(curated[1] / "train.jsonl"))
-    for tokens in (make_tokenizer(), data.load_tokenizer(str(tokenizer))):
-        rows, dropped = data.tokenize_examples(examples, tokens, 1024, 400)
+    for tokens in (make_tokenizer(), prompts.load_tokenizer(str(tokenizer))):
+        rows, dropped = prompts.tokenize_examples(examples, tokens, 1024, 400)
         assert len(rows) == len(examples) and not any(dropped.values())
 
 
@@ -632,8 +633,8 @@ def test_real_questions_pass_and_those_of_benchmarks_do_not(curate):
     examples, report = curate(map(released, [*aqua, *sat, *leaked]), **real)
     assert report["rejected"] == dict.fromkeys(REASONS, 0) | {"benchmark_overlap": len(leaked)}
     assert len(examples) == len(aqua) + len(sat) == 474
-    tokens = data.load_tokenizer(real["tokenizer"])
-    tokenized, dropped = data.tokenize_examples(
+    tokens = prompts.load_tokenizer(real["tokenizer"])
+    tokenized, dropped = prompts.tokenize_examples(
         [data.Example(**example) for example in examples], tokens, 5120, 4096
     )
     assert len(tokenized) == len(examples) and not any(dropped.values())

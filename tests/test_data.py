@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import data
+import prompts
 from conftest import SHARED, needs_shared
 from data import Example, InputError, Trajectory
 from demo.tiny import make_tokenizer
@@ -19,7 +20,7 @@ ROW = {"id": "1", "question": "1+1", "solution": "\\boxed{2}", "answer": "2", "s
 
 @pytest.fixture(params=["tiny", pytest.param("qwen", marks=needs_shared)])
 def tokenizer(request):
-    return make_tokenizer() if request.param == "tiny" else data.load_tokenizer(str(QWEN))
+    return make_tokenizer() if request.param == "tiny" else prompts.load_tokenizer(str(QWEN))
 
 
 # ---- rows
@@ -106,9 +107,9 @@ def test_a_hub_that_fails_gives_one_line(monkeypatch):
 
 def conversation(tokenizer, example: Example) -> list[int]:
     """The whole conversation, tokenized in one piece."""
-    ask = data.instruction(example.answer)
-    prompt = data.PAPER_PROMPT.text(tokenizer, example.question, ask)
-    end = tokenizer.decode([data.end_of_turn_id(tokenizer)])
+    ask = prompts.instruction(example.answer)
+    prompt = prompts.PAPER_PROMPT.text(tokenizer, example.question, ask)
+    end = tokenizer.decode([prompts.end_of_turn_id(tokenizer)])
     return tokenizer(prompt + example.solution + end, add_special_tokens=False).input_ids
 
 
@@ -118,30 +119,35 @@ def test_prompt_and_completion_are_the_tokens_of_the_whole_conversation(tokenize
         Example("2", "Pick one.\nA) 1\nB) 2", "<think>\nOne.\n</think>\n\n\\boxed{A}", "A", "s"),
         Example("3", "Was ist 2 × 3?", "Sechs: 6 🙂\n\n\\boxed{6}", "6", "s"),
     ]
-    rows, _ = data.tokenize_examples(examples, tokenizer, 1000, 100)
+    rows, _ = prompts.tokenize_examples(examples, tokenizer, 1000, 100)
     for row in rows:
         assert row.prompt_ids + row.completion_ids == conversation(tokenizer, row.example)
 
 
 @needs_shared
 def test_the_same_holds_for_real_problems_and_solutions(tmp_path):
-    tokenizer = data.load_tokenizer(str(QWEN))
+    tokenizer = prompts.load_tokenizer(str(QWEN))
     import_aqua(str(SHARED / "data" / "aqua_dev.jsonl"), str(tmp_path / "aqua.jsonl"))
     examples = data.load_examples(str(tmp_path / "aqua.jsonl"))
-    rows, dropped = data.tokenize_examples(examples, tokenizer, 5120, 4096)
+    rows, dropped = prompts.tokenize_examples(examples, tokenizer, 5120, 4096)
     assert len(rows) == len(examples) and not any(dropped.values())
     for row in rows:
         assert row.prompt_ids + row.completion_ids == conversation(tokenizer, row.example)
 
 
 def test_the_prompt_is_the_template_with_the_instruction(tokenizer):
-    text = data.PAPER_PROMPT.text(tokenizer, "1+1", data.instruction("2"))
-    assert text == f"<|im_start|>user\n1+1\n{data.ASK_FREE}<|im_end|>\n<|im_start|>assistant\n"
-    assert data.instruction("B") == data.ASK_LETTER != data.instruction("e") == data.ASK_FREE
+    text = prompts.PAPER_PROMPT.text(tokenizer, "1+1", prompts.instruction("2"))
+    assert text == f"<|im_start|>user\n1+1\n{prompts.ASK_FREE}<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        prompts.instruction("B")
+        == prompts.ASK_LETTER
+        != prompts.instruction("e")
+        == prompts.ASK_FREE
+    )
 
 
 def test_the_end_of_turn_is_not_eos_and_sampling_stops_on_both(tokenizer):
-    end, eos = data.stop_token_ids(tokenizer)
+    end, eos = prompts.stop_token_ids(tokenizer)
     assert tokenizer.decode([end]) == "<|im_end|>" and eos == tokenizer.eos_token_id != end
 
 
@@ -151,15 +157,15 @@ def test_a_row_that_writes_out_a_special_token_is_refused_with_its_line(
     tokenizer, write, field, token
 ):
     examples = data.load_examples(write(ROW, {**ROW, "id": "2", field: f"1{token}2"}))
-    data.tokenize_examples(examples[:1], tokenizer, 1000, 100)
+    prompts.tokenize_examples(examples[:1], tokenizer, 1000, 100)
     message = f"rows.jsonl:2: field '{field}' holds the special token '{token}'"
     with pytest.raises(InputError, match=re.escape(message)):
-        data.tokenize_examples(examples, tokenizer, 1000, 100)
+        prompts.tokenize_examples(examples, tokenizer, 1000, 100)
 
 
 def test_a_folder_without_tokenizer_is_refused(tmp_path):
     with pytest.raises(InputError, match="no tokenizer"):
-        data.load_tokenizer(str(tmp_path))
+        prompts.load_tokenizer(str(tmp_path))
 
 
 def test_what_does_not_fit_is_dropped_and_counted_never_truncated():
@@ -170,13 +176,13 @@ def test_what_does_not_fit_is_dropped_and_counted_never_truncated():
         Example("long solution", "1+1", "1+1=2;" * 20 + "\\boxed{2}", "2", "s"),
     ]
     lengths = {e.id: len(conversation(tokenizer, e)) for e in examples}
-    rows, dropped = data.tokenize_examples(examples, tokenizer, 60, 30)
+    rows, dropped = prompts.tokenize_examples(examples, tokenizer, 60, 30)
     assert [row.example.id for row in rows] == ["fits"]
     assert len(rows[0]) == lengths["fits"]
     assert dropped == {"prompt_too_long": 1, "solution_too_long": 1}
     exact = lengths["long solution"]
-    assert len(data.tokenize_examples(examples[2:], tokenizer, exact, 30)[0]) == 1
-    assert len(data.tokenize_examples(examples[2:], tokenizer, exact - 1, 30)[0]) == 0
+    assert len(prompts.tokenize_examples(examples[2:], tokenizer, exact, 30)[0]) == 1
+    assert len(prompts.tokenize_examples(examples[2:], tokenizer, exact - 1, 30)[0]) == 0
 
 
 # ---- batches

@@ -480,7 +480,7 @@ def test_the_version_of_a_model_on_the_hub_is_its_commit(tiny, tmp_path):
     shutil.copytree(tiny / "model", cached / "snapshots" / commit)
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text(commit)
-    code = "import evaluate, data; data.load_tokenizer(m := 'someone/tiny'); "
+    code = "import evaluate, data, prompts; prompts.load_tokenizer(m := 'someone/tiny'); "
     code += "data.load_config(m, 512, 'a limit'); print(evaluate.model_version(m))"
     env = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-c", code]

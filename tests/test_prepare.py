@@ -9,11 +9,12 @@ import pytest
 from test_curate import many, save_benchmarks, save_tokenizer, to_line
 
 from conftest import ROOT, SHARED, needs_shared
-from data import ASK_LETTER, InputError, Prompt, load_examples, write_rows
+from data import InputError, load_examples, write_rows
 from prepare.convert import import_aqua, import_gsm8k
 from prepare.curate import Args, curate
 from prepare.letters import end_in_box, final_letter, option_labels
 from prepare.look import show, stats
+from prompts import ASK_LETTER, Prompt
 from verify import is_correct
 
 

@@ -230,7 +230,7 @@ print("stopped after", tokenizer.decode(greedy))
 
 
 def test_the_final_model_loads_in_transformers_and_vllm_and_stops_at_the_end_of_turn(oswft_run):
-    from data import ASK_FREE
+    from prompts import ASK_FREE
 
     result = subprocess.run(
         [sys.executable, "-c", STOPS_BY_ITSELF, oswft_run / "final", f"7+5-3+1\n{ASK_FREE}"],

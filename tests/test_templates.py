@@ -12,11 +12,12 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-import data
 import evaluate
+import prompts
 from conftest import SHARED, needs_shared
-from data import Example, InputError, Prompt
+from data import Example, InputError
 from demo.tiny import CHAT_TEMPLATE, make_config
+from prompts import Prompt
 from run import claim_output_dir, load_training_data
 from train_sft import Args
 
@@ -136,17 +137,17 @@ def make_tokenizer(case: Case) -> PreTrainedTokenizerFast:
 def load(tmp_path):
     """Saves a tokenizer as a model's folder, and loads it as a run does."""
 
-    def load(case: Case, prompt: Prompt = data.PAPER_PROMPT) -> PreTrainedTokenizerFast:
+    def load(case: Case, prompt: Prompt = prompts.PAPER_PROMPT) -> PreTrainedTokenizerFast:
         tokenizer = make_tokenizer(case)
         tokenizer.save_pretrained(tmp_path / "model")
         make_config(tokenizer, vocab_size=len(tokenizer)).save_pretrained(tmp_path / "model")
-        return data.load_tokenizer(str(tmp_path / "model"), prompt)
+        return prompts.load_tokenizer(str(tmp_path / "model"), prompt)
 
     return load
 
 
-def tokenize(tokenizer, *examples: Example, prompt: Prompt = data.PAPER_PROMPT) -> list:
-    return data.tokenize_examples(examples, tokenizer, 1000, 100, prompt)[0]
+def tokenize(tokenizer, *examples: Example, prompt: Prompt = prompts.PAPER_PROMPT) -> list:
+    return prompts.tokenize_examples(examples, tokenizer, 1000, 100, prompt)[0]
 
 
 def squeeze(text: str) -> str:
@@ -166,7 +167,7 @@ def squeeze(text: str) -> str:
 def test_prompt_solution_and_end_of_turn_are_what_the_template_writes(name, example, load):
     tokenizer = load(CASES[name])
     [row] = tokenize(tokenizer, example)
-    user = {"role": "user", "content": f"{example.question}\n{data.ASK_FREE}"}
+    user = {"role": "user", "content": f"{example.question}\n{prompts.ASK_FREE}"}
     turns = [user, {"role": "assistant", "content": example.solution}]
     whole = tokenizer.apply_chat_template(turns, tokenize=False)
     ours = tokenizer.decode(row.prompt_ids + row.completion_ids)
@@ -183,7 +184,7 @@ def test_sampling_begins_with_one_bos_and_stops_where_the_turn_ends(name, load):
     [row] = tokenize(tokenizer, THOUGHT if name in OPENS_THINKING else PLAIN)
     has_bos = case.bos and "bos_token" in case.template
     assert row.prompt_ids.count(tokenizer.bos_token_id) == (1 if has_bos else 0)
-    stops = data.stop_token_ids(tokenizer)
+    stops = prompts.stop_token_ids(tokenizer)
     assert tokenizer.convert_ids_to_tokens(stops) == list(dict.fromkeys([case.end, case.eos]))
     assert [id in stops for id in row.completion_ids].index(True) == len(row.completion_ids) - 1
 
@@ -197,7 +198,7 @@ def test_a_system_prompt_and_a_suffix_are_in_the_prompt_once_or_refused(name, lo
         return
     tokenizer = load(CASES[name], prompt)
     texts = [
-        data.Prompt(prompt_suffix=suffix).text(tokenizer, "1+1", "ask") for suffix in ("", None)
+        prompts.Prompt(prompt_suffix=suffix).text(tokenizer, "1+1", "ask") for suffix in ("", None)
     ]
     assert "1+1" in texts[0] and texts[0].replace("1+1", "1+1\nask") == texts[1]
     text = prompt.text(tokenizer, "1+1", "ask")
@@ -227,14 +228,14 @@ def test_thinking_that_the_prompt_has_closed_is_refused(load):
 
 @needs_shared
 def test_the_real_qwen_vocabulary_takes_thinking_in_a_row_and_no_special_token():
-    tokenizer = data.load_tokenizer(str(SHARED / "qwen3_tokenizer"))
+    tokenizer = prompts.load_tokenizer(str(SHARED / "qwen3_tokenizer"))
     for name in ("qwen3", "qwen3 thinking"):
         tokenizer.chat_template = CASES[name].template
         [row] = tokenize(tokenizer, THOUGHT)
         ids = row.prompt_ids + row.completion_ids
         assert ids.count(tokenizer.convert_tokens_to_ids("<think>")) == 1
         assert ids.count(tokenizer.convert_tokens_to_ids("</think>")) == 1
-    special = data.special_tokens(tokenizer)
+    special = prompts.special_tokens(tokenizer)
     assert not special.search("<think>\n</think> <tool_call> |im_end|>")
     for token in ("<|im_start|>", "<|endoftext|>", "<|vision_pad|>"):
         assert special.search(f"a{token}b")[0] == token
@@ -287,7 +288,7 @@ def asked(tmp_path, **values) -> tuple[str, dict]:
     folder = args.output_dir or evaluate.default_folder(args.model)
     [request, *_] = evaluate.find_missing(args, folder, evaluate.load_all_problems(args))
     protocol = json.loads((folder / "args.json").read_text())["protocol"]
-    return data.load_tokenizer(args.model).decode(request.prompt_ids), protocol
+    return prompts.load_tokenizer(args.model).decode(request.prompt_ids), protocol
 
 
 def test_a_runs_model_is_evaluated_with_the_prompt_of_the_run(load, tmp_path):
@@ -309,7 +310,7 @@ def test_an_evaluation_keeps_its_date_and_its_prompt(load, tmp_path):
     load(CASES["llama 3"])
     values = {"model": str(tmp_path / "model"), "output_dir": tmp_path / "eval"}
     prompt, protocol = asked(tmp_path, **values)
-    assert data.ASK_FREE in prompt and protocol["date"] == date.today().isoformat()
+    assert prompts.ASK_FREE in prompt and protocol["date"] == date.today().isoformat()
     record = {"protocol": {**protocol, "date": "2024-02-29"}}  # it was begun on another day
     (tmp_path / "eval" / "args.json").write_text(json.dumps(record))
     (tmp_path / "eval" / "samples" / "own.jsonl.rank0").write_text("{half")
