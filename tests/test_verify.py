@@ -12,8 +12,9 @@ from verify import (
     Verifier,
     boxes,
     is_correct,
-    last_box,
+    last_boxes,
     read_letter,
+    said_letter,
 )
 
 # ---- letters: what stands in the box -> the letter it names
@@ -24,6 +25,8 @@ C|(C)|C.|\text{C}|\text{(C)}|\textbf{C}|\textbf{(C)}|\mathbf{C}|\mathrm{C}|\math
 \left(C\right)|\;C\;|\ C|~C|C) 12|C. 12|C: 12|(C) 12|C 12|C, 12|\text{C) } 12|\textbf{(C)}\ 12
 \textbf{(C) }12|(C)\,12|\text{C. } \frac{1}{2}|(C) -5|C) -5|C.\ x=-5|\text{(C) 5 apples}
 C) 5 apples|C) \sqrt{2}|(C)\quad 3\pi|C) I and III|C) A circle|C. none of the above|12 (C)
+\underline{C}|\emph{C}|\color{red}{C}|\color{red} C|\textcolor{blue}{(C)}|\Large C|\huge{C}
+（C）|Ｃ|C。|C：12|`C`|C\ |C \frac{1}{2}|\text{C is correct}|(C) \approx 3
 \text{12 (C)}|3\sqrt{2}\ \textbf{(C)}|Option C|\text{Option C}|\text{option (C)}|\text{Choice C}
 \text{The answer is C}|\text{The correct answer is (C)}|\text{Answer: C}|\text{answer C}
 \text{The correct option is C}|\text{(C) }12\text{ km}"""
@@ -32,6 +35,7 @@ NOT_C = r"""
 A|B|D|(B)|\text{D}|AC|CD|ABC|A, C|C, D|A and C|C and D|\text{A and C}|\text{C or D}|C/D|C D|C & D
 A or C|(A)(C)|(A), (C)|A) C)|C) D)|C) A|(C) 1 (D) 2|C. 1 D. 2|\text{(C) or (D)}|\text{both C and D}
 C^2|C_1|C+1|C-1|C - 1|C = 12|C=12|2C|C!|\sqrt{C}|\frac{C}{2}|\frac{A}{C}|f(C)|C(x)|12|x|K
+C \approx 3|C \le 5|C\geq 5|C\ \neq D|C ≈ 3|C \cup D|C \times 2|C \in S
 \text{Cat}|\text{None}|c^2|12C|C1|\emptyset|?|\text{C, D}|A,B,C,D,E|\{C, D\}|C\text{ and }D"""
 
 C_FORMS, NOT_C = (forms.strip().replace("\n", "|").split("|") for forms in (C_FORMS, NOT_C))
@@ -57,6 +61,52 @@ def test_all_letters_from_a_to_j_are_options():
             assert is_correct(rf"\boxed{{{form}}}", letter)
         assert is_correct(f"So the answer is ({letter}).", letter)
         assert is_correct(f"**Answer: {letter}**", letter)
+
+
+SAYS_C = r"""
+**C**|C|(C)|（C）|#### C|**C.**|c|(c)|$\boldsymbol{C}$|Option C|Choice (C).|ANS: C|Ans C
+The answer is C.|the answer is (C)|The correct answer is **C**.|Final answer: (C) 12|Answer: c
+the answer is c.|the answer is (c) 12|<answer>C</answer>|<answer> C </answer>|The answer is:⏎⏎C
+The correct answer is:⏎⏎**C) 12**|the correct option is **C**.|The correct choice is therefore C.
+The answer is $\text{(C)}$.|The answer is 12.5, which is option C.|Answer:C|The answer choice is C
+The answer is C because A and B are too small.|The answer is C, B is too small.
+The answer is C and I am sure.|The answer I get is C.|The answer is C – as shown.
+Therefore C.|Thus, (C).|So it is C|Hence option C.|So (C) is correct.|Option C is correct.
+C is the correct answer.|C is correct, as 12 is even.|答案是 C|答案是C。|答案：C|故选C。
+The answer is B. Wait, 2 is odd. Actually the answer is C|The answer is B. Actually, C.
+Therefore B.⏎No, the correct option is C.|The answer is C. Option B is wrong.
+The answer is C. The answer is not B.|Is it C or D? The answer is C."""
+
+SAYS_NOTHING = r"""
+Because C is larger than B|C is a letter|A box has 3 sides. Therefore A circle has one.|I think
+A circle|So A circle is it.|The answer follows. A box has 3 sides|The answer is: A box|Answer: I am
+The answer is not C.|The answer is C or D.|The answer is C and D|The answer is (C), (D)|C, D|B⏎A C
+The answer is C + 1|The answer is C = 12|The answer is C \approx 3|The answer is Carol.|C = 3
+The answer is 12C.|The answer is C's age.|So C and D are equal.|Therefore C is a right angle.
+Therefore the midpoint is C.|The answer is unclear. C is a letter|The answer is c + 1|answer: c, d
+the answer is a|Option C is incorrect.|The correct answer C is wrong.|The answer is \boxed{C
+Choices A, B and C are too small.|So the answer is f(x).|Angle C is right."""
+
+
+def closings(table: str) -> list[str]:
+    return table.strip().replace("\n", "|").replace("⏎", "\n").split("|")
+
+
+@pytest.mark.parametrize("closing", closings(SAYS_C))
+def test_a_closing_without_a_box_names_the_letter(closing):
+    assert said_letter(closing) == "C"
+    assert is_correct(f"Let $A$ be 3, so that $B = 4$.\n\n{closing}", "C")
+    assert not is_correct(closing, "B")
+
+
+@pytest.mark.parametrize("closing", closings(SAYS_NOTHING))
+def test_a_closing_without_a_box_names_no_letter(closing):
+    assert said_letter(closing) is None
+
+
+@pytest.mark.parametrize("box", ["A circle", r"\text{A square}", r"A\text{ box}", "I think so"])
+def test_an_article_and_a_pronoun_are_no_letters_in_a_box(box):
+    assert read_letter(box) is None
 
 
 @pytest.mark.parametrize("reference", ["C", "(C)", "C.", r"\text{(C)}", r"\textbf{C}", " C "])
@@ -90,6 +140,20 @@ RIGHT = [
     (r"\boxed{3\frac{1}{2}}", r"\frac{7}{2}"),
     (r"\boxed{2^{10}}", "1024"),
     (r"\boxed{033}", "33"),
+    (r"\boxed{12.}", "12"),
+    (r"\boxed{12\ }", "12"),
+    (r"\boxed{12\,}", "12"),
+    (r"\boxed{12**}", "12"),
+    (r"\boxed{**12**.}", "12"),
+    (r"\boxed{`12`}", "12"),
+    (r"\boxed{3 1/2}", "3.5"),
+    (r"\boxed{-3\ 1/2}", "-3.5"),
+    (r"\boxed{7/2}", "3 1/2"),
+    (r"\boxed{90°}", "90"),
+    (r"\boxed{90°}", r"90^\circ"),
+    (r"\boxed{90}", "90°"),
+    (r"\boxed{1\,000\,000}", "1000000"),
+    (r"\boxed{1\ 000~000}", "1,000,000"),
     (r"\boxed{113}", "113"),
     # expressions
     (r"\boxed{\sqrt{8}}", r"2\sqrt{2}"),
@@ -115,7 +179,17 @@ RIGHT = [
     # words
     (r"\boxed{\text{Evelyn}}", r"\text{Evelyn}"),
     (r"\boxed{Evelyn}", r"\text{Evelyn}"),
+    # several boxes for several values
+    (r"\boxed{3}, \boxed{4}", "3,4"),
+    (r"so $\boxed{4}$ and $\boxed{3}$.", "3, 4"),
+    (r"\(x_1 = \boxed{3}\), \(x_2 = \boxed{4}\), or \(x_3=\boxed{5}\)", r"\{3,4,5\}"),
+    (r"$\boxed{3}\text{ or }\boxed{4}$", r"3 \text{ and } 4"),
+    (r"First \boxed{3}, then \boxed{3, 4}", "3,4"),
+    (r"\boxed{3}, \boxed{4}", "4"),
     # where the answer stands
+    (r"\boxed{4} and \boxed{}", "4"),
+    (r"\boxed{4}. \boxed{ }", "4"),
+    (r"The answer is 4. \boxed{}", "4"),
     (r"First \boxed{3}, no: \boxed{4}", "4"),
     (r"\boxed{4} and then \boxed{5", "4"),
     (r"\boxed{\frac{1}{\sqrt{2}}} is it", r"\frac{\sqrt{2}}{2}"),
@@ -167,6 +241,15 @@ WRONG = [
     ("Because C is larger than B", "C"),
     (r"\boxed{\text{no solution}}", "0"),
     (r"\boxed{12, 13}", "12"),
+    (r"\boxed{3 1/2}", r"\frac{31}{2}"),
+    (r"\boxed{3 1/2}", "1.5"),
+    (r"\boxed{1\,00}", "100"),
+    (r"First \boxed{3}, no: \boxed{4}", "3,4"),
+    (r"\boxed{3} \boxed{4}", "3,4"),
+    (r"\boxed{3}, \boxed{5}", "3,4"),
+    (r"\boxed{3}, \boxed{4}, \boxed{5}", "3,4"),
+    (r"\boxed{3}, \boxed{4}", "3"),
+    (r"\boxed{3}, \boxed{4}", "(3,4)"),
     (r"\boxed{2\sqrt{3}}", r"3\sqrt{2}"),
 ]
 
@@ -186,9 +269,9 @@ def test_the_table_is_as_long_as_it_claims():
 
 
 def test_the_last_complete_box_is_found_through_nested_and_escaped_braces():
-    assert last_box(r"\boxed{1} \boxed{\{a\}_{b_{c}}} x") == r"\{a\}_{b_{c}}"
-    assert last_box(r"\boxed{1} \boxed{2") == "1"
-    assert last_box("no box") is None
+    assert last_boxes(r"\boxed{1} \boxed{\{a\}_{b_{c}}} x")[-1] == r"\{a\}_{b_{c}}"
+    assert last_boxes(r"\boxed{1} \boxed{2")[-1] == "1"
+    assert last_boxes("no box") == []
 
 
 def test_boxes_are_found_in_time_that_grows_with_the_text_alone():
@@ -259,7 +342,7 @@ def test_a_huge_answer_costs_no_algebra_and_is_right_only_as_the_reference_is_wr
 ):
     monkeypatch.setattr(verify, "verify", lambda *args, **kwargs: pytest.fail("algebra"))
     assert not is_correct(huge, "7")
-    assert is_correct(huge, last_box(huge))
+    assert is_correct(huge, last_boxes(huge)[-1])
 
 
 @pytest.mark.parametrize(
