@@ -392,7 +392,7 @@ def load_reward(reward: str) -> Callable[[str, dict], Grade]:
     """
     path, _, name = reward.rpartition(":")
     if not os.path.isfile(path):
-        raise RewardError(f"{reward}: no such file (it should be file.py:function)")
+        raise RewardError(f"{reward}: there is no such file; expected file.py:function")
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))  # it may import its neighbours
 
     def explain(error: BaseException) -> str:

@@ -2,16 +2,20 @@ r"""What counts as right: a table of answers, hostile input, and the pool's prom
 
 import os
 import signal
+import threading
 import time
 
 import psutil
 import pytest
 
 import verify
+from conftest import ROOT
 from verify import (
+    RewardError,
     Verifier,
     boxes,
     is_correct,
+    load_reward,
     last_boxes,
     read_letter,
     said_letter,
@@ -424,3 +428,166 @@ def test_memory_of_a_grader_is_capped():
         (grader,) = psutil.Process(verifier.workers[0].pid).children()
         soft, hard = grader.rlimit(psutil.RLIMIT_AS)
         assert soft == hard == 2 * 2**30
+
+
+def test_a_loaded_host_makes_no_right_answer_wrong():
+    with Verifier(num_workers=1, timeout_s=0.5) as verifier:
+        verifier.score([r"\boxed{1}"], ["1"])
+        (grader,) = psutil.Process(verifier.workers[0].pid).children()
+        grader.suspend()  # as if it got no core
+        threading.Timer(2, grader.resume).start()
+        assert verifier.score([r"\boxed{\frac{1}{2}}"] * 3, ["0.5"] * 3) == [True] * 3
+        assert grader.is_running()
+        hostile = r"\boxed{\int_0^1 x^{x^{x^{x}}} dx}"  # only the deadline ends this one
+        assert verifier.score([hostile, r"\boxed{2}"], ["7", "2"]) == [False, True]
+        assert not grader.is_running()
+
+
+def test_a_worker_that_is_killed_leaves_no_grader_behind():
+    with Verifier(num_workers=1) as verifier:
+        verifier.score([r"\boxed{1}"], ["1"])
+        (grader,) = psutil.Process(verifier.workers[0].pid).children()
+        verifier.workers[0].kill()
+        assert not psutil.wait_procs([grader], timeout=5)[1]
+        with pytest.raises(RuntimeError, match="ended unexpectedly"):
+            verifier.score([r"\boxed{1}"], ["1"])
+
+
+# ---- reward functions
+
+REWARDS = """
+import os
+import signal
+import threading
+import subprocess
+import time
+from dataclasses import dataclass
+
+import neighbour
+
+@dataclass
+class Point:
+    x: float
+
+def half(completion, example):
+    print(completion)  # must not end up in the verifier's pipe
+    read = subprocess.run(["cat"], capture_output=True).stdout
+    return Point(0.5).x if example.answer == neighbour.ANSWER and not read else 0
+
+def echo(completion, example):
+    return eval(completion)
+
+def hostile(completion, example):
+    return {
+        "good": lambda: 1,
+        "endless": lambda: [0 for _ in iter(int, 1)],
+        "memory": lambda: len(bytearray(4 << 30)),
+        "depth": lambda: hostile(completion, example),
+        "exit": lambda: exit(3),
+        "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+        "sleep": lambda: time.sleep(1000),
+    }[completion]()
+
+def start(completion, example):
+    child = subprocess.Popen(["sleep", "1000"])
+    with open(example.pid_file, "w") as file:
+        file.write(str(child.pid))
+    while True:
+        pass
+"""
+
+
+@pytest.fixture
+def rewards(tmp_path) -> str:
+    """The path of a file with reward functions."""
+    (tmp_path / "neighbour.py").write_text("ANSWER = 7")
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    return str(tmp_path / "rewards.py")
+
+
+def test_a_reward_function_takes_the_place_of_the_verifier(rewards):
+    rows = [{"id": n, "answer": n % 8} for n in range(32)]
+    with Verifier(2, reward=f"{rewards}:half") as verifier:
+        scores = verifier.score(["it is 7"] * 32, rows)
+        assert scores == [0.5 if n % 8 == 7 else 0.0 for n in range(32)]
+        assert {type(score) for score in scores} == {float}
+    with Verifier(1, reward=f"{rewards}:echo") as verifier:
+        values = ["True", "0", "1.0", "0.25", "__import__('numpy').float32(0.5)"]
+        assert verifier.score(values, rows[:5]) == [1, 0, 1, 0.25, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("source", "function", "message"),
+    [
+        (None, "f", "rewards.py:f: there is no such file"),
+        ("def f(): pass", "g", "rewards.py has no function 'g'"),
+        ("f = 1", "f", "rewards.py has no function 'f'"),
+        ("import os\nimport nothing_like_it", "f", "line 2: ModuleNotFoundError: No module named"),
+        ("def f(:", "f", "SyntaxError: .*line 1"),
+        ("exit(2)", "f", "line 1: SystemExit: 2"),
+        ("raise ValueError('two\\nlines')", "f", "line 1: ValueError: two lines"),
+    ],
+)
+def test_a_reward_function_that_cannot_be_loaded_is_one_clear_line(
+    source, function, message, tmp_path
+):
+    path = tmp_path / "rewards.py"
+    if source:
+        path.write_text(source)
+    with pytest.raises(RewardError, match=message) as raised:
+        load_reward(f"{path}:{function}")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_reward_function_that_cannot_be_loaded_is_said_when_the_verifier_is_entered(rewards):
+    verifier = Verifier(2, reward=f"{rewards}:nothing")
+    with pytest.raises(RewardError, match="rewards.py has no function 'nothing'"), verifier:
+        pytest.fail("entered")
+    assert [worker.returncode for worker in verifier.workers] == [0, 0]
+
+
+FAILURES = [
+    ("1 / 0", r"rewards.py:echo, row 'q1': line 21: ZeroDivisionError: division by zero"),
+    ("example.tests", "line 21: AttributeError: .* has no attribute 'tests'"),
+    ("2", r"row 'q1': returned 2, which is no number in \[0, 1\]"),
+    ("-0.1", "returned -0.1"),
+    ("float('nan')", "returned nan"),
+    ("None", "returned None"),
+    ("'1' * 10**6", "returned '1{1,80}, which"),
+]
+
+
+def test_a_reward_function_that_fails_ends_the_scoring(rewards):
+    rows = [{"id": f"q{n}"} for n in range(100)]
+    with Verifier(2, reward=f"{rewards}:echo") as verifier:
+        for completion, message in FAILURES:
+            with pytest.raises(RewardError, match=message) as raised:
+                verifier.score(["1", completion] + ["1"] * 98, rows)
+            assert "\n" not in str(raised.value)
+        assert verifier.score(["1"], rows[:1]) == [1.0]
+
+
+def test_a_reward_function_that_hangs_or_crashes_gives_0(rewards):
+    kinds = ["good", "endless", "good", "memory", "depth", "good", "exit", "crash", "good"]
+    with Verifier(1, timeout_s=0.5, reward=f"{rewards}:hostile") as verifier:
+        scores = verifier.score(kinds, [{"id": kind} for kind in kinds])
+    assert scores == [float(kind == "good") for kind in kinds]
+
+
+def test_a_reward_function_that_waits_for_ever_ends_by_the_clock(rewards, tmp_path, monkeypatch):
+    impatient = tmp_path / "impatient.py"
+    impatient.write_text(
+        "import sys, verify\nverify.WAITING_S = 1\nverify._serve(float(sys.argv[1]), *sys.argv[2:])"
+    )
+    monkeypatch.setattr(verify, "__file__", str(impatient))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with Verifier(1, timeout_s=0.5, reward=f"{rewards}:hostile") as verifier:
+        assert verifier.score(["sleep", "good"], [{"id": 1}, {"id": 2}]) == [0, 1]
+
+
+def test_what_a_reward_function_started_ends_with_its_grader(rewards, tmp_path):
+    row = {"id": 1, "pid_file": str(tmp_path / "pid")}
+    with Verifier(1, timeout_s=0.5, reward=f"{rewards}:start") as verifier:
+        assert verifier.score(["x"], [row]) == [0.0]
+        pid = int((tmp_path / "pid").read_text())
+        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie"
