@@ -1,9 +1,12 @@
 r"""What counts as right: a table of answers, hostile input, and the pool's promises."""
 
 import os
+import re
 import signal
+import sys
 import threading
 import time
+import types
 
 import psutil
 import pytest
@@ -15,8 +18,8 @@ from verify import (
     Verifier,
     boxes,
     is_correct,
-    load_reward,
     last_boxes,
+    load_reward,
     read_letter,
     said_letter,
 )
@@ -529,8 +532,9 @@ def test_a_reward_function_takes_the_place_of_the_verifier(rewards):
     ],
 )
 def test_a_reward_function_that_cannot_be_loaded_is_one_clear_line(
-    source, function, message, tmp_path
+    source, function, message, tmp_path, monkeypatch
 ):
+    monkeypatch.setattr(sys, "path", [*sys.path])
     path = tmp_path / "rewards.py"
     if source:
         path.write_text(source)
@@ -541,7 +545,7 @@ def test_a_reward_function_that_cannot_be_loaded_is_one_clear_line(
 
 def test_a_reward_function_that_cannot_be_loaded_is_said_when_the_verifier_is_entered(rewards):
     verifier = Verifier(2, reward=f"{rewards}:nothing")
-    with pytest.raises(RewardError, match="rewards.py has no function 'nothing'"), verifier:
+    with pytest.raises(RewardError, match="has no function 'nothing'"), verifier:
         pytest.fail("entered")
     assert [worker.returncode for worker in verifier.workers] == [0, 0]
 
@@ -591,3 +595,46 @@ def test_what_a_reward_function_started_ends_with_its_grader(rewards, tmp_path):
         assert verifier.score(["x"], [row]) == [0.0]
         pid = int((tmp_path / "pid").read_text())
         assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie"
+
+
+# ---- docs/verdicts.md
+
+PAGE = (ROOT / "docs" / "verdicts.md").read_text()
+PYTHON = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+
+
+def test_the_pages_tables_say_what_the_verdicts_are():
+    rows = re.findall(r"^\| `(.+?)` \| `(.+?)` \| (right|wrong) \|", PAGE, re.MULTILINE)
+    assert len(rows) >= 12
+    for box, reference, verdict in rows:
+        assert is_correct(rf"\boxed{{{box}}}", reference) == (verdict == "right"), (box, reference)
+
+
+def test_the_pages_reward_functions_work(tmp_path):
+    (tmp_path / "rewards.py").write_text(PYTHON[0])
+    with Verifier(1, reward=f"{tmp_path}/rewards.py:exact_match") as verifier:
+        row = {"id": 1, "answer": "7"}
+        assert verifier.score(["So:\n7\n", "It is 7.", ""], [row] * 3) == [1, 0, 0]
+    row["tests"] = ["assert double(2) == 4", "assert double(3) == 6"]
+    codes = ["2 * x", "x + 2", "exit()"]
+    completions = [f"```python\ndef double(x):\n    return {code}\n```" for code in codes]
+    with Verifier(2, reward=f"{tmp_path}/rewards.py:pass_tests") as verifier:
+        assert verifier.score([*completions, "no code"], [row] * 4) == [1, 0.5, 0, 0]
+
+
+def test_the_pages_reward_for_other_trainers_works(monkeypatch):
+    class GRPOTrainer:
+        def __init__(self, model, reward_funcs, train_dataset):
+            self.reward, self.columns = reward_funcs, train_dataset
+
+        def train(self):
+            texts = [r"\boxed{7}", r"\boxed{8}"]
+            chats = [[{"role": "assistant", "content": text}] for text in texts]
+            for completions in (texts, chats):
+                rewards = self.reward(prompts=["?"] * 2, completions=completions, **self.columns)
+                assert rewards == [1.0, 0.0]
+
+    trl = types.ModuleType("trl")
+    trl.GRPOTrainer = GRPOTrainer
+    monkeypatch.setitem(sys.modules, "trl", trl)
+    exec(PYTHON[1], {"dataset": {"answer": ["7", "7"], "id": [1, 2]}})
