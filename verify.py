@@ -16,7 +16,6 @@ import logging
 import math
 import numbers
 import os
-import queue
 import re
 import resource
 import runpy
@@ -99,6 +98,10 @@ class RewardError(ValueError):
 class Grade(NamedTuple):
     correct: bool | float  # a number in [0, 1] if a reward function gave it
     extracted: str | None  # the answer that was read out of the completion, if there is one
+
+
+Reference = str | dict  # the right answer; for a reward function, the example's row
+Judge = Callable[[str, Reference], Grade]
 
 
 def is_correct(completion: str, answer: str) -> bool:
@@ -275,13 +278,12 @@ class Verifier:
 
     Args:
         num_workers: processes that grade at the same time.
-        timeout_s: CPU seconds that one answer may take before it counts as wrong, so a loaded host
-            changes no verdict; by the clock it may take WAITING_S more. Default: 1, for a reward
-            function 10. Of 10,000 pairs of MATH-500's answers the slowest took 0.3 s.
-        reward: "path/to/file.py:function". The function takes the verifier's place: from a
-            completion and an example (its row, with attributes) it makes a number in [0, 1].
-
-    Raises RewardError, when entered, if the reward function cannot be loaded.
+        timeout_s: CPU seconds that one answer may take before it counts as wrong; by the clock,
+            WAITING_S more. Default: 1, for a reward function 10. Of 10,000 pairs of MATH-500's
+            answers the slowest took 0.2 s.
+        reward: "path/to/file.py:function" takes the verifier's place. From a completion and an
+            example, its row as attributes, the function makes a number in [0, 1]. RewardError is
+            raised on entering if it cannot be loaded.
     """
 
     def __init__(
@@ -294,10 +296,10 @@ class Verifier:
     def __enter__(self) -> "Verifier":
         # Each worker is a fresh Python: it is not safe to fork a process with CUDA or threads, and
         # multiprocessing's spawn would import the caller's script (torch, vLLM, ...) again.
-        command = [sys.executable, os.path.abspath(__file__), str(self.timeout_s)]
+        options = [str(self.timeout_s)] + ([self.reward] if self.reward else [])
         self.workers = [
             subprocess.Popen(
-                command + ([self.reward] if self.reward else []),
+                [sys.executable, os.path.abspath(__file__), *options],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -322,43 +324,35 @@ class Verifier:
             worker.wait()
 
     def score(
-        self, completions: Sequence[str], references: Sequence[str] | Sequence[dict]
+        self, completions: Sequence[str], references: Sequence[Reference]
     ) -> list[bool] | list[float]:
-        """Which completions are right, in the order of the inputs.
+        """Which completions are right: (N,), (N,) -> (N,) verdicts, in the order of the inputs.
 
-        Args:
-            completions: (N,) what the model wrote.
-            references: (N,) the right answers; for a reward function, the rows of the examples as
-                dicts that JSON can hold (id, question, solution, answer, source, and any other).
+        With a reward function the references are the examples' rows, as dicts that JSON can hold
+        (id, question, solution, answer, source, and any other), and the verdicts are its numbers.
 
-        Returns (N,) verdicts, or the reward function's (N,) numbers in [0, 1].
         Raises ValueError if the lengths differ, RewardError if the reward function fails,
         RuntimeError if a worker was lost.
         """
         rewards = [graded.correct for graded in self.grade(completions, references)]
         return list(map(float, rewards)) if self.reward else rewards
 
-    def grade(
-        self, completions: Sequence[str], references: Sequence[str] | Sequence[dict]
-    ) -> list[Grade]:
+    def grade(self, completions: Sequence[str], references: Sequence[Reference]) -> list[Grade]:
         """Like `score`, and which answers were read. What takes too long is wrong, and not read."""
         pairs = list(zip(completions, references, strict=True))
         grades: list[Grade | None] = [None] * len(pairs)
         failures: list[Exception] = []
-        starts: queue.SimpleQueue[int] = queue.SimpleQueue()
         chunk = max(1, min(CHUNK, len(pairs) // (4 * self.num_workers)))
-        for start in range(0, len(pairs), chunk):
-            starts.put(start)
+        starts = iter(range(0, len(pairs), chunk))  # shared: each thread takes the next one
 
         def drive(worker: subprocess.Popen) -> None:
-            while not failures:
+            for start in starts:
                 try:
-                    start = starts.get_nowait()
                     grades[start : start + chunk] = _ask(worker, pairs[start : start + chunk])
-                except queue.Empty:
-                    return
-                except (RewardError, RuntimeError) as failure:
+                except Exception as failure:
                     failures.append(failure)
+                if failures:
+                    return
 
         threads = [threading.Thread(target=drive, args=(worker,)) for worker in self.workers]
         for thread in threads:
@@ -370,7 +364,7 @@ class Verifier:
         return grades
 
 
-def _ask(worker: subprocess.Popen, pairs: list[tuple[str, str | dict]]) -> list[Grade]:
+def _ask(worker: subprocess.Popen, pairs: list[tuple[str, Reference]]) -> list[Grade]:
     request = json.dumps(pairs)
     try:
         worker.stdin.write(request + "\n")
@@ -385,7 +379,7 @@ def _ask(worker: subprocess.Popen, pairs: list[tuple[str, str | dict]]) -> list[
     return [Grade(*graded) for graded in reply]
 
 
-def load_reward(reward: str) -> Callable[[str, dict], Grade]:
+def load_reward(reward: str) -> Judge:
     """The function that "path/to/file.py:function" names, as one that grades like `grade`.
 
     Raises RewardError if it cannot be loaded; what is returned does so if the function fails.
@@ -395,12 +389,10 @@ def load_reward(reward: str) -> Callable[[str, dict], Grade]:
         raise RewardError(f"{reward}: there is no such file; expected file.py:function")
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))  # it may import its neighbours
 
-    def explain(error: BaseException) -> str:
-        """The error in one line, with the last line of the user's file that took part in it."""
+    def explain(error: BaseException) -> str:  # in one line, with the last line of the user's file
         frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if frame.filename == path]
-        where = f"line {lines[-1]}: " if lines else ""
-        return f"{where}{type(error).__name__}: {' '.join(str(error).split())}"
+        lines = [f"line {frame.lineno}: " for frame in frames if frame.filename == path]
+        return "".join([*lines[-1:], f"{type(error).__name__}: ", " ".join(str(error).split())])
 
     try:
         function = runpy.run_path(path).get(name)
@@ -410,15 +402,15 @@ def load_reward(reward: str) -> Callable[[str, dict], Grade]:
         raise RewardError(f"{path} has no function {name!r}")
 
     def judge(completion: str, row: dict) -> Grade:
+        call = f"{reward}, row {row.get('id')!r}"
         try:
             value = function(completion, types.SimpleNamespace(**row))
         except (MemoryError, RecursionError):
             raise
         except Exception as error:
-            raise RewardError(f"{reward}, row {row.get('id')!r}: {explain(error)}") from error
+            raise RewardError(f"{call}: {explain(error)}") from error
         if not (isinstance(value, numbers.Real) and 0 <= value <= 1):
-            problem = f"returned {value!r:.80}, which is no number in [0, 1]"
-            raise RewardError(f"{reward}, row {row.get('id')!r}: {problem}")
+            raise RewardError(f"{call}: returned {value!r:.80}, which is no number in [0, 1]")
         return Grade(float(value), None)
 
     return judge
@@ -438,7 +430,6 @@ def _serve(timeout_s: float, reward: str | None = None) -> None:
     requests, replies = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    judge = grade
     if reward:
         try:
             judge = load_reward(reward)
@@ -447,6 +438,7 @@ def _serve(timeout_s: float, reward: str | None = None) -> None:
             print(json.dumps([str(error)]), file=replies, flush=True)
             return
     else:
+        judge = grade
         logging.disable(logging.CRITICAL)  # Math-Verify warns about every answer it cannot read
         for answer in ("1", r"\frac{1}{2}", "0.5x", r"\left(3, \sqrt{2}\right)"):
             grade(f"so it is {answer}", "1")  # Math-Verify and sympy fill their caches at the
@@ -470,9 +462,7 @@ def _serve(timeout_s: float, reward: str | None = None) -> None:
         _end(child)
 
 
-def _fork_grader(
-    judge: Callable[[str, str | dict], Grade], timeout_s: float
-) -> tuple[Process, Connection]:
+def _fork_grader(judge: Judge, timeout_s: float) -> tuple[Process, Connection]:
     context = get_context("fork")  # safe: this process has one thread, no CUDA
     ours, theirs = context.Pipe()
     child = context.Process(target=_grade, args=(judge, timeout_s, ours, theirs), daemon=True)
@@ -487,12 +477,7 @@ def _end(grader: Process) -> None:
     grader.join()
 
 
-def _grade(
-    judge: Callable[[str, str | dict], Grade],
-    timeout_s: float,
-    ours: Connection,
-    theirs: Connection,
-) -> None:
+def _grade(judge: Judge, timeout_s: float, ours: Connection, theirs: Connection) -> None:
     ours.close()  # else the pipe would not end with the worker
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_CAP, MEMORY_CAP))
     with contextlib.suppress(EOFError, BrokenPipeError):  # the worker has ended
