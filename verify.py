@@ -62,19 +62,19 @@ OPERATOR = (
     r"(?:[-+*/^_=>|≈≤≥≠±×·]|<(?!/)"
     r"|\\(?:approx|[lg]eq?|neq?|sim|equiv|cong|in|to|pm|times|cdot|div|cup|cap)\b)"
 )
-ARTICLE = r"[AI] (?!is\b|as\b|because\b|since\b)[a-z]"  # "A circle", "I think"
+ARTICLE = r"[AI] (?!(?:is|as|and|or|because|since)\b)[a-z]"  # "A circle", "I think"
 LEAD = r"(?:(?:the\s+)?(?:correct\s+|final\s+)?(?:answer|option|choice)(?:\s+is)?[\s:]*)?"
 ANOTHER_LABEL = r"[(\[][A-J][)\]]|(?:^|\s)[A-J][).:\]]"
-LETTER = (  # C and (c) anywhere; c only before a full stop, or as all that follows a colon
+LETTER = (  # C and (c) anywhere; c only in ": c" and "is c.", at the end
     rf"(?<![A-Za-z0-9\\])(?:(?!{ARTICLE})([A-J])(?![A-Za-z0-9'’])"
-    r"|[(\[]([a-j])(?=[)\]])|([a-j])(?=\.(?!\w)|(?<=: .)$))"
+    r"|[(\[]([a-j])(?=[)\]])|(?<=: )([a-j])(?=\.?$)|(?<=is )([a-j])(?=\.(?!\w)))"
 )
 ANOTHER = rf" ?(?:(?:,|and|or|&) ?)+[(\[]?(?!{ARTICLE})[A-J](?![A-Za-z]| is)"  # "C or D"
 SAID = re.compile(
     # "The answer is (C)", "correct option: C", "答案是 C"; the first letter in the sentence, and
     # none if it is "not C", "C or D", "C + 1", "C is wrong"
     r"(?>(?:(?i:answer|\bans\b|correct (?:option|choice))|答案|故选)"
-    rf"(?:(?!not\b)[^.]|\.\d){{0,50}}?{LETTER})"
+    rf"(?:(?!not\b)[^.\n]|\.\d){{0,50}}?(?::\n+)?{LETTER})"
     rf"(?>[)\]]|(?! ?{OPERATOR}))(?!{ANOTHER}| is (?:not|wrong|incorrect)\b)"
     # "Therefore C.", "So it is (C)": the sentence ends with the letter
     r"|\b(?i:so|thus|hence|therefore|actually),? (?:it is )?(?i:option |choice )?"
