@@ -88,7 +88,8 @@ SAYS_NOTHING = r"""
 Because C is larger than B|C is a letter|A box has 3 sides. Therefore A circle has one.|I think
 A circle|So A circle is it.|The answer follows. A box has 3 sides|The answer is: A box|Answer: I am
 The answer is not C.|The answer is C or D.|The answer is C and D|The answer is A and B
-The answer is (C), (D)|C, D|B⏎A C|The answer is C + 1|The answer is C = 12|The answer is C \approx 3|The answer is Carol.|C = 3
+The answer is (C), (D)|C, D|B⏎A C|The answer is C + 1|The answer is C = 12
+The answer is C \approx 3|The answer is Carol.|C = 3
 The answer is 12C.|The answer is C's age.|So C and D are equal.|Therefore C is a right angle.
 Therefore the midpoint is C.|The answer is unclear. C is a letter|The answer is c + 1|answer: c, d
 the answer is a|The right answers be b.|No answer as 1 = 2⏎A: 3
