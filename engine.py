@@ -76,16 +76,16 @@ def gather(items: list) -> list:
 
 
 def gather_rewards(
-    completions: Sequence, verdicts: Sequence[bool], num_queries: int
+    completions: Sequence, verdicts: Sequence[float], num_queries: int
 ) -> tuple[list, torch.Tensor]:
     """Share each rank's completions and their verdicts with all ranks. A collective.
 
     Returns:
-        all completions in the order of the queries; rewards (B, K), 1 if right.
+        all completions in the order of the queries; rewards (B, K) in [0, 1], 1 if right.
     """
     judged = gather(list(zip(completions, verdicts, strict=True)))
     judged.sort(key=lambda pair: pair[0].query)
-    rewards = torch.tensor([float(right) for _, right in judged]).view(num_queries, -1)
+    rewards = torch.tensor([float(verdict) for _, verdict in judged]).view(num_queries, -1)
     return [completion for completion, _ in judged], rewards
 
 

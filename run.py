@@ -111,6 +111,7 @@ class RolloutArgs(TrainArgs):
     vllm_tensor_parallel: int = 1  # GPUs that sample from one copy of the model together
     vllm_sleep: bool = False  # vLLM gives its GPU memory back while the model trains
     verifier_workers: int = 2  # processes per rank that check answers
+    reward: str | None = None  # file.py:function of your own, in place of the verifier
 
     def __post_init__(self) -> None:
         if self.train_batch_size is None:
@@ -453,7 +454,8 @@ class Run:
         """
         if not self.writes:
             return
-        values = {"pass_rate": rewards.mean(1), **values, "correct": rewards.bool()}
+        verdicts = {"reward": rewards} if self.args.reward else {"correct": rewards.bool()}
+        values = {"pass_rate": rewards.mean(1), **values, **verdicts}
         columns = [
             value.reshape(len(queries), -1).expand(rewards.shape).flatten().tolist()
             for value in values.values()

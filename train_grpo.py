@@ -31,7 +31,7 @@ from data import InputError, Trajectory, derive_seed, pad_completions
 from engine import Engine, gather, gather_rewards, init_distributed
 from rollout import Rollout, completion_stats, trajectories, vllm_gap
 from run import RolloutArgs, Run, claim_output_dir, load_training_data, parse_args, say_error
-from verify import Verifier
+from verify import RewardError, Verifier
 
 
 @dataclass(kw_only=True)
@@ -194,13 +194,14 @@ def main(args: Args) -> int:
     args.check(world_size=init_distributed())
     checkpoint = claim_output_dir(args)
     tokenizer, examples = load_training_data(args, args.rollout_batch_size)
+    verifier = Verifier(args.verifier_workers, reward=args.reward)  # starts while models load
     engine = Engine.from_args(args)
     rollout = Rollout.from_args(args, tokenizer)
     batch_size, size, k = args.rollout_batch_size, args.train_batch_size, args.num_rollouts
     steps_per_batch = batch_size // size  # S of Theorem 2
 
     run = Run(args, engine, tokenizer, examples, batch_size, steps_per_batch, checkpoint, True)
-    with run, Verifier(args.verifier_workers) as verifier:
+    with run, verifier:
         for batch, queries in run.batches():  # the same on every rank
             # ---- rollout: G answers to each query, from the current weights
             rollout.load_weights(engine.named_weights())
@@ -220,9 +221,10 @@ def main(args: Args) -> int:
             run.lap("rollout_s")
 
             # ---- verify: which answers are right?
+            answered = [queries[completion.query].example for completion in completions]
             verdicts = verifier.score(
                 [completion.text for completion in completions],
-                [queries[completion.query].example.answer for completion in completions],
+                [example.columns if args.reward else example.answer for example in answered],
             )
             completions, rewards = gather_rewards(completions, verdicts, len(queries))  # (B, G)
             gap = vllm_gap(engine, queries, completions, args, refuse=run.step == run.first_step)
@@ -262,7 +264,7 @@ def main(args: Args) -> int:
 if __name__ == "__main__":
     try:
         status = main(parse_args(Args, __doc__))
-    except (InputError, FloatingPointError, OSError) as error:
+    except (InputError, RewardError, FloatingPointError, OSError) as error:
         say_error(error)
         os._exit(1)  # without cleaning up: the other ranks may be waiting for this one
     sys.exit(status)

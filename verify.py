@@ -7,34 +7,41 @@ Completions are hostile input: `\boxed{9^{9^{9^{9}}}}` keeps a computer algebra 
 ever. So an answer that is huge, or would be when worked out, is right only if it is written exactly
 like the reference. Everything else is graded in the processes of a `Verifier`, which have a
 deadline and a memory limit: one that exceeds them is killed, and the answer counts as wrong.
+A reward function of your own can take the verifier's place there: docs/verdicts.md shows how.
 """
 
 import contextlib
 import json
 import logging
 import math
-import multiprocessing
-import multiprocessing.connection
+import numbers
 import os
-import queue
 import re
 import resource
+import runpy
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+import traceback
+import types
+import unicodedata
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from multiprocessing import Process, get_context
+from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 import sympy
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
-from math_verify.errors import TimeoutException
 
 CLOSING_CHARS = 300  # without a box, the answer has to be this close to the end
 MAX_CHARS = 1000  # of an answer; what is longer is no answer
 MAX_SIZE = 10_000  # digits, or terms, of an answer when worked out: no real one has nearly as many
-ALGEBRA_S = 5  # Math-Verify's own limits: of parsing, of comparing
+ALGEBRA_S = 5  # for parsing, and for comparing, where no grader's deadline holds
+TIMEOUT_S = 1.0  # CPU time of one answer
+REWARD_TIMEOUT_S = 10.0  # CPU time of one call of a reward function
+WAITING_S = 60  # beyond it, by the clock: for a core on a loaded host, a subprocess, a file
 MEMORY_CAP = 2 * 2**30  # bytes of address space of one grading process
 CHUNK = 8  # completions that a worker gets at a time, at most
 
@@ -43,21 +50,58 @@ MATH = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
 BOX = r"\\(?:boxed|fbox)\s*\{"
 BRACES = re.compile(rf"{BOX}|\\[{{}}]|\\\\(?!boxed|fbox)|[{{}}]")
 FONTS = (
-    r"\\(?:text|math)(?:bf|rm|it|sf|tt|normal|up)?\b|\\(?:mbox|boldsymbol|bm|bf|rm|operatorname)\b"
+    r"\\(?:(?:text|math)(?:bf|rm|it|sf|tt|normal|up)?|mbox|boldsymbol|bm|bf|rm|operatorname"
+    r"|emph|underline|tiny|small|[lL]arge|LARGE|[hH]uge)\b|\\(?:text)?color\s*\{[^{}]*\}"
 )
 SPACES = r"\\[ ,;:!]|\\q?quad\b|~|\s"
+FILLING = rf"{SPACES}|[$*{{}}]|\\[()[\]]|\\text|[A-Za-z](?:_\w)? ?="  # and "x_1 ="
+BESIDE = re.compile(rf"(?:{FILLING})*(?:[,;]|and|or)(?:{FILLING}|[,;]|and|or)*{BOX}")
+
+# In text that `plain` has cleaned
+OPERATOR = (
+    r"(?:[-+*/^_=>|≈≤≥≠±×·]|<(?!/)"
+    r"|\\(?:approx|[lg]eq?|neq?|sim|equiv|cong|in|to|pm|times|cdot|div|cup|cap)\b)"
+)
+ARTICLE = r"[AI] (?!(?:is|as|and|or|because|since)\b)[a-z]"  # "A circle", "I think"
 LEAD = r"(?:(?:the\s+)?(?:correct\s+|final\s+)?(?:answer|option|choice)(?:\s+is)?[\s:]*)?"
 ANOTHER_LABEL = r"[(\[][A-J][)\]]|(?:^|\s)[A-J][).:\]]"
-AFTER_ANSWER = r"(?i:answer).{0,50}?\s([(\[*]*[A-J][)\]*]*)(?:[.,:\s}]|$)"  # "answer is **(C)**"
+LETTER = (  # C and (c) anywhere; c only in ": c" and "is c.", at the end
+    rf"(?<![A-Za-z0-9\\])(?:(?!{ARTICLE})([A-J])(?![A-Za-z0-9'’])"
+    r"|[(\[]([a-j])(?=[)\]])|(?<=: )([a-j])(?=\.?$)|(?<=is )([a-j])(?=\.(?!\w)))"
+)
+ANOTHER = rf" ?(?:(?:,|and|or|&) ?)+[(\[]?(?!{ARTICLE})[A-J](?![A-Za-z]| is)"  # "C or D"
+SAID = re.compile(
+    # "The answer is (C)", "correct option: C", "答案是 C"; the first letter in the sentence, and
+    # none if it is "not C", "C or D", "C + 1", "C is wrong"
+    r"(?>(?:(?i:answer|\bans\b|correct (?:option|choice))|答案|故选)"
+    rf"(?:(?!not\b)[^.\n]|\.\d){{0,50}}?(?::\n+)?{LETTER})"
+    rf"(?>[)\]]|(?! ?{OPERATOR}))(?!{ANOTHER}| is (?:not|wrong|incorrect)\b)"
+    # "Therefore C.", "So it is (C)": the sentence ends with the letter
+    r"|\b(?i:so|thus|hence|therefore|actually),? (?:it is )?(?i:option |choice )?"
+    r"[(\[]?([A-J])[)\]]?(?=[.!](?!\w)|$)"
+    # "(C) is correct", "C is the answer"
+    r"|(?<![A-Za-z\\])([A-J])[)\]]? is (?:the )?(?:correct|(?:right |best )?answer)\b"
+    # "**C**", "#### C", "Option C": all of the last line
+    rf"|^(?:#+ )?(?:(?i:{LEAD})[(\[]?([A-J])|[(\[]?([a-j]))[)\]]?\.?\s*\Z",
+    re.MULTILINE,
+)
 
 
 # ------------------------------------------------------------------------------------------------
 # One completion
 
 
+class RewardError(ValueError):
+    """A reward function cannot be loaded, fails, or returns no number in [0, 1]. One line."""
+
+
 class Grade(NamedTuple):
-    correct: bool
+    correct: bool | float  # a number in [0, 1] if a reward function gave it
     extracted: str | None  # the answer that was read out of the completion, if there is one
+
+
+Reference = str | dict  # the right answer; for a reward function, the example's row
+Judge = Callable[[str, Reference], Grade]
 
 
 def is_correct(completion: str, answer: str) -> bool:
@@ -68,37 +112,48 @@ def is_correct(completion: str, answer: str) -> bool:
     is a letter A-J, letters are compared; else Math-Verify compares values. Hostile input can take
     very long here: use a `Verifier` for text from a model.
     """
-    return grade(completion, answer).correct
+    # Math-Verify's own time limit is a signal, and only a main thread can receive signals.
+    in_main = threading.current_thread() is threading.main_thread()
+    return grade(completion, answer, ALGEBRA_S if in_main else None).correct
 
 
-def grade(completion: str, answer: str) -> Grade:
-    """Like `is_correct`, and which answer was read."""
+def grade(completion: str, answer: str, limit_s: int | None = None) -> Grade:
+    """Like `is_correct`, and which answer was read. Parsing, and comparing, may take `limit_s`."""
     text = completion.rpartition("</think>")[2]
-    closing, box = text[-CLOSING_CHARS:], last_box(text)
-    written = None if box is None else box.strip()
+    closing, written = text[-CLOSING_CHARS:], last_boxes(text)
+    box = written[-1] if written else None
 
     if reference := reference_letter(answer):
         letter = said_letter(closing) if box is None else read_letter(box)
-        return Grade(letter == reference, letter or written or None)
-    if written is not None and written == answer.strip():
-        return Grade(True, written)
-    said = closing if box is None else rf"\boxed{{{box}}}"
-    if len(said) > MAX_CHARS:
-        return Grade(False, written or None)
-    # Math-Verify's own time limit is a signal, and only a main thread can receive signals.
-    limit = ALGEBRA_S if threading.current_thread() is threading.main_thread() else None
-    try:
-        gold, parsed = _parse_reference(answer, limit), parse(said, MATH, parsing_timeout=limit)
-        extracted = str(parsed[-1]) if box is None and parsed else written
-        small = all(size(value) <= MAX_SIZE for value in (*gold, *parsed))
-        return Grade(small and verify(gold, parsed, timeout_seconds=limit), extracted or None)
-    except TimeoutException:  # derives from BaseException
-        return Grade(False, None)
+        return Grade(letter == reference, letter or box)
+    if box == answer.strip():
+        return Grade(True, box)
+    gold = _parse(rf"\boxed{{{readable(answer)}}}", limit_s)
+    if gold and isinstance(gold[0], sympy.FiniteSet):  # several values may stand in several boxes
+        box = ", ".join(written) or None
+    if len(box or closing) > MAX_CHARS:
+        return Grade(False, box)
+    said = closing if box is None else rf"\boxed{{{readable(box)}}}"
+    parsed = _parse(said, limit_s)
+    extracted = str(parsed[-1]) if box is None and parsed else box
+    small = all(size(value) <= MAX_SIZE for value in (*gold, *parsed))
+    return Grade(small and verify(gold, parsed, timeout_seconds=limit_s), extracted)
 
 
 @lru_cache(maxsize=4096)
-def _parse_reference(answer: str, limit: int | None) -> list:
-    return parse(rf"\boxed{{{answer}}}", MATH, parsing_timeout=limit)
+def _parse(text: str, limit_s: int | None) -> list:
+    return parse(text, MATH, parsing_timeout=limit_s)
+
+
+def readable(value: str) -> str:
+    r"""A value with what Math-Verify cannot read rewritten.
+
+    >>> readable("**3 1/2**."), readable(r"1\,000\ "), readable("90°")
+    ('3\\frac{1}{2}', '1000', '90^\\circ')
+    """
+    value = re.sub(r"^[\s*`]+|(?:[\s*`\\]|(?<!\.)\.)+$", "", value).replace("°", r"^\circ")
+    value = re.sub(r"(?<=\d)(?:\\[ ,;:!]|~)(?=\d{3}(?!\d))", "", value)
+    return re.sub(r"(?<![\d./^_])(\d+)(?:\s|\\[ ,])+(\d+)/(\d+)", r"\1\\frac{\2}{\3}", value)
 
 
 def size(value) -> float:
@@ -139,10 +194,16 @@ def _amount(value: sympy.Basic) -> float:
 # Boxes and letters
 
 
-def last_box(text: str) -> str | None:
-    r"""The content of the last complete `\boxed{...}`, or None. A box that is cut off is no box."""
-    spans = boxes(text)
-    return text[slice(*spans[-1])] if spans else None
+def last_boxes(text: str) -> list[str]:
+    r"""What the last complete `\boxed{...}` that is not empty contains, and the boxes beside it.
+
+    Beside it stand those of `\boxed{3} and \boxed{4}`, or of `$x=\boxed{3}$, $y=\boxed{4}$`.
+    """
+    spans = [span for span in boxes(text) if text[slice(*span)].strip()]
+    first = max(0, len(spans) - 1)
+    while first > 0 and BESIDE.fullmatch(text, spans[first - 1][1] + 1, spans[first][0]):
+        first -= 1
+    return [text[slice(*span)].strip() for span in spans[first:]]
 
 
 def boxes(text: str) -> list[tuple[int, int]]:
@@ -171,9 +232,17 @@ def reference_letter(answer: str) -> str | None:
 
 
 def said_letter(closing: str) -> str | None:
-    """The letter that follows the last "answer" in a text without a box, or None."""
-    said = re.findall(AFTER_ANSWER, closing)
-    return read_letter(said[-1]) if said else None
+    """The letter of the last statement such as "the answer is (C)" in a text without a box."""
+    text = "\n".join(map(plain, closing.splitlines()))
+    letters = [match[match.lastindex] for match in SAID.finditer(text)]
+    return letters[-1].upper() if letters else None
+
+
+def plain(line: str) -> str:
+    r"""A line without fonts, colours, dollars, stars, braces, and forms such as `（` or `\quad`."""
+    line = unicodedata.normalize("NFKC", line).replace("。", ".")
+    line = re.sub(rf"{FONTS}|\\(?:left|right)\b|\\[()[\]]|[{{}}$*`]", "", line)
+    return re.sub(rf"(?:{SPACES})+", " ", line).strip(" \\")
 
 
 def read_letter(text: str) -> str | None:
@@ -182,8 +251,7 @@ def read_letter(text: str) -> str | None:
     Reads `C`, `(C)`, `C.`, `\text{(C)}`, `\mathbf{C}`, `C) 12`, `Option C`, `12 (C)`. Two letters,
     or a letter that is part of algebra (`C^2`, `C = 12`, `AB`), name no option.
     """
-    text = re.sub(FONTS, "", text)
-    text = re.sub(r"\\(?:left|right|[()])|[{}$*]", "", re.sub(SPACES, " ", text)).strip()
+    text = plain(text)
     if re.fullmatch(r"[(\[]?[a-j][)\]]?[.:]?", text):
         text = text.upper()
 
@@ -194,7 +262,7 @@ def read_letter(text: str) -> str | None:
         if nothing_but_letters or re.search(ANOTHER_LABEL, rest):
             return None
         return labelled[1] or labelled[2]
-    bare = re.fullmatch(rf"(?i:{LEAD})([A-J])(?: ?[,;] ?| (?![-+*/^_=<>|])|$)(.*)", text)
+    bare = re.fullmatch(rf"(?i:{LEAD})(?!{ARTICLE})([A-J])(?: ?[,;] ?| (?!{OPERATOR})|$)(.*)", text)
     if bare:
         return None if re.search(r"(?<![A-Za-z\\])[A-J](?![A-Za-z])", bare[2]) else bare[1]
     trailing = re.fullmatch(r"([^A-J]*) [(\[]([A-J])[)\]]\.?", text)
@@ -206,25 +274,30 @@ def read_letter(text: str) -> str | None:
 
 
 class Verifier:
-    """A pool of graders. Use as a context manager.
+    """A pool of graders, which start at once. Use as a context manager.
 
     Args:
         num_workers: processes that grade at the same time.
-        timeout_s: seconds that one answer may take before it counts as wrong. Of 10,000 pairs of
-            MATH-500's answers the slowest took 0.3 s, one in a thousand more than 0.1 s.
+        timeout_s: CPU seconds that one answer may take before it counts as wrong; by the clock,
+            WAITING_S more. Default: 1, for a reward function 10. Of 10,000 pairs of MATH-500's
+            answers the slowest took 0.2 s.
+        reward: "path/to/file.py:function" takes the verifier's place. From a completion and an
+            example, its row as attributes, the function makes a number in [0, 1]. RewardError is
+            raised if it cannot be loaded.
     """
 
-    def __init__(self, num_workers: int = 1, timeout_s: float = 1.0):
+    def __init__(
+        self, num_workers: int = 1, timeout_s: float | None = None, reward: str | None = None
+    ):
         self.num_workers = num_workers
-        self.timeout_s = timeout_s
-
-    def __enter__(self) -> "Verifier":
+        self.timeout_s = timeout_s or (REWARD_TIMEOUT_S if reward else TIMEOUT_S)
+        self.reward = reward
         # Each worker is a fresh Python: it is not safe to fork a process with CUDA or threads, and
         # multiprocessing's spawn would import the caller's script (torch, vLLM, ...) again.
-        command = [sys.executable, os.path.abspath(__file__), str(self.timeout_s)]
+        options = [str(self.timeout_s)] + ([self.reward] if self.reward else [])
         self.workers = [
             subprocess.Popen(
-                command,
+                [sys.executable, os.path.abspath(__file__), *options],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -232,6 +305,15 @@ class Verifier:
             )
             for _ in range(self.num_workers)
         ]
+        if self.reward:
+            try:
+                for worker in self.workers:
+                    _ask(worker, [])  # has it loaded the function?
+            except BaseException:
+                self.__exit__()
+                raise
+
+    def __enter__(self) -> "Verifier":
         return self
 
     def __exit__(self, *_) -> None:
@@ -241,98 +323,176 @@ class Verifier:
         for worker in self.workers:
             worker.wait()
 
-    def score(self, completions: Sequence[str], answers: Sequence[str]) -> list[bool]:
-        """Which completions are right, in the order of the inputs.
+    def score(
+        self, completions: Sequence[str], references: Sequence[Reference]
+    ) -> list[bool] | list[float]:
+        """Which completions are right: (N,), (N,) -> (N,) verdicts, in the order of the inputs.
 
-        Raises ValueError if the lengths differ, RuntimeError if a worker was lost.
+        With a reward function the references are the examples' rows, as dicts that JSON can hold
+        (id, question, solution, answer, source, and any other), and the verdicts are its numbers.
+
+        Raises ValueError if the lengths differ, RewardError if the reward function fails,
+        RuntimeError if a worker was lost.
         """
-        return [graded.correct for graded in self.grade(completions, answers)]
+        rewards = [graded.correct for graded in self.grade(completions, references)]
+        return list(map(float, rewards)) if self.reward else rewards
 
-    def grade(self, completions: Sequence[str], answers: Sequence[str]) -> list[Grade]:
+    def grade(self, completions: Sequence[str], references: Sequence[Reference]) -> list[Grade]:
         """Like `score`, and which answers were read. What takes too long is wrong, and not read."""
-        pairs = list(zip(completions, answers, strict=True))
+        pairs = list(zip(completions, references, strict=True))
         grades: list[Grade | None] = [None] * len(pairs)
-        starts: queue.SimpleQueue[int] = queue.SimpleQueue()
+        failures: list[Exception] = []
         chunk = max(1, min(CHUNK, len(pairs) // (4 * self.num_workers)))
-        for start in range(0, len(pairs), chunk):
-            starts.put(start)
+        starts = iter(range(0, len(pairs), chunk))  # shared: each thread takes the next one
 
         def drive(worker: subprocess.Popen) -> None:
-            while True:
+            for start in starts:
                 try:
-                    start = starts.get_nowait()
-                except queue.Empty:
+                    grades[start : start + chunk] = _ask(worker, pairs[start : start + chunk])
+                except Exception as failure:
+                    failures.append(failure)
+                if failures:
                     return
-                try:
-                    worker.stdin.write(json.dumps(pairs[start : start + chunk]) + "\n")
-                    worker.stdin.flush()
-                    graded = json.loads(worker.stdout.readline())
-                except (OSError, ValueError):
-                    return  # the worker has ended: its grades stay None, see below
-                grades[start : start + chunk] = [Grade(*values) for values in graded]
 
         threads = [threading.Thread(target=drive, args=(worker,)) for worker in self.workers]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        if None in grades:
-            raise RuntimeError("a verifier process ended unexpectedly (killed, or out of memory?)")
+        if failures:
+            raise failures[0]
         return grades
 
 
-def _serve(timeout_s: float) -> None:
+def _ask(worker: subprocess.Popen, pairs: list[tuple[str, Reference]]) -> list[Grade]:
+    request = json.dumps(pairs, default=str)  # a column may hold anything
+    try:
+        worker.stdin.write(request + "\n")
+        worker.stdin.flush()
+        reply = json.loads(worker.stdout.readline())
+    except (OSError, ValueError) as error:
+        message = "a verifier process ended unexpectedly (killed, or out of memory?)"
+        raise RuntimeError(message) from error
+    for graded in reply:
+        if isinstance(graded, str):
+            raise RewardError(graded)
+    return [Grade(*graded) for graded in reply]
+
+
+def load_reward(reward: str) -> Judge:
+    """The function that "path/to/file.py:function" names, as one that grades like `grade`.
+
+    Raises RewardError if it cannot be loaded; what is returned does so if the function fails.
+    """
+    path, _, name = reward.rpartition(":")
+    if not os.path.isfile(path):
+        raise RewardError(f"{reward}: there is no such file; expected file.py:function")
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))  # it may import its neighbours
+
+    def explain(error: BaseException) -> str:  # in one line, with the last line of the user's file
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [f"line {frame.lineno}: " for frame in frames if frame.filename == path]
+        return "".join([*lines[-1:], f"{type(error).__name__}: ", " ".join(str(error).split())])
+
+    try:
+        function = runpy.run_path(path).get(name)
+    except (Exception, SystemExit) as error:
+        raise RewardError(f"{path} cannot be loaded: {explain(error)}") from error
+    if not callable(function):
+        raise RewardError(f"{path} has no function {name!r}")
+
+    def judge(completion: str, row: dict) -> Grade:
+        call = f"{reward}, row {row.get('id')!r}"
+        try:
+            value = function(completion, types.SimpleNamespace(**row))
+        except (MemoryError, RecursionError):
+            raise
+        except Exception as error:
+            raise RewardError(f"{call}: {explain(error)}") from error
+        if not (isinstance(value, numbers.Real) and 0 <= value <= 1):
+            raise RewardError(f"{call}: returned {value!r:.80}, which is no number in [0, 1]")
+        return Grade(float(value), None)
+
+    return judge
+
+
+def _serve(timeout_s: float, reward: str | None = None) -> None:
     """A worker: grade chunks from stdin in a forked child, and replace a child that hangs or dies.
 
     The worker itself never reads a completion, so nothing that a model writes can stop it. It has
-    loaded Math-Verify, so a new child is ready in milliseconds.
+    loaded Math-Verify, or the reward function, so a new child is ready in milliseconds.
     """
-    # A launcher may signal all processes; the trainer decides when we end.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    for answer in ("1", r"\frac{1}{2}", "0.5x", r"\left(3, \sqrt{2}\right)"):
-        grade(f"so it is {answer}", "1")  # Math-Verify and sympy fill their caches at the first
-        grade(rf"\boxed{{{answer}}}", "2")  # answers, and every child inherits them
+    # A launcher may signal all processes; the trainer decides when we end. Unlike SIG_IGN, a
+    # handler is not inherited by programs that a reward function starts.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    # A reward function may print, and start programs that read: not from the trainer's pipes.
+    requests, replies = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    if reward:
+        try:
+            judge = load_reward(reward)
+        except RewardError as error:
+            requests.readline()
+            print(json.dumps([str(error)]), file=replies, flush=True)
+            return
+    else:
+        judge = grade
+        logging.disable(logging.CRITICAL)  # Math-Verify warns about every answer it cannot read
+        for answer in ("1", r"\frac{1}{2}", "0.5x", r"\left(3, \sqrt{2}\right)"):
+            grade(f"so it is {answer}", "1")  # Math-Verify and sympy fill their caches at the
+            grade(rf"\boxed{{{answer}}}", "2")  # first answers, and every child inherits them
     child = pipe = None
-    for line in sys.stdin:
+    for line in requests:
         pairs, grades = json.loads(line), []
         while len(grades) < len(pairs):
             if child is None:
-                child, pipe = _fork_grader()
-            with contextlib.suppress(EOFError, OSError):  # it died: out of memory, or a crash
+                child, pipe = _fork_grader(judge, timeout_s)
+            with contextlib.suppress(EOFError, OSError):  # it died: too long, out of memory, ...
                 pipe.send(pairs[len(grades) :])
-                while len(grades) < len(pairs) and pipe.poll(timeout_s):
+                while len(grades) < len(pairs) and pipe.poll(timeout_s + WAITING_S):
                     grades.append(pipe.recv())
             if len(grades) < len(pairs):
                 grades.append(Grade(False, None))
-                child.kill()
-                child.join()
+                _end(child)
                 child = None
-        print(json.dumps(grades), flush=True)
+        print(json.dumps(grades), file=replies, flush=True)
     if child is not None:
-        child.kill()
+        _end(child)
 
 
-def _fork_grader() -> tuple[multiprocessing.Process, multiprocessing.connection.Connection]:
-    context = multiprocessing.get_context("fork")  # safe: this process has one thread, no CUDA
+def _fork_grader(judge: Judge, timeout_s: float) -> tuple[Process, Connection]:
+    context = get_context("fork")  # safe: this process has one thread, no CUDA
     ours, theirs = context.Pipe()
-    child = context.Process(target=_grade, args=(theirs,), daemon=True)
+    child = context.Process(target=_grade, args=(judge, timeout_s, ours, theirs), daemon=True)
     child.start()
+    os.setpgid(child.pid, child.pid)  # a group of its own, with all that it starts
     theirs.close()
     return child, ours
 
 
-def _grade(pipe: multiprocessing.connection.Connection) -> None:
-    logging.disable(logging.CRITICAL)  # Math-Verify warns about every answer that it cannot read
+def _end(grader: Process) -> None:
+    os.killpg(grader.pid, signal.SIGKILL)
+    grader.join()
+
+
+def _grade(judge: Judge, timeout_s: float, ours: Connection, theirs: Connection) -> None:
+    ours.close()  # else the pipe would not end with the worker
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_CAP, MEMORY_CAP))
-    while True:
-        for completion, answer in pipe.recv():
-            try:
-                graded = grade(completion, answer)
-            except (MemoryError, RecursionError):
-                graded = Grade(False, None)
-            pipe.send(graded)
+    with contextlib.suppress(EOFError, BrokenPipeError):  # the worker has ended
+        while True:
+            for completion, reference in theirs.recv():
+                signal.setitimer(signal.ITIMER_PROF, timeout_s)  # of CPU time; SIGPROF ends us
+                try:
+                    graded = judge(completion, reference)
+                except (MemoryError, RecursionError):
+                    graded = Grade(False, None)
+                except RewardError as error:
+                    graded = str(error)
+                signal.setitimer(signal.ITIMER_PROF, 0)
+                theirs.send(graded)
 
 
 if __name__ == "__main__":
-    _serve(float(sys.argv[1]))
+    _serve(float(sys.argv[1]), *sys.argv[2:])

@@ -31,6 +31,7 @@ def bad_inputs(tiny, tmp_path_factory):
     rows = (tiny / "train.jsonl").read_text().splitlines(keepends=True)
     (folder / "not_json.jsonl").write_text(rows[0] + "{half\n")
     (folder / "few.jsonl").write_text("".join(rows[:5]))
+    (folder / "own.py").write_text("def fails(completion, example):\n    return 1 / 0\n")
     good = ["--model", tiny / "model", "--data", tiny / "train.jsonl", *TINY_LENGTHS]
     cases = {}
     for script in SCRIPTS:
@@ -46,6 +47,8 @@ def bad_inputs(tiny, tmp_path_factory):
         ("train_sft.py", "no such model"): ["--model", folder / "absent"],
         ("train_sft.py", "model length"): ["--max_length", "513"],
         ("train_sft.py", "unknown"): ["--learning_rat", "1"],
+        ("train_oswft.py", "no reward"): ["--reward", folder / "absent.py:f"],
+        ("train_oswft.py", "reward fails"): ["--reward", f"{folder}/own.py:fails"],
     }
 
     def run(case: tuple[str, str]):
@@ -64,6 +67,8 @@ def bad_inputs(tiny, tmp_path_factory):
         *((script, "another run", "is not empty: choose another") for script in SCRIPTS),
         ("train_sft.py", "not json", "not_json.jsonl:2: not JSON"),
         ("train_sft.py", "no such model", "no tokenizer there"),
+        ("train_oswft.py", "no reward", "absent.py:f: there is no such file"),
+        ("train_oswft.py", "reward fails", "own.py:fails, row '"),
         ("train_sft.py", "model length", "--max_length 513 is beyond the model's limit of 512"),
     ],
 )
@@ -73,7 +78,7 @@ def test_bad_input_gets_one_line_and_nothing_is_written(bad_inputs, script, case
     errors = [line for line in process.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1 and message in errors[0], process.stderr[-2000:]
     assert "Traceback" not in process.stderr
-    assert case == "another run" or not output.exists()
+    assert case in ("another run", "reward fails") or not output.exists()
 
 
 @pytest.mark.parametrize(

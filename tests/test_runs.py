@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from conftest import ROOT, SCRIPTS, SETTING, TINY_LENGTHS, launch, metrics, start, train
+from data import write_rows
 from paper.select_checkpoint import select_step
 from train_grpo import grpo_advantages
 
@@ -123,7 +124,30 @@ def test_the_queries_do_not_depend_on_the_number_of_ranks(oswft_run, tiny, tmp_p
     for ours, theirs in zip(rollouts(tmp_path / "run", 1), rollouts(oswft_run, 1), strict=True):
         assert (ours["id"], ours["token_ids"]) == (theirs["id"], theirs["token_ids"])
     for key, value in one[0].items():
-        assert two[0][key] == pytest.approx(value, rel=1e-3), key
+        assert two[0][key] == pytest.approx(value, rel=1e-3, abs=1e-5), key
+
+
+REWARD = """
+def part(completion, example):
+    return min(1.0, len(completion) / example.length)
+"""
+
+
+def test_a_reward_function_of_ones_own_takes_the_verifiers_place(tiny, tmp_path):
+    rows = [json.loads(line) for line in (tiny / "train.jsonl").open()]
+    rows = {row["id"]: {**row, "length": 2 * len(row["solution"])} for row in rows}
+    write_rows(list(rows.values()), tmp_path / "train.jsonl")
+    (tmp_path / "own.py").write_text(REWARD)
+    setting = [*SETTING["train_oswft.py"], "--max_steps", "2", "--data", tmp_path / "train.jsonl"]
+    setting += ["--reward", f"{tmp_path}/own.py:part"]
+    train("--output_dir", tmp_path / "run", *setting, tiny=tiny)
+    kept = rollouts(tmp_path / "run", 1)
+    assert len(kept) == 48 and len({answer["reward"] for answer in kept}) > 2
+    for pair in zip(kept[::2], kept[1::2], strict=True):
+        lengths = [len(answer["text"]) / rows[answer["id"]]["length"] for answer in pair]
+        rewards = [min(1.0, length) for length in lengths]
+        assert [answer["reward"] for answer in pair] == pytest.approx(rewards)
+        assert pair[0]["weight"] == pytest.approx(1 - sum(rewards) / 2)
 
 
 def test_osw_ft_at_weight_one_takes_the_steps_of_sft(whole_runs, tiny, tmp_path):

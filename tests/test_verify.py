@@ -1,19 +1,27 @@
 r"""What counts as right: a table of answers, hostile input, and the pool's promises."""
 
 import os
+import re
 import signal
+import sys
+import threading
 import time
+import types
 
 import psutil
 import pytest
 
 import verify
+from conftest import ROOT
 from verify import (
+    RewardError,
     Verifier,
     boxes,
     is_correct,
-    last_box,
+    last_boxes,
+    load_reward,
     read_letter,
+    said_letter,
 )
 
 # ---- letters: what stands in the box -> the letter it names
@@ -24,6 +32,8 @@ C|(C)|C.|\text{C}|\text{(C)}|\textbf{C}|\textbf{(C)}|\mathbf{C}|\mathrm{C}|\math
 \left(C\right)|\;C\;|\ C|~C|C) 12|C. 12|C: 12|(C) 12|C 12|C, 12|\text{C) } 12|\textbf{(C)}\ 12
 \textbf{(C) }12|(C)\,12|\text{C. } \frac{1}{2}|(C) -5|C) -5|C.\ x=-5|\text{(C) 5 apples}
 C) 5 apples|C) \sqrt{2}|(C)\quad 3\pi|C) I and III|C) A circle|C. none of the above|12 (C)
+\underline{C}|\emph{C}|\color{red}{C}|\color{red} C|\textcolor{blue}{(C)}|\Large C|\huge{C}
+（C）|Ｃ|C。|C：12|`C`|C\ |C \frac{1}{2}|\text{C is correct}|(C) \approx 3
 \text{12 (C)}|3\sqrt{2}\ \textbf{(C)}|Option C|\text{Option C}|\text{option (C)}|\text{Choice C}
 \text{The answer is C}|\text{The correct answer is (C)}|\text{Answer: C}|\text{answer C}
 \text{The correct option is C}|\text{(C) }12\text{ km}"""
@@ -32,6 +42,7 @@ NOT_C = r"""
 A|B|D|(B)|\text{D}|AC|CD|ABC|A, C|C, D|A and C|C and D|\text{A and C}|\text{C or D}|C/D|C D|C & D
 A or C|(A)(C)|(A), (C)|A) C)|C) D)|C) A|(C) 1 (D) 2|C. 1 D. 2|\text{(C) or (D)}|\text{both C and D}
 C^2|C_1|C+1|C-1|C - 1|C = 12|C=12|2C|C!|\sqrt{C}|\frac{C}{2}|\frac{A}{C}|f(C)|C(x)|12|x|K
+C \approx 3|C \le 5|C\geq 5|C\ \neq D|C ≈ 3|C \cup D|C \times 2|C \in S
 \text{Cat}|\text{None}|c^2|12C|C1|\emptyset|?|\text{C, D}|A,B,C,D,E|\{C, D\}|C\text{ and }D"""
 
 C_FORMS, NOT_C = (forms.strip().replace("\n", "|").split("|") for forms in (C_FORMS, NOT_C))
@@ -57,6 +68,54 @@ def test_all_letters_from_a_to_j_are_options():
             assert is_correct(rf"\boxed{{{form}}}", letter)
         assert is_correct(f"So the answer is ({letter}).", letter)
         assert is_correct(f"**Answer: {letter}**", letter)
+
+
+SAYS_C = r"""
+**C**|C|(C)|（C）|#### C|**C.**|c|(c)|$\boldsymbol{C}$|Option C|Choice (C).|ANS: C|Ans C
+The answer is C.|the answer is (C)|The correct answer is **C**.|Final answer: (C) 12|Answer: c
+the answer is c.|the answer is (c) 12|<answer>C</answer>|<answer> C </answer>|The answer is:⏎⏎C
+The correct answer is:⏎⏎**C) 12**|the correct option is **C**.|The correct choice is therefore C.
+The answer is $\text{(C)}$.|The answer is 12.5, which is option C.|Answer:C|The answer choice is C
+The answer is C because A and B are too small.|The answer is C, B is too small.
+The answer is C and I am sure.|The answer I get is C.|The answer is C – as shown.
+Therefore C.|Thus, (C).|So it is C|Hence option C.|So (C) is correct.|Option C is correct.
+C is the correct answer.|C is correct, as 12 is even.|答案是 C|答案是C。|答案：C|故选C。
+The answer is B. Wait, 2 is odd. Actually the answer is C|The answer is B. Actually, C.
+Therefore B.⏎No, the correct option is C.|The answer is C. Option B is wrong.
+The answer is C. The answer is not B.|Is it C or D? The answer is C."""
+
+SAYS_NOTHING = r"""
+Because C is larger than B|C is a letter|A box has 3 sides. Therefore A circle has one.|I think
+A circle|So A circle is it.|The answer follows. A box has 3 sides|The answer is: A box|Answer: I am
+The answer is not C.|The answer is C or D.|The answer is C and D|The answer is A and B
+The answer is (C), (D)|C, D|B⏎A C|The answer is C + 1|The answer is C = 12
+The answer is C \approx 3|The answer is Carol.|C = 3
+The answer is 12C.|The answer is C's age.|So C and D are equal.|Therefore C is a right angle.
+Therefore the midpoint is C.|The answer is unclear. C is a letter|The answer is c + 1|answer: c, d
+the answer is a|The right answers be b.|No answer as 1 = 2⏎A: 3
+Option C is incorrect.|The correct answer C is wrong.|The answer is \boxed{C
+Choices A, B and C are too small.|So the answer is f(x).|Angle C is right."""
+
+
+def closings(table: str) -> list[str]:
+    return table.strip().replace("\n", "|").replace("⏎", "\n").split("|")
+
+
+@pytest.mark.parametrize("closing", closings(SAYS_C))
+def test_a_closing_without_a_box_names_the_letter(closing):
+    assert said_letter(closing) == "C"
+    assert is_correct(f"Let $A$ be 3, so that $B = 4$.\n\n{closing}", "C")
+    assert not is_correct(closing, "B")
+
+
+@pytest.mark.parametrize("closing", closings(SAYS_NOTHING))
+def test_a_closing_without_a_box_names_no_letter(closing):
+    assert said_letter(closing) is None
+
+
+@pytest.mark.parametrize("box", ["A circle", r"\text{A square}", r"A\text{ box}", "I think so"])
+def test_an_article_and_a_pronoun_are_no_letters_in_a_box(box):
+    assert read_letter(box) is None
 
 
 @pytest.mark.parametrize("reference", ["C", "(C)", "C.", r"\text{(C)}", r"\textbf{C}", " C "])
@@ -90,6 +149,20 @@ RIGHT = [
     (r"\boxed{3\frac{1}{2}}", r"\frac{7}{2}"),
     (r"\boxed{2^{10}}", "1024"),
     (r"\boxed{033}", "33"),
+    (r"\boxed{12.}", "12"),
+    (r"\boxed{12\ }", "12"),
+    (r"\boxed{12\,}", "12"),
+    (r"\boxed{12**}", "12"),
+    (r"\boxed{**12**.}", "12"),
+    (r"\boxed{`12`}", "12"),
+    (r"\boxed{3 1/2}", "3.5"),
+    (r"\boxed{-3\ 1/2}", "-3.5"),
+    (r"\boxed{7/2}", "3 1/2"),
+    (r"\boxed{90°}", "90"),
+    (r"\boxed{90°}", r"90^\circ"),
+    (r"\boxed{90}", "90°"),
+    (r"\boxed{1\,000\,000}", "1000000"),
+    (r"\boxed{1\ 000~000}", "1,000,000"),
     (r"\boxed{113}", "113"),
     # expressions
     (r"\boxed{\sqrt{8}}", r"2\sqrt{2}"),
@@ -115,7 +188,17 @@ RIGHT = [
     # words
     (r"\boxed{\text{Evelyn}}", r"\text{Evelyn}"),
     (r"\boxed{Evelyn}", r"\text{Evelyn}"),
+    # several boxes for several values
+    (r"\boxed{3}, \boxed{4}", "3,4"),
+    (r"so $\boxed{4}$ and $\boxed{3}$.", "3, 4"),
+    (r"\(x_1 = \boxed{3}\), \(x_2 = \boxed{4}\), or \(x_3=\boxed{5}\)", r"\{3,4,5\}"),
+    (r"$\boxed{3}\text{ or }\boxed{4}$", r"3 \text{ and } 4"),
+    (r"First \boxed{3}, then \boxed{3, 4}", "3,4"),
+    (r"\boxed{3}, \boxed{4}", "4"),
     # where the answer stands
+    (r"\boxed{4} and \boxed{}", "4"),
+    (r"\boxed{4}. \boxed{ }", "4"),
+    (r"The answer is 4. \boxed{}", "4"),
     (r"First \boxed{3}, no: \boxed{4}", "4"),
     (r"\boxed{4} and then \boxed{5", "4"),
     (r"\boxed{\frac{1}{\sqrt{2}}} is it", r"\frac{\sqrt{2}}{2}"),
@@ -167,6 +250,15 @@ WRONG = [
     ("Because C is larger than B", "C"),
     (r"\boxed{\text{no solution}}", "0"),
     (r"\boxed{12, 13}", "12"),
+    (r"\boxed{3 1/2}", r"\frac{31}{2}"),
+    (r"\boxed{3 1/2}", "1.5"),
+    (r"\boxed{1\,00}", "100"),
+    (r"First \boxed{3}, no: \boxed{4}", "3,4"),
+    (r"\boxed{3} \boxed{4}", "3,4"),
+    (r"\boxed{3}, \boxed{5}", "3,4"),
+    (r"\boxed{3}, \boxed{4}, \boxed{5}", "3,4"),
+    (r"\boxed{3}, \boxed{4}", "3"),
+    (r"\boxed{3}, \boxed{4}", "(3,4)"),
     (r"\boxed{2\sqrt{3}}", r"3\sqrt{2}"),
 ]
 
@@ -186,9 +278,9 @@ def test_the_table_is_as_long_as_it_claims():
 
 
 def test_the_last_complete_box_is_found_through_nested_and_escaped_braces():
-    assert last_box(r"\boxed{1} \boxed{\{a\}_{b_{c}}} x") == r"\{a\}_{b_{c}}"
-    assert last_box(r"\boxed{1} \boxed{2") == "1"
-    assert last_box("no box") is None
+    assert last_boxes(r"\boxed{1} \boxed{\{a\}_{b_{c}}} x")[-1] == r"\{a\}_{b_{c}}"
+    assert last_boxes(r"\boxed{1} \boxed{2")[-1] == "1"
+    assert last_boxes("no box") == []
 
 
 def test_boxes_are_found_in_time_that_grows_with_the_text_alone():
@@ -259,7 +351,7 @@ def test_a_huge_answer_costs_no_algebra_and_is_right_only_as_the_reference_is_wr
 ):
     monkeypatch.setattr(verify, "verify", lambda *args, **kwargs: pytest.fail("algebra"))
     assert not is_correct(huge, "7")
-    assert is_correct(huge, last_box(huge))
+    assert is_correct(huge, last_boxes(huge)[-1])
 
 
 @pytest.mark.parametrize(
@@ -341,3 +433,210 @@ def test_memory_of_a_grader_is_capped():
         (grader,) = psutil.Process(verifier.workers[0].pid).children()
         soft, hard = grader.rlimit(psutil.RLIMIT_AS)
         assert soft == hard == 2 * 2**30
+
+
+def test_a_loaded_host_makes_no_right_answer_wrong():
+    with Verifier(num_workers=1, timeout_s=0.5) as verifier:
+        verifier.score([r"\boxed{1}"], ["1"])
+        (grader,) = psutil.Process(verifier.workers[0].pid).children()
+        grader.suspend()  # as if it got no core
+        threading.Timer(2, grader.resume).start()
+        assert verifier.score([r"\boxed{\frac{1}{2}}"] * 3, ["0.5"] * 3) == [True] * 3
+        assert grader.is_running()
+        hostile = r"\boxed{\int_0^1 x^{x^{x^{x}}} dx}"  # only the deadline ends this one
+        assert verifier.score([hostile, r"\boxed{2}"], ["7", "2"]) == [False, True]
+        assert not grader.is_running()
+
+
+def test_a_worker_that_is_killed_leaves_no_grader_behind():
+    with Verifier(num_workers=1) as verifier:
+        verifier.score([r"\boxed{1}"], ["1"])
+        (grader,) = psutil.Process(verifier.workers[0].pid).children()
+        verifier.workers[0].kill()
+        assert not psutil.wait_procs([grader], timeout=5)[1]
+        with pytest.raises(RuntimeError, match="ended unexpectedly"):
+            verifier.score([r"\boxed{1}"], ["1"])
+
+
+# ---- reward functions
+
+REWARDS = """
+import os
+import signal
+import threading
+import subprocess
+import time
+from dataclasses import dataclass
+
+import neighbour
+
+@dataclass
+class Point:
+    x: float
+
+def half(completion, example):
+    print(completion)  # must not end up in the verifier's pipe
+    read = subprocess.run(["cat"], capture_output=True).stdout
+    return Point(0.5).x if example.answer == neighbour.ANSWER and not read else 0
+
+def echo(completion, example):
+    return eval(completion)
+
+def hostile(completion, example):
+    return {
+        "good": lambda: 1,
+        "endless": lambda: [0 for _ in iter(int, 1)],
+        "memory": lambda: len(bytearray(4 << 30)),
+        "depth": lambda: hostile(completion, example),
+        "exit": lambda: exit(3),
+        "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+        "sleep": lambda: time.sleep(1000),
+    }[completion]()
+
+def start(completion, example):
+    child = subprocess.Popen(["sleep", "1000"])
+    with open(example.pid_file, "w") as file:
+        file.write(str(child.pid))
+    while True:
+        pass
+"""
+
+
+@pytest.fixture
+def rewards(tmp_path) -> str:
+    """The path of a file with reward functions."""
+    (tmp_path / "neighbour.py").write_text("ANSWER = 7")
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    return str(tmp_path / "rewards.py")
+
+
+def test_a_reward_function_takes_the_place_of_the_verifier(rewards):
+    rows = [{"id": n, "answer": n % 8} for n in range(32)]
+    with Verifier(2, reward=f"{rewards}:half") as verifier:
+        scores = verifier.score(["it is 7"] * 32, rows)
+        assert scores == [0.5 if n % 8 == 7 else 0.0 for n in range(32)]
+        assert {type(score) for score in scores} == {float}
+    with Verifier(1, reward=f"{rewards}:echo") as verifier:
+        values = ["True", "0", "1.0", "0.25", "__import__('numpy').float32(0.5)"]
+        assert verifier.score(values, rows[:5]) == [1, 0, 1, 0.25, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("source", "function", "message"),
+    [
+        (None, "f", "rewards.py:f: there is no such file"),
+        ("def f(): pass", "g", "rewards.py has no function 'g'"),
+        ("f = 1", "f", "rewards.py has no function 'f'"),
+        ("import os\nimport nothing_like_it", "f", "line 2: ModuleNotFoundError: No module named"),
+        ("def f(:", "f", "SyntaxError: .*line 1"),
+        ("exit(2)", "f", "line 1: SystemExit: 2"),
+        ("raise ValueError('two\\nlines')", "f", "line 1: ValueError: two lines"),
+    ],
+)
+def test_a_reward_function_that_cannot_be_loaded_is_one_clear_line(
+    source, function, message, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    path = tmp_path / "rewards.py"
+    if source:
+        path.write_text(source)
+    with pytest.raises(RewardError, match=message) as raised:
+        load_reward(f"{path}:{function}")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_reward_function_that_cannot_be_loaded_is_said_when_the_verifier_is_entered(rewards):
+    verifier = Verifier(2, reward=f"{rewards}:nothing")
+    with pytest.raises(RewardError, match="has no function 'nothing'"), verifier:
+        pytest.fail("entered")
+    assert [worker.returncode for worker in verifier.workers] == [0, 0]
+
+
+FAILURES = [
+    ("1 / 0", r"rewards.py:echo, row 'q1': line 21: ZeroDivisionError: division by zero"),
+    ("example.tests", "line 21: AttributeError: .* has no attribute 'tests'"),
+    ("2", r"row 'q1': returned 2, which is no number in \[0, 1\]"),
+    ("-0.1", "returned -0.1"),
+    ("float('nan')", "returned nan"),
+    ("None", "returned None"),
+    ("'1' * 10**6", "returned '1{1,80}, which"),
+]
+
+
+def test_a_reward_function_that_fails_ends_the_scoring(rewards):
+    rows = [{"id": f"q{n}"} for n in range(100)]
+    with Verifier(2, reward=f"{rewards}:echo") as verifier:
+        for completion, message in FAILURES:
+            with pytest.raises(RewardError, match=message) as raised:
+                verifier.score(["1", completion] + ["1"] * 98, rows)
+            assert "\n" not in str(raised.value)
+        assert verifier.score(["1"], rows[:1]) == [1.0]
+
+
+def test_a_reward_function_that_hangs_or_crashes_gives_0(rewards):
+    kinds = ["good", "endless", "good", "memory", "depth", "good", "exit", "crash", "good"]
+    with Verifier(1, timeout_s=0.5, reward=f"{rewards}:hostile") as verifier:
+        scores = verifier.score(kinds, [{"id": kind} for kind in kinds])
+    assert scores == [float(kind == "good") for kind in kinds]
+
+
+def test_a_reward_function_that_waits_for_ever_ends_by_the_clock(rewards, tmp_path, monkeypatch):
+    impatient = tmp_path / "impatient.py"
+    impatient.write_text(
+        "import sys, verify\nverify.WAITING_S = 1\nverify._serve(float(sys.argv[1]), *sys.argv[2:])"
+    )
+    monkeypatch.setattr(verify, "__file__", str(impatient))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with Verifier(1, timeout_s=0.5, reward=f"{rewards}:hostile") as verifier:
+        assert verifier.score(["sleep", "good"], [{"id": 1}, {"id": 2}]) == [0, 1]
+
+
+def test_what_a_reward_function_started_ends_with_its_grader(rewards, tmp_path):
+    row = {"id": 1, "pid_file": str(tmp_path / "pid")}
+    with Verifier(1, timeout_s=0.5, reward=f"{rewards}:start") as verifier:
+        assert verifier.score(["x"], [row]) == [0.0]
+        pid = int((tmp_path / "pid").read_text())
+        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie"
+
+
+# ---- docs/verdicts.md
+
+PAGE = (ROOT / "docs" / "verdicts.md").read_text()
+PYTHON = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+
+
+def test_the_pages_tables_say_what_the_verdicts_are():
+    rows = re.findall(r"^\| `(.+?)` \| `(.+?)` \| (right|wrong) \|", PAGE, re.MULTILINE)
+    assert len(rows) >= 12
+    for box, reference, verdict in rows:
+        assert is_correct(rf"\boxed{{{box}}}", reference) == (verdict == "right"), (box, reference)
+
+
+def test_the_pages_reward_functions_work(tmp_path):
+    (tmp_path / "rewards.py").write_text(PYTHON[0])
+    with Verifier(1, reward=f"{tmp_path}/rewards.py:exact_match") as verifier:
+        row = {"id": 1, "answer": "7"}
+        assert verifier.score(["So:\n7\n", "It is 7.", ""], [row] * 3) == [1, 0, 0]
+    row["tests"] = ["assert double(2) == 4", "assert double(3) == 6"]
+    codes = ["2 * x", "x + 2", "exit()"]
+    completions = [f"```python\ndef double(x):\n    return {code}\n```" for code in codes]
+    with Verifier(2, reward=f"{tmp_path}/rewards.py:pass_tests") as verifier:
+        assert verifier.score([*completions, "no code"], [row] * 4) == [1, 0.5, 0, 0]
+
+
+def test_the_pages_reward_for_other_trainers_works(monkeypatch):
+    class GRPOTrainer:
+        def __init__(self, model, reward_funcs, train_dataset):
+            self.reward, self.columns = reward_funcs, train_dataset
+
+        def train(self):
+            texts = [r"\boxed{7}", r"\boxed{8}"]
+            chats = [[{"role": "assistant", "content": text}] for text in texts]
+            for completions in (texts, chats):
+                rewards = self.reward(prompts=["?"] * 2, completions=completions, **self.columns)
+                assert rewards == [1.0, 0.0]
+
+    trl = types.ModuleType("trl")
+    trl.GRPOTrainer = GRPOTrainer
+    monkeypatch.setitem(sys.modules, "trl", trl)
+    exec(PYTHON[1], {"dataset": {"answer": ["7", "7"], "id": [1, 2]}})
