@@ -135,7 +135,7 @@ def part(completion, example):
 
 def test_a_reward_function_of_ones_own_takes_the_verifiers_place(tiny, tmp_path):
     rows = [json.loads(line) for line in (tiny / "train.jsonl").open()]
-    rows = {row["id"]: {**row, "length": 2 * len(row["solution"])} for row in rows}
+    rows = {row["id"]: {**row, "length": 40 + n % 5} for n, row in enumerate(rows)}
     write_rows(list(rows.values()), tmp_path / "train.jsonl")
     (tmp_path / "own.py").write_text(REWARD)
     setting = [*SETTING["train_oswft.py"], "--max_steps", "2", "--data", tmp_path / "train.jsonl"]
