@@ -440,24 +440,27 @@ def _serve(timeout_s: float, reward: str | None = None) -> None:
     else:
         judge = grade
         logging.disable(logging.CRITICAL)  # Math-Verify warns about every answer it cannot read
-        for answer in ("1", r"\frac{1}{2}", "0.5x", r"\left(3, \sqrt{2}\right)"):
+        for answer in ("1", r"\frac{1}{2}", "0.5x", r"(3, \sqrt{2})", r"\prod_{i=1}^3 \sin(i!)"):
             grade(f"so it is {answer}", "1")  # Math-Verify and sympy fill their caches at the
             grade(rf"\boxed{{{answer}}}", "2")  # first answers, and every child inherits them
     child = pipe = None
-    for line in requests:
-        pairs, grades = json.loads(line), []
-        while len(grades) < len(pairs):
-            if child is None:
-                child, pipe = _fork_grader(judge, timeout_s)
-            with contextlib.suppress(EOFError, OSError):  # it died: too long, out of memory, ...
-                pipe.send(pairs[len(grades) :])
-                while len(grades) < len(pairs) and pipe.poll(timeout_s + WAITING_S):
-                    grades.append(pipe.recv())
-            if len(grades) < len(pairs):
-                grades.append(Grade(False, None))
-                _end(child)
-                child = None
-        print(json.dumps(grades), file=replies, flush=True)
+    with contextlib.suppress(BrokenPipeError):  # the trainer was killed
+        for line in requests:
+            pairs, grades = json.loads(line), []
+            while len(grades) < len(pairs):
+                if child is None:
+                    child, pipe = _fork_grader(judge, timeout_s)
+                with contextlib.suppress(
+                    EOFError, OSError
+                ):  # it died: too long, out of memory, ...
+                    pipe.send(pairs[len(grades) :])
+                    while len(grades) < len(pairs) and pipe.poll(timeout_s + WAITING_S):
+                        grades.append(pipe.recv())
+                if len(grades) < len(pairs):
+                    grades.append(Grade(False, None))
+                    _end(child)
+                    child = None
+            print(json.dumps(grades), file=replies, flush=True)
     if child is not None:
         _end(child)
 
