@@ -460,12 +460,12 @@ def test_a_worker_that_is_killed_leaves_no_grader_behind():
 
 
 def test_a_trainer_that_is_killed_leaves_no_worker_behind():
-    hostile = [r"\boxed{\int_0^1 x^{x^{x^{x}}} dx}"] * 4
+    completions = [r"\boxed{\int_0^1 x^{x^{x^{x}}} dx}", r"\boxed{7}"] * 4
     script = f"""
 from verify import Verifier
 with Verifier(1, timeout_s=0.5) as verifier:
     print(verifier.score(["1"], ["1"]), flush=True)
-    verifier.score({hostile}, ["7"] * 4)
+    verifier.score({completions}, ["7"] * 8)
 """
     with psutil.Popen(
         [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True
