@@ -189,6 +189,11 @@ RIGHT = [
     # words
     (r"\boxed{\text{Evelyn}}", r"\text{Evelyn}"),
     (r"\boxed{Evelyn}", r"\text{Evelyn}"),
+    ("The answer is 3 1/2.", "3.5"),
+    ("So it takes $3 1/2$ hours.", "3.5"),
+    ("The angle is 90°.", r"90^\circ"),
+    (r"The answer is $1\,000\,000$.", "1000000"),
+    ("The answer is `12`.", "12"),
     # several boxes for several values
     (r"\boxed{3}, \boxed{4}", "3,4"),
     (r"so $\boxed{4}$ and $\boxed{3}$.", "3, 4"),
