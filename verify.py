@@ -133,7 +133,7 @@ def grade(completion: str, answer: str, limit_s: int | None = None) -> Grade:
         box = ", ".join(written) or None
     if len(box or closing) > MAX_CHARS:
         return Grade(False, box)
-    said = closing if box is None else rf"\boxed{{{readable(box)}}}"
+    said = readable(closing) if box is None else rf"\boxed{{{readable(box)}}}"
     parsed = _parse(said, limit_s)
     extracted = str(parsed[-1]) if box is None and parsed else box
     small = all(size(value) <= MAX_SIZE for value in (*gold, *parsed))
@@ -145,15 +145,17 @@ def _parse(text: str, limit_s: int | None) -> list:
     return parse(text, MATH, parsing_timeout=limit_s)
 
 
-def readable(value: str) -> str:
-    r"""A value with what Math-Verify cannot read rewritten.
+def readable(text: str) -> str:
+    r"""A value, or a closing, with what Math-Verify cannot read rewritten.
 
     >>> readable("**3 1/2**."), readable(r"1\,000\ "), readable("90°")
-    ('3\\frac{1}{2}', '1000', '90^\\circ')
+    ('7/2', '1000', '90^\\circ')
     """
-    value = re.sub(r"^[\s*`]+|(?:[\s*`\\]|(?<!\.)\.)+$", "", value).replace("°", r"^\circ")
-    value = re.sub(r"(?<=\d)(?:\\[ ,;:!]|~)(?=\d{3}(?!\d))", "", value)
-    return re.sub(r"(?<![\d./^_])(\d+)(?:\s|\\[ ,])+(\d+)/(\d+)", r"\1\\frac{\2}{\3}", value)
+    text = text.replace("`", "").replace("°", r"^\circ")
+    text = re.sub(r"^[\s*]+|(?:[\s*\\]|(?<!\.)\.)+$", "", text)
+    text = re.sub(r"(?<=\d)(?:\\[ ,;:!]|~)(?=\d{3}(?!\d))", "", text)
+    mixed = r"(?<![\d./^_])(\d+)(?:\s|\\[ ,])+(\d+)/(\d+)"
+    return re.sub(mixed, lambda m: f"{int(m[1]) * int(m[3]) + int(m[2])}/{m[3]}", text)
 
 
 def size(value) -> float:
@@ -440,24 +442,27 @@ def _serve(timeout_s: float, reward: str | None = None) -> None:
     else:
         judge = grade
         logging.disable(logging.CRITICAL)  # Math-Verify warns about every answer it cannot read
-        for answer in ("1", r"\frac{1}{2}", "0.5x", r"\left(3, \sqrt{2}\right)"):
+        for answer in ("1", r"\frac{1}{2}", "0.5x", r"(3, \sqrt{2})", r"\prod_{i=1}^3 \sin(i!)"):
             grade(f"so it is {answer}", "1")  # Math-Verify and sympy fill their caches at the
             grade(rf"\boxed{{{answer}}}", "2")  # first answers, and every child inherits them
     child = pipe = None
-    for line in requests:
-        pairs, grades = json.loads(line), []
-        while len(grades) < len(pairs):
-            if child is None:
-                child, pipe = _fork_grader(judge, timeout_s)
-            with contextlib.suppress(EOFError, OSError):  # it died: too long, out of memory, ...
-                pipe.send(pairs[len(grades) :])
-                while len(grades) < len(pairs) and pipe.poll(timeout_s + WAITING_S):
-                    grades.append(pipe.recv())
-            if len(grades) < len(pairs):
-                grades.append(Grade(False, None))
-                _end(child)
-                child = None
-        print(json.dumps(grades), file=replies, flush=True)
+    with contextlib.suppress(BrokenPipeError):  # the trainer was killed
+        for line in requests:
+            pairs, grades = json.loads(line), []
+            while len(grades) < len(pairs):
+                if child is None:
+                    child, pipe = _fork_grader(judge, timeout_s)
+                with contextlib.suppress(
+                    EOFError, OSError
+                ):  # it died: too long, out of memory, ...
+                    pipe.send(pairs[len(grades) :])
+                    while len(grades) < len(pairs) and pipe.poll(timeout_s + WAITING_S):
+                        grades.append(pipe.recv())
+                if len(grades) < len(pairs):
+                    grades.append(Grade(False, None))
+                    _end(child)
+                    child = None
+            print(json.dumps(grades), file=replies, flush=True)
     if child is not None:
         _end(child)
 

@@ -3,6 +3,7 @@ r"""What counts as right: a table of answers, hostile input, and the pool's prom
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -188,6 +189,11 @@ RIGHT = [
     # words
     (r"\boxed{\text{Evelyn}}", r"\text{Evelyn}"),
     (r"\boxed{Evelyn}", r"\text{Evelyn}"),
+    ("The answer is 3 1/2.", "3.5"),
+    ("So it takes $3 1/2$ hours.", "3.5"),
+    ("The angle is 90°.", r"90^\circ"),
+    (r"The answer is $1\,000\,000$.", "1000000"),
+    ("The answer is `12`.", "12"),
     # several boxes for several values
     (r"\boxed{3}, \boxed{4}", "3,4"),
     (r"so $\boxed{4}$ and $\boxed{3}$.", "3, 4"),
@@ -456,6 +462,24 @@ def test_a_worker_that_is_killed_leaves_no_grader_behind():
         assert not psutil.wait_procs([grader], timeout=5)[1]
         with pytest.raises(RuntimeError, match="ended unexpectedly"):
             verifier.score([r"\boxed{1}"], ["1"])
+
+
+def test_a_trainer_that_is_killed_leaves_no_worker_behind():
+    completions = [r"\boxed{\int_0^1 x^{x^{x^{x}}} dx}", r"\boxed{7}"] * 4
+    script = f"""
+from verify import Verifier
+with Verifier(1, timeout_s=0.5) as verifier:
+    print(verifier.score(["1"], ["1"]), flush=True)
+    verifier.score({completions}, ["7"] * 8)
+"""
+    with psutil.Popen(
+        [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as trainer:
+        assert trainer.stdout.readline() == "[True]\n"
+        family = trainer.children(recursive=True)
+        trainer.kill()
+    assert len(family) == 2  # a worker and its grader
+    assert not psutil.wait_procs(family, timeout=10)[1]
 
 
 # ---- reward functions
