@@ -73,14 +73,15 @@ ANOTHER = rf" ?(?:(?:,|and|or|&) ?)+[(\[]?(?!{ARTICLE})[A-J](?![A-Za-z]| is)"  #
 SAID = re.compile(
     # "The answer is (C)", "correct option: C", "答案是 C"; the first letter in the sentence, and
     # none if it is "not C", "C or D", "C + 1", "C is wrong"
-    r"(?>(?:(?i:answer|\bans\b|correct (?:option|choice))|答案|故选)"
+    r"(?>(?:(?i:answer|\bans\b|(?:correct|right|best) (?:option|choice))|答案|故选)"
     rf"(?:(?!not\b)[^.\n]|\.\d){{0,50}}?(?::\n+)?{LETTER})"
     rf"(?>[)\]]|(?! ?{OPERATOR}))(?!{ANOTHER}| is (?:not|wrong|incorrect)\b)"
     # "Therefore C.", "So it is (C)": the sentence ends with the letter
     r"|\b(?i:so|thus|hence|therefore|actually),? (?:it is )?(?i:option |choice )?"
     r"[(\[]?([A-J])[)\]]?(?=[.!](?!\w)|$)"
-    # "(C) is correct", "C is the answer"
-    r"|(?<![A-Za-z\\])([A-J])[)\]]? is (?:the )?(?:correct|(?:right |best )?answer)\b"
+    # "(C) is correct", "C is the answer", "C is the best choice"
+    r"|(?<![A-Za-z\\])([A-J])[)\]]? is (?:the )?"
+    r"(?:correct|answer|(?:right|best) (?:answer|option|choice))\b"
     # "**C**", "#### C", "Option C": all of the last line
     rf"|^(?:#+ )?(?:(?i:{LEAD})[(\[]?([A-J])|[(\[]?([a-j]))[)\]]?\.?\s*\Z",
     re.MULTILINE,

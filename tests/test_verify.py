@@ -223,6 +223,8 @@ RIGHT = [
     (r"Hence $x = \frac{1}{2}$.", "0.5"),
     (r"\[x = 12\]", "12"),
     ("the answer is (C)", "C"),
+    ("The best choice is C.", "C"),
+    ("Thus, C is the right choice.", "C"),
     ("The answer is C.", "C"),
     ("The correct answer is **C**.", "C"),
     ("Answer: C", "C"),
