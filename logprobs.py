@@ -8,7 +8,6 @@ its gradient are computed a chunk of the vocabulary at a time.
 """
 
 import torch
-from torch.nn import Linear
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -97,7 +96,7 @@ def _within(chunk: slice, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 class LogprobHead(torch.nn.Module):
     """Takes the place of `lm_head`: hidden states and targets in, log-probabilities out."""
 
-    def __init__(self, head: Linear, scale: float = 1.0, cap: float | None = None):
+    def __init__(self, head: torch.nn.Linear, scale: float = 1.0, cap: float | None = None):
         super().__init__()
         self.weight, self.bias = head.weight, head.bias  # the same Parameters: tied ones stay tied
         self.scale, self.cap = scale, cap
@@ -134,32 +133,33 @@ class LogprobModel(torch.nn.Module):
 
     def __init__(self, model: PreTrainedModel):
         super().__init__()
-        if model.base_model is model or not isinstance(model.get_output_embeddings(), Linear):
+        head, config = model.get_output_embeddings(), model.config
+        if model.base_model is model or not isinstance(head, torch.nn.Linear):
             raise ValueError(f"{type(model).__name__} is not supported: it has no plain head")
-        generator = torch.Generator().manual_seed(0)
-        vocabulary = len(model.get_input_embeddings().weight)
+        vocabulary, generator = len(head.weight), torch.Generator().manual_seed(0)
         tokens = torch.randint(vocabulary, (1, CHECK_TOKENS + 1), generator=generator)
-        tokens = tokens.to(model.device)
-        expected = own_logprobs(model, tokens)
+        expected = own_logprobs(model, tokens.to(model.device))
 
-        scale, cap = logit_scale_and_cap(model.config)
-        model.set_output_embeddings(LogprobHead(model.get_output_embeddings(), scale, cap))
-        if getattr(model.config, "attn_logit_softcapping", None):
+        model.set_output_embeddings(LogprobHead(head, *logit_scale_and_cap(config)))
+        if getattr(config, "attn_logit_softcapping", None):
             model.set_attn_implementation("eager")  # the others drop the cap
-        elif model.config._attn_implementation == "sdpa" and not has_windows(model.config):
+        elif config._attn_implementation == "sdpa" and not has_windows(config):
             model.set_attn_implementation(CAUSAL_ATTENTION)
-        for module in model.modules():  # dropout is off; only checkpointing asks for training
+        for module in model.modules():  # no dropout; checkpointing works in training alone
             module.training = getattr(module, "gradient_checkpointing", False)
         self.model = model
+        self._check(tokens.to(model.device), expected)
 
-        positions = torch.arange(CHECK_TOKENS, device=tokens.device)
-        with torch.no_grad():
-            logprobs = self(tokens[:, :-1], tokens[0, 1:], positions)
+    @torch.no_grad()
+    def _check(self, tokens: torch.Tensor, expected: torch.Tensor) -> None:
+        """Raise ValueError if the log-probabilities of (1, T + 1) tokens are not those expected."""
+        positions = torch.arange(len(expected), device=tokens.device)
+        logprobs = self(tokens[:, :-1], tokens[0, 1:], positions)  # (T,)
         gap = (logprobs - expected).abs().mean().item()
         if not gap < MAX_GAP:
             raise ValueError(
-                f"{type(model).__name__} is not supported: its log-probabilities, as they would be "
-                f"trained, are {gap:.2g} nats a token away from those of its own logits"
+                f"{type(self.model).__name__} is not supported: its log-probabilities, as they "
+                f"would be trained, are {gap:.2g} nats a token away from those of its own logits"
             )
 
     def forward(
