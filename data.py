@@ -8,6 +8,7 @@ columns are kept for a reward function of one's own. Instead of its path a Huggi
 
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -101,7 +102,7 @@ def parse_row(line: bytes, where: str) -> dict:
     """Read one line of JSONL. Raises InputError if it is no JSON object of proper text."""
     try:
         row = json.loads(line)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also a number of 5,000 digits
         raise InputError(f"{where}: not JSON ({error})") from error
     if not isinstance(row, dict):
         raise InputError(f"{where}: expected a JSON object, got {type(row).__name__}")
@@ -130,7 +131,9 @@ def get_texts(where: str, row: dict, *names: str) -> list[str]:
     for name, value in zip(names, get_fields(where, row, *names), strict=True):
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if not isinstance(value, str | int | float) or not str(value).strip():
+        text = isinstance(value, str) and value.strip()
+        finite = type(value) is int or (type(value) is float and math.isfinite(value))
+        if not (text or finite):  # NaN is how pandas writes that there is nothing
             raise InputError(f"{where}: field '{name}' must be a non-empty text or a number")
         texts.append(str(value).strip())
     return texts
@@ -143,7 +146,7 @@ def load_config(path_or_hub_id: str, max_length: int, asked: str) -> PreTrainedC
     """
     try:
         config = AutoConfig.from_pretrained(path_or_hub_id)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # transformers raises many types
         raise InputError(f"{path_or_hub_id}: no model there: {first_line(error)}") from error
     if config.get_text_config() is not config:
         raise InputError(f"{path_or_hub_id}: reads more than text ({config.model_type})")

@@ -94,19 +94,29 @@ def gather_rewards(
 
 
 def load_model(path_or_hub_id: str, max_length: int) -> PreTrainedModel:
-    """Load a causal language model. Raises InputError if it is absent or made for shorter text."""
+    """Load a causal language model. Raises InputError if it is absent, broken or too short."""
     config = load_config(path_or_hub_id, max_length, f"--max_length {max_length}")
     try:
-        model = AutoModelForCausalLM.from_pretrained(path_or_hub_id, config=config)
-    except (OSError, ValueError) as error:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            path_or_hub_id, config=config, output_loading_info=True
+        )
+    except Exception as error:  # transformers and safetensors raise many types
         reason = f"cannot load a model from there: {first_line(error)}"
         raise InputError(f"{path_or_hub_id}: {reason}") from error
+    if missing := sorted(report["missing_keys"]):  # transformers makes random ones in their place
+        raise InputError(f"{path_or_hub_id}: {len(missing)} weights are missing: {missing[0]} ...")
     try:
         model.generation_config.validate(strict=True)  # else the first save would find it out
     except ValueError as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{path_or_hub_id}: generation_config.json: {reason}") from error
     return model
+
+
+def cast_parameters(model: Module, dtype: torch.dtype) -> None:
+    """Like `model.to(dtype)`, which would round the rotary frequencies too."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
 
 
 class Engine:
@@ -136,12 +146,13 @@ class Engine:
         if dist.get_world_size() == 1:
             zero_stage = min(zero_stage, 2)
         bf16 = precision == "bf16"
-        for parameter in model.parameters():  # model.to() would round the rotary frequencies too
-            parameter.data = parameter.data.to(torch.bfloat16 if bf16 else torch.float32)
+        cast_parameters(model, torch.float32)  # the check is sharp without rounding
         try:
-            model = LogprobModel(model)
+            model = LogprobModel.checked(model)
         except ValueError as error:
-            raise InputError(str(error)) from error
+            without = "; try without --gradient_checkpointing" if gradient_checkpointing else ""
+            raise InputError(f"{error}{without}") from error
+        cast_parameters(model, torch.bfloat16 if bf16 else torch.float32)
         # For some models vLLM takes transformers' class and changes it; ours becomes a class apart.
         base = model.model.base_model
         base.__class__ = type(type(base).__name__, (type(base),), {"__call__": Module.__call__})

@@ -1,6 +1,6 @@
 """Log-probabilities of given tokens, without logits in memory. Copy this file: it needs no other.
 
-    model = LogprobModel(AutoModelForCausalLM.from_pretrained(...))
+    model = LogprobModel.checked(AutoModelForCausalLM.from_pretrained(..., dtype="float32"))
     logprobs = model(input_ids, targets, positions)    # of the targets that follow `positions`
 
 Only torch and transformers are imported. The model's head is one matrix product; log softmax and
@@ -15,7 +15,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 # GPU enough to keep its matrix units busy (16 and 256 MiB in fp32).
 MAX_LOGITS = {"cpu": 2**22, "cuda": 2**26}
 CHECK_TOKENS = 64  # on which a model is compared with its own logits
-MAX_GAP = 0.2  # nats a token, on average: rounding in bf16 gives 0.05, a forgotten bias 0.35
+MAX_GAP = 1e-3  # nats a token, on average: rounding in fp32 gives 1e-5, a forgotten bias 0.35
 
 
 class ChunkedLogprobs(torch.autograd.Function):
@@ -127,8 +127,7 @@ class LogprobModel(torch.nn.Module):
     """A causal language model that returns the log-probabilities of given tokens, not logits.
 
     Rows have to be padded on the right: no attention mask is built. Dropout is off: what is weighed
-    and sampled is the model without it. Raises ValueError if the log-probabilities are not those of
-    the model's own logits, as for a head that does more than `LogprobHead` knows.
+    and sampled is the model without it. Raises ValueError if the model has no plain head.
     """
 
     def __init__(self, model: PreTrainedModel):
@@ -136,10 +135,6 @@ class LogprobModel(torch.nn.Module):
         head, config = model.get_output_embeddings(), model.config
         if model.base_model is model or not isinstance(head, torch.nn.Linear):
             raise ValueError(f"{type(model).__name__} is not supported: it has no plain head")
-        vocabulary, generator = len(head.weight), torch.Generator().manual_seed(0)
-        tokens = torch.randint(vocabulary, (1, CHECK_TOKENS + 1), generator=generator)
-        expected = own_logprobs(model, tokens.to(model.device))
-
         model.set_output_embeddings(LogprobHead(head, *logit_scale_and_cap(config)))
         if getattr(config, "attn_logit_softcapping", None):
             model.set_attn_implementation("eager")  # the others drop the cap
@@ -148,19 +143,28 @@ class LogprobModel(torch.nn.Module):
         for module in model.modules():  # no dropout; checkpointing works in training alone
             module.training = getattr(module, "gradient_checkpointing", False)
         self.model = model
-        self._check(tokens.to(model.device), expected)
 
+    @classmethod
     @torch.no_grad()
-    def _check(self, tokens: torch.Tensor, expected: torch.Tensor) -> None:
-        """Raise ValueError if the log-probabilities of (1, T + 1) tokens are not those expected."""
-        positions = torch.arange(len(expected), device=tokens.device)
-        logprobs = self(tokens[:, :-1], tokens[0, 1:], positions)  # (T,)
-        gap = (logprobs - expected).abs().mean().item()
+    def checked(cls, model: PreTrainedModel) -> "LogprobModel":
+        """Wrap a model with fp32 weights, and compare it with its own logits on random tokens.
+
+        Raises ValueError if they differ, as for a head that does more than `LogprobHead` knows.
+        """
+        vocabulary = len(model.get_input_embeddings().weight)
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(vocabulary, (1, CHECK_TOKENS + 1), generator=generator)
+        tokens, positions = tokens.to(model.device), torch.arange(CHECK_TOKENS, device=model.device)
+        own = own_logprobs(model, tokens)  # (T,)
+        wrapped = cls(model)
+        logprobs = wrapped(tokens[:, :-1], tokens[0, 1:], positions)  # (T,)
+        gap = (logprobs - own).abs().mean().item()
         if not gap < MAX_GAP:
             raise ValueError(
-                f"{type(self.model).__name__} is not supported: its log-probabilities, as they "
-                f"would be trained, are {gap:.2g} nats a token away from those of its own logits"
+                f"{type(model).__name__} is not supported: its log-probabilities, as they would be "
+                f"trained, are {gap:.2g} nats a token away from those of its own logits"
             )
+        return wrapped
 
     def forward(
         self,

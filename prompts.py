@@ -15,7 +15,7 @@ from data import Example, InputError, TokenizedExample, first_line
 
 ASK_FREE = "Please reason step by step, and put your final answer within \\boxed{}."
 ASK_LETTER = "Please reason step by step, and put the letter of your choice within \\boxed{}."
-MARK = "0987654321"  # stands for a turn's text, to find it in what a chat template writes
+MARK = "Aa 0987654321"  # stands for a turn's text, to find it in what a chat template writes
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Prompt:
         """The turns before the answer; `ask` is the instruction, unless there is a suffix."""
         suffix = ask if self.prompt_suffix is None else self.prompt_suffix
         user = {"role": "user", "content": f"{question}\n{suffix}" if suffix else question}
-        if self.system_prompt is None:
+        if not self.system_prompt:
             return [user]
         return [{"role": "system", "content": self.system_prompt}, user]
 
@@ -51,7 +51,7 @@ PAPER_PROMPT = Prompt()  # the question and the instruction, nothing else
 
 def instruction(answer: str) -> str:
     """What the prompt asks for. A letter as reference means multiple choice."""
-    return ASK_LETTER if re.fullmatch("[A-J]", answer) else ASK_FREE
+    return ASK_LETTER if re.fullmatch(r"\(?[A-J][).]?", answer) else ASK_FREE
 
 
 # ------------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def load_tokenizer(path_or_hub_id: str, prompt: Prompt = PAPER_PROMPT) -> PreTra
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(path_or_hub_id)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # transformers raises many types
         raise InputError(f"{path_or_hub_id}: no tokenizer there: {first_line(error)}") from error
     if tokenizer.chat_template is None:
         raise InputError(f"{path_or_hub_id}: the tokenizer has no chat template")
@@ -85,9 +85,14 @@ def check_template(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> None:
         raise InputError(
             "the chat template does not end the prompt where it begins the assistant's turn"
         )
+    if MARK not in prompt.text(tokenizer, MARK, ""):
+        raise InputError("the chat template drops the question")
     marked = replace(prompt, system_prompt=MARK)
-    if prompt.system_prompt is not None and MARK not in marked.text(tokenizer, "1", ""):
+    if prompt.system_prompt and MARK not in marked.text(tokenizer, "1", ""):
         raise InputError("the chat template drops the system prompt")
+    own = f"{prompt.system_prompt or ''}\n{prompt.prompt_suffix or ''}"
+    if found := special_tokens(tokenizer).search(own):
+        raise InputError(f"the prompt's own text holds the special token '{found[0]}'")
 
 
 def render(

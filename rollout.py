@@ -6,6 +6,7 @@ many neighbouring ranks share one copy of the model, and sample for the same pro
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from run import RolloutArgs
 
 CPU_SEQUENCES = 256  # that a CPU samples at a time
 CHECKED_QUERIES = 8  # of a batch, whose first answers the trainer scores too
-MAX_GAP = 0.1  # nats a token, on average: rounding in bf16 gives 0.01
+MAX_VLLM_GAP = 0.1  # nats a token, on average: rounding in bf16 gives 0.01
 
 
 @dataclass(frozen=True)
@@ -78,17 +79,18 @@ def vllm_gap(
     scores = engine.score(answers, args.max_tokens_per_micro_batch, args.temperature)  # (N, T)
     gaps = (scores - sampled).abs()
     mean = gaps.sum().item() / sum(len(c.token_ids) for c in checked)
-    if refuse and not mean < MAX_GAP:
+    if refuse and not mean < MAX_VLLM_GAP:
         raise InputError(
-            f"{args.model}: vLLM does not sample from the model that is trained: their "
-            f"log-probabilities of a sampled token differ by {mean:.2g} nats on average"
+            f"{args.model}: vLLM samples from another model than is trained: their "
+            f"log-probabilities differ by {mean:.2g} nats a token"
         )
     return {"vllm_gap_mean": mean, "vllm_gap_max": gaps.max().item()}
 
 
 def one_line(error: Exception) -> str:
-    """What an error says, in one line, without what pydantic adds at the end."""
-    return " ".join(str(error).split()).partition(" [type=")[0] or repr(error)
+    """What an error says, in one line, without what pydantic puts around it."""
+    text = " ".join(str(error).split()).partition(" [type=")[0]
+    return re.sub(r"^\d+ validation error for \w+ (?:\w+ \w+, )?", "", text) or repr(error)
 
 
 def import_vllm():

@@ -181,7 +181,10 @@ def provenance() -> dict:
 def read_args(folder: Path) -> dict:
     """What a folder's args.json says; nothing if there is none."""
     path = folder / "args.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+    try:
+        return json.loads(path.read_text()) if path.exists() else {}
+    except ValueError as error:
+        raise InputError(f"{path}: not JSON ({error})") from error
 
 
 def write_args(folder: Path, **record) -> None:
@@ -257,7 +260,9 @@ def find_checkpoint(args: TrainArgs) -> Path | None:
     checkpoints = sorted(folder.glob("checkpoint-*"))
     if not checkpoints:
         raise InputError(f"{folder}: there is no checkpoint to resume from")
-    before = read_args(folder)["args"]
+    before = read_args(folder).get("args")
+    if before is None:
+        raise InputError(f"{folder}: there is no args.json of a run in it")
     args.date = args.date or before.get("date")  # tomorrow, too, the model reads the same prompts
     free = dict.fromkeys(FREE_ARGS)
     if differing := differences({**before, **free}, {**settings(args), **free}):

@@ -58,33 +58,34 @@ FILLING = rf"{SPACES}|[$*{{}}]|\\[()[\]]|\\text|[A-Za-z](?:_\w)? ?="  # and "x_1
 BESIDE = re.compile(rf"(?:{FILLING})*(?:[,;]|and|or)(?:{FILLING}|[,;]|and|or)*{BOX}")
 
 # In text that `plain` has cleaned
-OPERATOR = (
-    r"(?:[-+*/^_=>|≈≤≥≠±×·]|<(?!/)"
+OPERATOR = (  # "C - 1" is algebra, "C - the largest" is not
+    r"(?:-(?! [A-Za-z]{2})|[+*/^_=>|≈≤≥≠±×·]|<(?!/)"
     r"|\\(?:approx|[lg]eq?|neq?|sim|equiv|cong|in|to|pm|times|cdot|div|cup|cap)\b)"
 )
 ARTICLE = r"[AI] (?!(?:is|as|and|or|because|since)\b)[a-z]"  # "A circle", "I think"
 LEAD = r"(?:(?:the\s+)?(?:correct\s+|final\s+)?(?:answer|option|choice)(?:\s+is)?[\s:]*)?"
 ANOTHER_LABEL = r"[(\[][A-J][)\]]|(?:^|\s)[A-J][).:\]]"
-LETTER = (  # C and (c) anywhere; c only in ": c" and "is c.", at the end
-    rf"(?<![A-Za-z0-9\\])(?:(?!{ARTICLE})([A-J])(?![A-Za-z0-9'’])"
+LETTER = (  # C and (c) anywhere, but not in "25°C", "P(C)", "C(x)"; c only in ": c" and "is c."
+    rf"(?<![A-Za-z0-9\\°])(?<!° )(?<!\w\()(?:(?!{ARTICLE})([A-J])(?![A-Za-z0-9'’]|[(\[]\w)"
     r"|[(\[]([a-j])(?=[)\]])|(?<=: )([a-j])(?=\.?$)|(?<=is )([a-j])(?=\.(?!\w)))"
 )
-ANOTHER = rf" ?(?:(?:,|and|or|&) ?)+[(\[]?(?!{ARTICLE})[A-J](?![A-Za-z]| is)"  # "C or D"
-SAID = re.compile(
+ANOTHER = rf" ?(?:(?:,|and|n?or|&) ?)+[(\[]?(?!{ARTICLE})[A-J](?![A-Za-z]| is)"  # "C or D"
+RIGHT = r"is (?:the )?(?:correct|answer|(?:right|best) (?:answer|option|choice))\b"
+STATEMENT = re.compile(
     # "The answer is (C)", "correct option: C", "答案是 C"; the first letter in the sentence, and
     # none if it is "not C", "C or D", "C + 1", "C is wrong"
     r"(?>(?:(?i:answer|\bans\b|(?:correct|right|best) (?:option|choice))|答案|故选)"
-    rf"(?:(?!not\b)[^.\n]|\.\d){{0,50}}?(?::\n+)?{LETTER})"
+    rf"(?:(?!not\b|neither\b)[^.\n]|\.(?=\w)|(?<=i\.e)\.){{0,50}}?(?::\n+[(\[]?)?{LETTER})"
     rf"(?>[)\]]|(?! ?{OPERATOR}))(?!{ANOTHER}| is (?:not|wrong|incorrect)\b)"
-    # "Therefore C.", "So it is (C)": the sentence ends with the letter
+    # "Therefore C.", "So it is (C)", "Thus (C) is correct"
     r"|\b(?i:so|thus|hence|therefore|actually),? (?:it is )?(?i:option |choice )?"
-    r"[(\[]?([A-J])[)\]]?(?=[.!](?!\w)|$)"
-    # "(C) is correct", "C is the answer", "C is the best choice"
-    r"|(?<![A-Za-z\\])([A-J])[)\]]? is (?:the )?"
-    r"(?:correct|answer|(?:right|best) (?:answer|option|choice))\b"
+    rf"[(\[]?([A-J])[)\]]?(?= {RIGHT}|[.!](?!\w)|$)"
     # "**C**", "#### C", "Option C": all of the last line
     rf"|^(?:#+ )?(?:(?i:{LEAD})[(\[]?([A-J])|[(\[]?([a-j]))[)\]]?\.?\s*\Z",
     re.MULTILINE,
+)
+REMARK = re.compile(  # "(C) is correct", a sentence that counts where there is no statement
+    rf"(?:^|[.!?:] )(?i:option |choice )?[(\[]?([A-J])[)\]]? {RIGHT}", re.MULTILINE
 )
 
 
@@ -153,9 +154,10 @@ def readable(text: str) -> str:
     ('7/2', '1000', '90^\\circ')
     """
     text = text.replace("`", "").replace("°", r"^\circ")
+    text = re.sub(r"(?<![\w)}\]])\*\*|\*\*(?![\w({\[\\-])", "", text)  # bold, and not a power
     text = re.sub(r"^[\s*]+|(?:[\s*\\]|(?<!\.)\.)+$", "", text)
-    text = re.sub(r"(?<=\d)(?:\\[ ,;:!]|~)(?=\d{3}(?!\d))", "", text)
-    mixed = r"(?<![\d./^_])(\d+)(?:\s|\\[ ,])+(\d+)/(\d+)"
+    text = re.sub(r"(?<=\d)(?<![\^_]\d)(?:\\[ ,;:!]|~)(?=\d{3}(?!\d))", "", text)
+    mixed = r"(?<![\d./^_])(\d+)(?: |\\[ ,])+(\d+)/(\d+)"
     return re.sub(mixed, lambda m: f"{int(m[1]) * int(m[3]) + int(m[2])}/{m[3]}", text)
 
 
@@ -237,8 +239,8 @@ def reference_letter(answer: str) -> str | None:
 def said_letter(closing: str) -> str | None:
     """The letter of the last statement such as "the answer is (C)" in a text without a box."""
     text = "\n".join(map(plain, closing.splitlines()))
-    letters = [match[match.lastindex] for match in SAID.finditer(text)]
-    return letters[-1].upper() if letters else None
+    said = [*STATEMENT.finditer(text)] or [*REMARK.finditer(text)]
+    return said[-1][said[-1].lastindex].upper() if said else None
 
 
 def plain(line: str) -> str:
@@ -335,7 +337,7 @@ class Verifier:
         (id, question, solution, answer, source, and any other), and the verdicts are its numbers.
 
         Raises ValueError if the lengths differ, RewardError if the reward function fails,
-        RuntimeError if a worker was lost.
+        ChildProcessError if a worker was lost.
         """
         rewards = [graded.correct for graded in self.grade(completions, references)]
         return list(map(float, rewards)) if self.reward else rewards
@@ -375,7 +377,7 @@ def _ask(worker: subprocess.Popen, pairs: list[tuple[str, Reference]]) -> list[G
         reply = json.loads(worker.stdout.readline())
     except (OSError, ValueError) as error:
         message = "a verifier process ended unexpectedly (killed, or out of memory?)"
-        raise RuntimeError(message) from error
+        raise ChildProcessError(message) from error
     for graded in reply:
         if isinstance(graded, str):
             raise RewardError(graded)

@@ -95,19 +95,20 @@ def make_model(model_type: str, changes: dict) -> torch.nn.Module:
     if model_type in CONTEXTS:
         fields = {CONTEXTS[model_type]: {**fields, "sliding_window": 16}}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **fields))
-    parameters = dict(model.named_parameters())
+    buffers = dict(model.named_buffers())
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
             if name.endswith("bias"):
                 tensor.normal_(0, 0.5)
-            elif name not in parameters and tensor.is_floating_point():
-                tensor.uniform_(0.5, 1.5)  # a buffer of the checkpoint
+            elif name in buffers and tensor.is_floating_point():
+                tensor.uniform_(0.5, 1.5)
     return model
 
 
 def gaps(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     """|trained - own| log-probability of each token but the first: (T,). Takes the head away."""
     own = own_logprobs(model, tokens)
+    assert own.std() > 0.05, "the model says the same everywhere: this shows nothing"
     with torch.no_grad():
         ours = LogprobModel(model)(tokens[:, :-1], tokens[0, 1:], torch.arange(len(own)))
     return (ours - own).abs()
@@ -146,7 +147,7 @@ def measure(model_type: str, changes: dict, folder: Path) -> list[str]:
         cells.append(f"{gap['vllm_gap_mean']:.0e} ({gap['vllm_gap_max']:.0e})")
     except (InputError, ValueError) as error:
         reason = f"refused: {str(error).replace(str(folder), '').strip(': ')}"
-        cells.append(reason if len(reason) <= 100 else reason[:99] + "…")
+        cells.append(reason if len(reason) <= 120 else reason[:119] + "…")
     return cells
 
 

@@ -58,6 +58,10 @@ def test_a_number_is_read_as_text_and_other_columns_are_kept(write):
             "rows.jsonl:2: field 'answer' must be a non-empty text or a number",
         ),
         ({**ROW, "id": "2", "solution": " "}, "rows.jsonl:2: field 'solution' must be"),
+        ({**ROW, "id": "2", "answer": float("nan")}, "rows.jsonl:2: field 'answer' must be"),
+        ({**ROW, "id": "2", "answer": True}, "rows.jsonl:2: field 'answer' must be"),
+        ('{"id": ' + "9" * 5000 + "}\n", "rows.jsonl:2: not JSON"),
+        ("[" * 100_000 + "\n", "rows.jsonl:2: not JSON"),
         (ROW, "rows.jsonl:2: id '1' was used before, at .*rows.jsonl:1"),
     ],
 )

@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from conftest import launch
 from data import InputError
@@ -22,3 +23,16 @@ def test_a_generation_config_that_could_not_be_saved_is_found_at_load(tiny, tmp_
     with pytest.raises(InputError, match=r"generation_config.json: .*do_sample") as error:
         load_model(str(tmp_path / "model"), 128)
     assert "\n" not in str(error.value)
+
+
+def test_a_model_folder_without_some_of_its_weights_is_refused(tiny, tmp_path):
+    shutil.copytree(tiny / "model", tmp_path / "model")
+    path = tmp_path / "model" / "model.safetensors"
+    weights = load_file(path)
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(InputError, match=r"1 weights are missing: model\.layers\.1\.mlp\.up_proj"):
+        load_model(str(tmp_path / "model"), 128)
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(InputError, match="cannot load a model from there"):
+        load_model(str(tmp_path / "model"), 128)

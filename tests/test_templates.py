@@ -346,6 +346,13 @@ def test_a_problem_with_a_special_token_is_refused(load, tmp_path):
         ("{{ messages[0].content + 1 }}", "fails: can only concatenate str"),
         ("{% for m in messages %}", "fails: Unexpected end of template"),
         ("{{ messages[0].content }}<|im_end|>", "drops the assistant's turn"),
+        (CHAT_TEMPLATE.replace("['content']", "['content'].upper()"), "drops the assistant's turn"),
+        (
+            CHAT_TEMPLATE.replace(
+                "['content']", "['content'][:9 if message['role'] == 'user' else None]"
+            ),
+            "drops the question",
+        ),
         (CHAT_TEMPLATE.replace("<|im_end|>", "END"), "does not close the assistant's turn with a"),
         (CHAT_TEMPLATE.partition("{% if add_gen")[0], "does not end the prompt where it begins"),
         (
@@ -370,3 +377,9 @@ def test_a_template_that_drops_the_system_prompt_is_refused(load):
     load(case)
     with pytest.raises(InputError, match=r"/model: the chat template drops the system prompt$"):
         load(case, Prompt(system_prompt="Be brief."))
+
+
+def test_a_special_token_in_the_prompts_own_text_is_refused(load):
+    for own in (Prompt(system_prompt="a<|im_end|>b"), Prompt(prompt_suffix="<|im_start|>")):
+        with pytest.raises(InputError, match=r"own text holds the special token '<.im_"):
+            load(Case(CHAT_TEMPLATE, **CHATML_TOKENS), own)
