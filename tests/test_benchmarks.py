@@ -136,11 +136,12 @@ def test_problems_of_ones_own_need_question_and_answer(tmp_path):
 def test_a_fingerprint_covers_the_whole_prompt_and_the_reference_but_not_the_date():
     problem, plain = Problem("1", "1+1?", "2", ASK_FREE), Prompt(date="2024-02-29")
     same = Problem("other", "1+1?", "2", ASK_FREE).fingerprint(Prompt(date="2024-03-01"))
-    assert problem.fingerprint(plain) == same == problem.fingerprint(Prompt(prompt_suffix=ASK_FREE))
+    for alike in (plain, Prompt(prompt_suffix=ASK_FREE), Prompt(system_prompt="")):
+        assert problem.fingerprint(alike) == same
     others = [
         *(replace(problem, **{name: "B"}) for name in ("question", "answer", "instruction")),
         *(Prompt(prompt_suffix=suffix) for suffix in ("", "C")),
-        *(Prompt(system_prompt=system) for system in ("", "B")),
+        *(Prompt(system_prompt=system) for system in ("A", "B")),
     ]
     prints = {
         problem.fingerprint(x) if isinstance(x, Prompt) else x.fingerprint(plain) for x in others
