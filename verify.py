@@ -27,6 +27,7 @@ import traceback
 import types
 import unicodedata
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from multiprocessing import Process, get_context
 from multiprocessing.connection import Connection
@@ -346,26 +347,15 @@ class Verifier:
         """Like `score`, and which answers were read. What takes too long is wrong, and not read."""
         pairs = list(zip(completions, references, strict=True))
         grades: list[Grade | None] = [None] * len(pairs)
-        failures: list[Exception] = []
         chunk = max(1, min(CHUNK, len(pairs) // (4 * self.num_workers)))
         starts = iter(range(0, len(pairs), chunk))  # shared: each thread takes the next one
 
         def drive(worker: subprocess.Popen) -> None:
             for start in starts:
-                try:
-                    grades[start : start + chunk] = _ask(worker, pairs[start : start + chunk])
-                except Exception as failure:
-                    failures.append(failure)
-                if failures:
-                    return
+                grades[start : start + chunk] = _ask(worker, pairs[start : start + chunk])
 
-        threads = [threading.Thread(target=drive, args=(worker,)) for worker in self.workers]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if failures:
-            raise failures[0]
+        with ThreadPoolExecutor(self.num_workers) as pool:
+            list(pool.map(drive, self.workers))  # raises what a thread has raised
         return grades
 
 
@@ -455,9 +445,7 @@ def _serve(timeout_s: float, reward: str | None = None) -> None:
             while len(grades) < len(pairs):
                 if child is None:
                     child, pipe = _fork_grader(judge, timeout_s)
-                with contextlib.suppress(
-                    EOFError, OSError
-                ):  # it died: too long, out of memory, ...
+                with contextlib.suppress(EOFError, OSError):  # it died, of time or memory or a bug
                     pipe.send(pairs[len(grades) :])
                     while len(grades) < len(pairs) and pipe.poll(timeout_s + WAITING_S):
                         grades.append(pipe.recv())
