@@ -381,7 +381,7 @@ def load_reward(reward: str) -> Judge:
     """
     path, _, name = reward.rpartition(":")
     if not os.path.isfile(path):
-        raise RewardError(f"{reward}: there is no such file; expected file.py:function")
+        raise RewardError(f"{reward}: expected file.py:function, and there is no file '{path}'")
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))  # it may import its neighbours
 
     def explain(error: BaseException) -> str:  # in one line, with the last line of the user's file

@@ -67,7 +67,11 @@ def bad_inputs(tiny, tmp_path_factory):
         *((script, "another run", "is not empty: choose another") for script in SCRIPTS),
         ("train_sft.py", "not json", "not_json.jsonl:2: not JSON"),
         ("train_sft.py", "no such model", "no tokenizer there"),
-        ("train_oswft.py", "no reward", "absent.py:f: there is no such file"),
+        (
+            "train_oswft.py",
+            "no reward",
+            "absent.py:f: expected file.py:function, and there is no file",
+        ),
         ("train_oswft.py", "reward fails", "own.py:fails, row '"),
         ("train_sft.py", "model length", "--max_length 513 is beyond the model's limit of 512"),
     ],

@@ -562,7 +562,7 @@ def test_a_reward_function_takes_the_place_of_the_verifier(rewards):
 @pytest.mark.parametrize(
     ("source", "function", "message"),
     [
-        (None, "f", "rewards.py:f: there is no such file"),
+        (None, "f", "rewards.py:f: expected file.py:function, and there is no file"),
         ("def f(): pass", "g", "rewards.py has no function 'g'"),
         ("f = 1", "f", "rewards.py has no function 'f'"),
         ("import os\nimport nothing_like_it", "f", "line 2: ModuleNotFoundError: No module named"),
