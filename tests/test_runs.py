@@ -75,6 +75,7 @@ def test_the_metrics_of_osw_ft_agree_with_each_other(oswft_run):
         shares = (row["weight_0_share"], row["weight_between_share"], row["weight_1_share"])
         assert sum(shares) == pytest.approx(1)
         assert row["skipped_sequences"] == round(12 * row["weight_0_share"])
+        assert row["vllm_gap_mean"] <= row["vllm_gap_max"] < 1e-3
     assert any(0 < row["weight_0_share"] < 1 for row in rows), "nothing was ever skipped"
 
 
