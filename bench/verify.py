@@ -22,7 +22,7 @@ HOSTILE = (
     r"\boxed{\prod_{i=1}^{10^{9}} i}",
     r"\boxed{" + r"\sqrt{" * 800 + "2" + "}" * 800 + "}",
     r"\boxed{\sin(\sin(10^{10^{10}}))}",
-    r"\boxed{\int_0^1 x^{x^{x^{x}}} dx}",  # only the deadline ends this one
+    r"\boxed{\sum_{n=1}^\infty \frac{\log(n)^7}{n^\pi+\sqrt{n}}}",  # only the deadline ends it
 )
 
 

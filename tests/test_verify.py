@@ -310,6 +310,7 @@ def test_boxes_are_found_in_time_that_grows_with_the_text_alone():
 
 # ---- hostile completions
 
+ENDLESS = r"\boxed{\sum_{n=1}^\infty \frac{\log(n)^7}{n^\pi+\sqrt{n}}}"  # only the deadline ends it
 HOSTILE = [
     r"\boxed{9^{9^{9^{9}}}}",
     r"\boxed{9^{9^{9^{9^{9}}}}}",
@@ -359,12 +360,14 @@ HOSTILE = [
     "<think>" * 10_000 + r"\boxed{9^{9^{9^{9}}}}",
     r"\boxed{\text{" + "a" * 50_000 + "}}",
     r"\boxed{e^{e^{e^{e^{79}}}}}",
+    ENDLESS,
     r"\boxed{(" + "+".join(f"x_{{{n}}}" for n in range(60)) + r")^{10^{9}}}",
 ]
 
 
 @pytest.mark.parametrize(
-    "huge", HOSTILE[:12] + HOSTILE[16:19] + HOSTILE[20:24] + HOSTILE[40:43] + HOSTILE[-1:]
+    "huge",
+    HOSTILE[:12] + HOSTILE[13:15] + HOSTILE[16:19] + HOSTILE[20:24] + HOSTILE[40:43] + HOSTILE[-1:],
 )
 def test_a_huge_answer_costs_no_algebra_and_is_right_only_as_the_reference_is_written(
     huge, monkeypatch
@@ -463,8 +466,7 @@ def test_a_loaded_host_makes_no_right_answer_wrong():
         threading.Timer(2, grader.resume).start()
         assert verifier.score([r"\boxed{\frac{1}{2}}"] * 3, ["0.5"] * 3) == [True] * 3
         assert grader.is_running()
-        hostile = r"\boxed{\int_0^1 x^{x^{x^{x}}} dx}"  # only the deadline ends this one
-        assert verifier.score([hostile, r"\boxed{2}"], ["7", "2"]) == [False, True]
+        assert verifier.score([ENDLESS, r"\boxed{2}"], ["7", "2"]) == [False, True]
         assert not grader.is_running()
 
 
@@ -479,7 +481,7 @@ def test_a_worker_that_is_killed_leaves_no_grader_behind():
 
 
 def test_a_trainer_that_is_killed_leaves_no_worker_behind():
-    completions = [r"\boxed{\int_0^1 x^{x^{x^{x}}} dx}", r"\boxed{7}"] * 4
+    completions = [ENDLESS, r"\boxed{7}"] * 4
     script = f"""
 from verify import Verifier
 with Verifier(1, timeout_s=0.5) as verifier:
