@@ -33,6 +33,12 @@ def first_line(error: Exception) -> str:
     return (str(error).strip() or repr(error)).splitlines()[0]
 
 
+def one_line(error: Exception) -> str:
+    """All that an error says, in one line, without what pydantic puts around it."""
+    text = " ".join(str(error).split()).partition(" [type=")[0]
+    return re.sub(r"^\d+ validation error for \w+ (?:\w+ \w+, )?", "", text) or repr(error)
+
+
 # ------------------------------------------------------------------------------------------------
 # Files
 

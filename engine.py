@@ -34,6 +34,7 @@ from data import (
     collate,
     first_line,
     load_config,
+    one_line,
     split_micro_batches,
 )
 from logprobs import LogprobModel
@@ -108,8 +109,7 @@ def load_model(path_or_hub_id: str, max_length: int) -> PreTrainedModel:
     try:
         model.generation_config.validate(strict=True)  # else the first save would find it out
     except ValueError as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"{path_or_hub_id}: generation_config.json: {reason}") from error
+        raise InputError(f"{path_or_hub_id}: generation_config.json: {one_line(error)}") from error
     return model
 
 

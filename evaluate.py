@@ -37,14 +37,14 @@ from transformers import PreTrainedTokenizerBase
 
 from benchmarks import BENCHMARKS, Problem, load_benchmark, load_problems
 from data import InputError, derive_seed, load_config, write_json, write_rows
-from prompts import Prompt, load_tokenizer, special_tokens
+from prompts import Prompt, load_tokenizer, refuse_special_tokens
 from rollout import Completion, Rollout
 from run import differences, parse_args, read_args, share_cores, write_args
 from verify import Verifier
 
 RESAMPLES = 10_000  # of a bootstrap, and of a test
 KEEP_EVERY = 1.0  # seconds after which finished answers are checked and written
-PROMPT = ("system_prompt", "prompt_suffix", "date")
+PROMPT = tuple(Prompt.__dataclass_fields__)  # system_prompt, prompt_suffix, date
 # An evaluation with another value of one of these needs another folder.
 PROTOCOL = ("temperature", "top_p", "top_k", "max_completion_length", "precision", "seed", *PROMPT)
 
@@ -389,10 +389,7 @@ def tokenize_prompts(
     prompt: Prompt, tokenizer: PreTrainedTokenizerBase, name: str, problems: Sequence[Problem]
 ) -> list[list[int]]:
     """The token ids of a benchmark's prompts. Raises InputError if one holds special tokens."""
-    special = special_tokens(tokenizer)
-    for problem in problems:
-        if found := special.search(problem.question):
-            raise InputError(f"{name}: '{problem.id}' holds the special token '{found[0]}'")
+    refuse_special_tokens(tokenizer, ((f"{name}: '{p.id}'", p.question) for p in problems))
     texts = [prompt.text(tokenizer, p.question, p.instruction) for p in problems]
     return tokenizer(texts, add_special_tokens=False).input_ids
 

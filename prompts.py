@@ -6,7 +6,7 @@ sampling and in evaluation what the template writes, and to stop where a turn en
 
 import datetime
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -90,9 +90,8 @@ def check_template(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> None:
     marked = replace(prompt, system_prompt=MARK)
     if prompt.system_prompt and MARK not in marked.text(tokenizer, "1", ""):
         raise InputError("the chat template drops the system prompt")
-    own = f"{prompt.system_prompt or ''}\n{prompt.prompt_suffix or ''}"
-    if found := special_tokens(tokenizer).search(own):
-        raise InputError(f"the prompt's own text holds the special token '{found[0]}'")
+    own = (prompt.system_prompt or "", prompt.prompt_suffix or "")
+    refuse_special_tokens(tokenizer, [("the prompt's own text", text) for text in own])
 
 
 def render(
@@ -160,12 +159,9 @@ def tokenize_examples(
 
     Raises InputError for a row that holds special tokens, or whose `<think>` the prompt rules out.
     """
-    special = special_tokens(tokenizer)
-    for example in examples:
-        for name in ("question", "solution"):
-            if found := special.search(getattr(example, name)):
-                reason = f"field '{name}' holds the special token '{found[0]}'"
-                raise InputError(f"{example.where}: {reason}")
+    fields = ("question", "solution")
+    texts = ((f"{e.where}: field '{name}'", getattr(e, name)) for e in examples for name in fields)
+    refuse_special_tokens(tokenizer, texts)
     prompts = [prompt.text(tokenizer, e.question, instruction(e.answer)) for e in examples]
     solutions = [solution_after(*pair) for pair in zip(prompts, examples, strict=True)]
     # Prompt and solution are tokenized apart, because sampling continues from the prompt's ids.
@@ -194,6 +190,16 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> re.Pattern:
     found = {token.content for token in added if token.special}  # of Qwen's, not `<think>`
     found.update(tokenizer.convert_ids_to_tokens(stop_token_ids(tokenizer)))
     return re.compile("|".join(map(re.escape, sorted(found, reverse=True))))
+
+
+def refuse_special_tokens(
+    tokenizer: PreTrainedTokenizerBase, texts: Iterable[tuple[str, str]]
+) -> None:
+    """Raise InputError if one of the texts, given as (what it is, text), holds a special token."""
+    special = special_tokens(tokenizer)
+    for what, text in texts:
+        if found := special.search(text):
+            raise InputError(f"{what} holds the special token '{found[0]}'")
 
 
 def solution_after(prompt: str, example: Example) -> str:

@@ -6,7 +6,6 @@ many neighbouring ranks share one copy of the model, and sample for the same pro
 
 import contextlib
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ import torch
 import torch.distributed as dist
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
-from data import InputError, TokenizedExample, Trajectory, pad_completions
+from data import InputError, TokenizedExample, Trajectory, one_line, pad_completions
 from prompts import stop_token_ids
 from run import RolloutArgs
 
@@ -85,12 +84,6 @@ def vllm_gap(
             f"log-probabilities differ by {mean:.2g} nats a token"
         )
     return {"vllm_gap_mean": mean, "vllm_gap_max": gaps.max().item()}
-
-
-def one_line(error: Exception) -> str:
-    """What an error says, in one line, without what pydantic puts around it."""
-    text = " ".join(str(error).split()).partition(" [type=")[0]
-    return re.sub(r"^\d+ validation error for \w+ (?:\w+ \w+, )?", "", text) or repr(error)
 
 
 def import_vllm():

@@ -80,19 +80,23 @@ def one_rank(tmp_path):
     dist.destroy_process_group()
 
 
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
 def start(script: str, *args, ranks: int = 1, **popen) -> subprocess.Popen:
     """Start a script on a port of its own: several ranks through the deepspeed launcher, one rank
     without the launcher's seconds."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     if ranks == 1:
-        env |= {**ALONE, "MASTER_PORT": str(port)}
+        env |= {**ALONE, "MASTER_PORT": port}
         command = [sys.executable]
     else:
         command = [str(Path(sys.executable).parent / "deepspeed"), "--log_level", "error"]
-        command += ["--num_accelerators", str(ranks), "--master_port", str(port)]
+        command += ["--num_accelerators", str(ranks), "--master_port", port]
     command += [script, *map(str, args)]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     process = subprocess.Popen(command, cwd=ROOT, env=env, **{**streams, **popen})

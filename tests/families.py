@@ -9,7 +9,6 @@ for one step, saved, loaded again, and asked for answers, in fp32, by the code t
 
 import multiprocessing
 import os
-import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from conftest import ALONE, free_port  # also finds the modules of the top level
 from data import Example, InputError, TokenizedExample
 from demo.tiny import make_tokenizer
 from engine import Engine, init_distributed, load_model
@@ -56,7 +56,7 @@ FAMILIES = {  # name: (model_type, what differs from SIZES)
         | {"attn_logit_softcapping": 1.0, "final_logit_softcapping": 2.0},
     ),
     "Gemma 3, text": ("gemma3_text", WINDOW),
-    "Gemma 3, text and pictures": ("gemma3", {}),
+    "Gemma 3, text and pictures": ("gemma3", {"text_config": SIZES | WINDOW}),
     "Gemma 4, text": (
         "gemma4_text",
         WINDOW
@@ -86,15 +86,12 @@ FAMILIES = {  # name: (model_type, what differs from SIZES)
     "MPT": ("mpt", {"d_model": 64, "n_heads": 2, "n_layers": 2, "max_seq_len": 512}),
     "Llama 4, text": ("llama4_text", MIXTURE | HEADS | {"attention_chunk_size": 16}),
 }
-CONTEXTS = {"gemma3": "text_config"}  # where a model of more than text has the sizes of its text
 
 
 def make_model(model_type: str, changes: dict) -> torch.nn.Module:
     torch.manual_seed(0)
-    fields = {**SIZES, **changes}
-    if model_type in CONTEXTS:
-        fields = {CONTEXTS[model_type]: {**fields, "sliding_window": 16}}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **fields))
+    config = AutoConfig.for_model(model_type, **{**SIZES, **changes})
+    model = AutoModelForCausalLM.from_config(config)
     buffers = dict(model.named_buffers())
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
@@ -105,13 +102,14 @@ def make_model(model_type: str, changes: dict) -> torch.nn.Module:
     return model
 
 
-def gaps(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-    """|trained - own| log-probability of each token but the first: (T,). Takes the head away."""
+def gaps(model: torch.nn.Module, tokens: torch.Tensor) -> tuple[float, float]:
+    """|trained - own| log-probability of a token, mean and largest. Takes the head away."""
     own = own_logprobs(model, tokens)
     assert own.std() > 0.05, "the model says the same everywhere: this shows nothing"
     with torch.no_grad():
         ours = LogprobModel(model)(tokens[:, :-1], tokens[0, 1:], torch.arange(len(own)))
-    return (ours - own).abs()
+    gap = (ours - own).abs()
+    return float(gap.mean()), float(gap.max())
 
 
 def measure(model_type: str, changes: dict, folder: Path) -> list[str]:
@@ -121,9 +119,9 @@ def measure(model_type: str, changes: dict, folder: Path) -> list[str]:
     cells = []
     try:
         model = load_model(str(folder), max_length=200)
-        cells.append(show(gaps(model, tokens)))
+        cells.append(show(*gaps(model, tokens)))
         model = load_model(str(folder), max_length=200).to(torch.bfloat16)
-        cells.append(show(gaps(model, tokens)))
+        cells.append(show(*gaps(model, tokens)))
 
         engine = Engine(load_model(str(folder), 200), 1e-2, 1.0, precision="fp32")
         example = Example("id", "1+1", "2", "2", "test")
@@ -133,7 +131,8 @@ def measure(model_type: str, changes: dict, folder: Path) -> list[str]:
         engine.step()
         engine.save_model(make_tokenizer(), folder / "final")
         saved = own_logprobs(load_model(str(folder / "final"), 200), tokens)[49:]
-        cells.append(show((engine.score([query], 1000)[0, 49:] - saved).abs()))
+        gap = (engine.score([query], 1000)[0, 49:] - saved).abs()
+        cells.append(show(gap.mean(), gap.max()))
 
         args = Args(model=str(folder), data="", max_length=200, precision="fp32", num_rollouts=1)
         args.vllm_memory = 0.05
@@ -144,15 +143,15 @@ def measure(model_type: str, changes: dict, folder: Path) -> list[str]:
         prompts = [query.prompt_ids for query in queries]
         completions = rollout.generate(prompts, 1, 60, seeds, logprobs=4)
         gap = vllm_gap(engine, queries, completions, args, refuse=True)
-        cells.append(f"{gap['vllm_gap_mean']:.0e} ({gap['vllm_gap_max']:.0e})")
+        cells.append(show(gap["vllm_gap_mean"], gap["vllm_gap_max"]))
     except (InputError, ValueError) as error:
         reason = f"refused: {str(error).replace(str(folder), '').strip(': ')}"
         cells.append(reason if len(reason) <= 120 else reason[:119] + "…")
     return cells
 
 
-def show(gaps: torch.Tensor) -> str:
-    return f"{gaps.mean():.0e} ({gaps.max():.0e})"
+def show(mean: float, largest: float) -> str:
+    return f"{mean:.0e} ({largest:.0e})"
 
 
 def in_a_process(name: str, results) -> None:
@@ -167,11 +166,7 @@ def main(names: list[str]) -> None:
     import_vllm()
     context = multiprocessing.get_context("fork")
     for name in names:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
-        os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        os.environ |= {**ALONE, "MASTER_PORT": free_port()}
         results = context.SimpleQueue()
         process = context.Process(target=in_a_process, args=(name, results))
         process.start()

@@ -1,6 +1,5 @@
 """Models: each family is trained right or refused, as docs/models.md says (families.py)."""
 
-import os
 import re
 import subprocess
 import sys
@@ -29,8 +28,7 @@ def test_the_table_of_the_docs_holds_every_family():
 @pytest.mark.parametrize("part", range(4))
 def test_a_family_is_trained_right_or_refused_as_the_docs_say(part):
     command = [sys.executable, "tests/families.py", *TYPES[part::4]]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=900)
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     measured = table(result.stdout)
     assert len(measured) == len(TYPES[part::4]), result.stderr[-3000:]
     documented = table((ROOT / "docs" / "models.md").read_text())
