@@ -11,6 +11,7 @@ Its gradient is that of the losses' sum over all passes and ranks. So a loss div
 normalizer of the whole global batch, and any split of the batch gives the same gradient.
 """
 
+import contextlib
 import math
 import os
 import sys
@@ -23,6 +24,14 @@ import torch
 import torch.distributed as dist
 import transformers
 from deepspeed.accelerator import get_accelerator
+from deepspeed.utils import (
+    safe_get_full_fp32_param,
+    safe_get_full_optimizer_state,
+    safe_set_full_fp32_param,
+    safe_set_full_optimizer_state,
+)
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch.nn import Module
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
@@ -42,6 +51,8 @@ from prompts import stop_token_ids
 from run import TrainArgs, share_cores
 
 GATHER_BYTES = 2**30  # parameters gathered at a time under ZeRO-3
+STATE_BYTES = 2**28  # parameters whose state goes into one file
+STATE_KEYS = ("weight", "exp_avg", "exp_avg_sq")  # in fp32, and Adam's moments
 NORM_CHUNK = 2**24  # numbers of Adam's state whose norm is taken at a time
 ADAM_BETAS = (0.9, 0.999)
 ADAM_EPS = 1e-8
@@ -178,14 +189,17 @@ class Engine:
             config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
         self.engine, *_ = deepspeed.initialize(model=model, optimizer=self.adam, config=config)
         self.device = self.engine.device
-        self.zero_stage = zero_stage
+        self.zero_stage, self.num_steps = zero_stage, 0
+        if zero_stage == 0:  # in bf16 DeepSpeed gives Adam fp32 copies, in the same order
+            pairs = zip(self.model.parameters(), self.adam.param_groups[0]["params"], strict=True)
+            self._full_weights = dict(pairs)
         self._begin_step()
 
     @classmethod
-    def from_args(cls, args: TrainArgs) -> "Engine":
-        """Load `--model` and train it with the settings of the command line."""
-        return cls(
-            load_model(args.model, args.max_length),
+    def from_args(cls, args: TrainArgs, checkpoint: Path | None = None) -> "Engine":
+        """Load `--model`, or a checkpoint's, and train it with the settings of the command line."""
+        engine = cls(
+            load_model(str(checkpoint or args.model), args.max_length),
             learning_rate=args.learning_rate,
             max_grad_norm=args.max_grad_norm,
             precision=args.precision,
@@ -193,6 +207,9 @@ class Engine:
             gradient_checkpointing=args.gradient_checkpointing,
             cpu_offload=args.cpu_offload,
         )
+        if checkpoint:
+            engine.load_state(checkpoint)
+        return engine
 
     @property
     def model(self) -> PreTrainedModel:
@@ -255,7 +272,7 @@ class Engine:
         Raises FloatingPointError, with the step and the rows, if loss or gradient is not finite.
         """
         dist.all_reduce(self.total_loss)
-        step = self.engine.global_steps + 1
+        step = self.num_steps + 1
         if not self.total_loss.isfinite():
             ids = [
                 self.rows[row].id
@@ -269,13 +286,15 @@ class Engine:
         if self.zero_stage == 0 and not self.engine.bfloat16_enabled():  # DeepSpeed keeps no norm
             grads = [p.grad for p in self.engine.module.parameters()]
             grad_norm = float(torch.nn.utils.get_total_norm(grads))
-            self.engine.step()
+            if math.isfinite(grad_norm):
+                self.engine.step()
         else:
-            self.engine.step()
+            self.engine.step()  # takes no step if the norm is not finite
             grad_norm = float(self.engine.get_global_grad_norm())
         if not math.isfinite(grad_norm):
             ids = [row.id for row in self.rows]
             raise FloatingPointError(f"step {step}: gradient is {grad_norm}, rows {ids}")
+        self.num_steps = step
         return {
             "loss": loss,
             "grad_norm": grad_norm,
@@ -330,24 +349,26 @@ class Engine:
             # transformers may hold a mixture's experts in one tensor, a checkpoint one by one
             yield from revert_weight_conversion(self.model, bucket).items()
 
-    def _gather(self, gather_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
-        """Copies of all parameters, so many bytes at a time; then of the persistent buffers."""
+    def _buckets(self, gather_bytes: int) -> Iterator[dict[str, torch.nn.Parameter]]:
+        """All parameters by name, so many bytes at a time, at least one."""
         bucket, size = {}, 0
         for name, parameter in self.model.named_parameters():
             numel = getattr(parameter, "ds_numel", parameter.numel())  # numel() of a shard is 0
             if bucket and size + numel * parameter.element_size() > gather_bytes:
-                yield self._gather_bucket(bucket)
+                yield bucket
                 bucket, size = {}, 0
             bucket[name] = parameter
             size += numel * parameter.element_size()
-        yield self._gather_bucket(bucket)
+        yield bucket
+
+    def _gather(self, gather_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
+        """Copies of all parameters, so many bytes at a time; then of the persistent buffers."""
+        for bucket in self._buckets(gather_bytes):
+            with deepspeed.zero.GatheredParameters(list(bucket.values())):
+                yield {name: parameter.detach().clone() for name, parameter in bucket.items()}
         persistent = self.model.state_dict().keys()
         buffers = self.model.named_buffers()
         yield {name: buffer.clone() for name, buffer in buffers if name in persistent}
-
-    def _gather_bucket(self, bucket: dict[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
-        with deepspeed.zero.GatheredParameters(list(bucket.values())):
-            return {name: parameter.detach().clone() for name, parameter in bucket.items()}
 
     def save_model(self, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
         """Write a plain Hugging Face folder that stops at the end of turn. A collective."""
@@ -362,11 +383,67 @@ class Engine:
         dist.barrier()
 
     def save_state(self, folder: Path) -> None:
-        """Write all that this engine needs to go on exactly: a shard per rank. A collective."""
-        self.engine.save_checkpoint(str(folder), tag="state", save_latest=False)
+        """Write what a checkpoint's model lacks for going on exactly: a collective.
+
+        state/*.safetensors hold, for each parameter, its fp32 weight and Adam's two moments. They
+        do not depend on the number of ranks or the ZeRO stage.
+        """
+        (folder / "state").mkdir(parents=True, exist_ok=True)
+        for number, bucket in enumerate(self._buckets(STATE_BYTES)):
+            writes = number % dist.get_world_size() == dist.get_rank()
+            tensors = {}
+            for name, parameter in bucket.items():
+                for key in STATE_KEYS:
+                    tensor = self._get_state(parameter, key)  # a collective
+                    if writes:
+                        tensors[f"{name}.{key}"] = tensor.cpu()
+            if writes:
+                path = folder / "state" / f"{number:05d}.safetensors"
+                save_file(tensors, path, metadata={"step": str(self.num_steps)})
 
     def load_state(self, folder: Path) -> None:
-        """Read what `save_state` wrote with the same number of ranks. A collective."""
-        loaded, _ = self.engine.load_checkpoint(str(folder), tag="state")
-        if loaded is None:
-            raise InputError(f"{folder}: not a complete checkpoint")
+        """Read what `save_state` wrote, into an engine that was made from the same folder's model.
+
+        A collective. Raises InputError if something is missing.
+        """
+        self._step_on_nothing()  # now Adam has its moments, in whatever shards DeepSpeed made
+        with contextlib.ExitStack() as stack:
+            paths = sorted((folder / "state").glob("*.safetensors"))
+            try:
+                files = [stack.enter_context(safe_open(path, "pt")) for path in paths]
+                where = {key: file for file in files for key in file.keys()}
+                for name, parameter in self.model.named_parameters():
+                    for key in STATE_KEYS:
+                        tensor = where[f"{name}.{key}"].get_tensor(f"{name}.{key}")
+                        self._set_state(parameter, key, tensor)
+            except (OSError, KeyError, SafetensorError) as error:
+                reason = f"not a complete checkpoint: {first_line(error)}"
+                raise InputError(f"{folder}: {reason}") from error
+            self.num_steps = int(files[0].metadata()["step"])
+        for state in self.adam.state.values():
+            state["step"].fill_(self.num_steps)
+
+    def _step_on_nothing(self) -> None:
+        """A step with gradient zero and no moments, which changes no weight."""
+        row = Trajectory("nothing", [0], [0])
+        for batch in self.passes([row], max_tokens=2, keep=torch.zeros(1)):
+            self.backward(self.logprobs(batch).sum())
+        self.step()
+
+    def _get_state(self, parameter: torch.nn.Parameter, key: str) -> torch.Tensor:
+        """One of STATE_KEYS of a parameter, in full, fp32. A collective."""
+        if self.zero_stage == 0:
+            weight = self._full_weights[parameter]
+            return weight.detach() if key == "weight" else self.adam.state[weight][key]
+        if key == "weight":
+            return safe_get_full_fp32_param(parameter)
+        return safe_get_full_optimizer_state(parameter, key)
+
+    @torch.no_grad()
+    def _set_state(self, parameter: torch.nn.Parameter, key: str, value: torch.Tensor) -> None:
+        if self.zero_stage == 0:
+            self._get_state(parameter, key).copy_(value)
+        elif key == "weight":
+            safe_set_full_fp32_param(parameter, value)
+        else:
+            safe_set_full_optimizer_state(parameter, value, key)

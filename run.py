@@ -330,7 +330,6 @@ class Run:
         self.num_steps = args.max_steps or batches * steps_per_batch
         self.step, self.saved_step = 0, None  # optimizer steps done, and those of the checkpoint
         if checkpoint:
-            engine.load_state(checkpoint)
             self.step = self.saved_step = int(checkpoint.name.removeprefix("checkpoint-"))
         self.first_step = self.step  # those done before this process began
         self.writes = dist.get_rank() == 0

@@ -195,7 +195,7 @@ def main(args: Args) -> int:
     checkpoint = claim_output_dir(args)
     tokenizer, examples = load_training_data(args, args.rollout_batch_size)
     verifier = Verifier(args.verifier_workers, reward=args.reward)  # starts while models load
-    engine = Engine.from_args(args)
+    engine = Engine.from_args(args, checkpoint)
     rollout = Rollout.from_args(args, tokenizer)
     batch_size, size, k = args.rollout_batch_size, args.train_batch_size, args.num_rollouts
     steps_per_batch = batch_size // size  # S of Theorem 2

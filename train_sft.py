@@ -86,7 +86,7 @@ def main(args: Args) -> int:
     args.check(world_size=init_distributed())
     checkpoint = claim_output_dir(args)
     tokenizer, examples = load_training_data(args, args.train_batch_size)
-    engine = Engine.from_args(args)
+    engine = Engine.from_args(args, checkpoint)
 
     run = Run(args, engine, tokenizer, examples, args.train_batch_size, 1, checkpoint)
     with run:

@@ -1,0 +1,110 @@
+"""Run by test_engine.py through the launcher: a state that was saved in one shape goes on in another.
+
+    states.py save FOLDER    takes three steps in every precision, and saves after the second
+    states.py go_on FOLDER   loads that, over any number of ranks and with each ZeRO stage, and
+                             takes the third: the same one
+"""
+
+import copy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
+
+import train_sft
+from data import Trajectory
+from engine import STATE_KEYS, Engine, init_distributed, load_model
+
+LEARNING_RATE = 1e-3
+ARGS = train_sft.Args(model="", data="", max_tokens_per_micro_batch=64)
+
+
+def make_engine(folder: Path, precision: str, zero_stage: int, cpu_offload: bool) -> Engine:
+    torch.manual_seed(0)
+    model = load_model(str(folder), 64)
+    return Engine(model, LEARNING_RATE, 1.0, precision, zero_stage, cpu_offload=cpu_offload)
+
+
+def take_step(engine: Engine, number: int) -> dict[str, float]:
+    generator = torch.Generator().manual_seed(number)
+    ids = lambda: torch.randint(40, (9,), generator=generator).tolist()  # noqa: E731
+    return train_sft.update(engine, [Trajectory("id", ids(), ids()) for _ in range(5)], ARGS)
+
+
+def weights(engine: Engine) -> dict[str, torch.Tensor]:
+    """The fp32 ones."""
+    names = dict(engine.model.named_parameters())
+    return {name: engine._get_state(names[name], "weight").cpu().clone() for name in names}
+
+
+def same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], tolerance=0.0) -> None:
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(ours[name], tensor, rtol=0, atol=tolerance)
+
+
+def assert_no_step_without_a_finite_gradient(engine: Engine) -> None:
+    adam = [value for state in engine.adam.state.values() for value in state.values()]
+    before, adam_before = weights(engine), copy.deepcopy(adam)
+    for batch in engine.passes([Trajectory("bad", [1, 2], [3])], 64):
+        loss = engine.logprobs(batch).sum()
+        engine.backward((0 * loss).sqrt())  # its value is 0, its gradient NaN
+    with pytest.raises(FloatingPointError, match=r"step 4: gradient is (inf|nan), rows \['bad'\]"):
+        engine.step()
+    same(weights(engine), before)
+    assert all(map(torch.equal, adam, adam_before))
+
+
+def save(folder: Path, precision: str, zero_stage: int) -> None:
+    target = folder / precision
+    engine = make_engine(folder / "model", precision, zero_stage, cpu_offload=False)
+    for number in range(2):
+        take_step(engine, number)
+    engine.save_state(target)
+    engine.save_model(AutoTokenizer.from_pretrained(folder / "model"), target)
+    at_two = weights(engine)
+    take_step(engine, 2)
+    at_three = weights(engine)
+    if dist.get_rank() == 0:
+        save_file(at_two, folder / f"{precision}-2")
+        save_file(at_three, folder / f"{precision}-3")
+
+
+def go_on(folder: Path, precision: str, zero_stage: int, cpu_offload: bool = False) -> None:
+    engine = make_engine(folder / precision, precision, zero_stage, cpu_offload)
+    engine.load_state(folder / precision)
+    assert engine.num_steps == 2
+    saved = {}
+    for path in (folder / precision / "state").glob("*"):
+        saved |= load_file(path)
+    for name, parameter in engine.model.named_parameters():
+        for key in STATE_KEYS:  # every number of the state, to the last bit
+            assert torch.equal(
+                engine._get_state(parameter, key).cpu(), saved.pop(f"{name}.{key}")
+            ), name
+    assert not saved
+    at_two, at_three = (load_file(folder / f"{precision}-{step}") for step in (2, 3))
+    same(weights(engine), at_two)
+    for name, weight in engine.named_weights():  # what the model computes with: rounded from it
+        assert torch.equal(weight.cpu(), at_two[name].to(weight.dtype)), name
+    take_step(engine, 2)
+    same(weights(engine), at_three, LEARNING_RATE * (0.02 if precision == "fp32" else 0.3))
+    assert_no_step_without_a_finite_gradient(engine)
+    if dist.get_rank() == 0:
+        print("went on", dist.get_world_size(), precision, zero_stage, cpu_offload, flush=True)
+
+
+if __name__ == "__main__":
+    mode, folder = sys.argv[-2], Path(sys.argv[-1])
+    init_distributed()
+    for precision in ("fp32", "bf16"):
+        if mode == "save":
+            save(folder, precision, zero_stage=3)
+            continue
+        for zero_stage in range(4):
+            go_on(folder, precision, zero_stage)
+        go_on(folder, precision, 3, cpu_offload=True)
+        go_on(folder, precision, 1, cpu_offload=True)
