@@ -48,11 +48,12 @@ from data import (
 )
 from logprobs import LogprobModel
 from prompts import stop_token_ids
-from run import TrainArgs, share_cores
+from ranks import clear_stale_lock, share_cores, watch
+from run import TrainArgs
 
 GATHER_BYTES = 2**30  # parameters gathered at a time under ZeRO-3
 STATE_BYTES = 2**28  # parameters whose state goes into one file
-STATE_KEYS = ("weight", "exp_avg", "exp_avg_sq")  # in fp32, and Adam's moments
+STATE_KEYS = ("master", "exp_avg", "exp_avg_sq")  # the fp32 weight, and Adam's moments
 NORM_CHUNK = 2**24  # numbers of Adam's state whose norm is taken at a time
 ADAM_BETAS = (0.9, 0.999)
 ADAM_EPS = 1e-8
@@ -71,7 +72,9 @@ def init_distributed() -> int:
     deepspeed.utils.logging.set_log_level_from_string("error")
     get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))
     share_cores()
+    clear_stale_lock()
     deepspeed.init_distributed(verbose=False)
+    watch("go on with --resume")
     # On CPU, DeepSpeed leaves a buffer of 66 MiB in shared memory for every rank and port.
     dist.barrier()  # now each rank has opened those of the others, and the names can go
     place = "_".join([str(os.getuid()), os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]])
@@ -411,7 +414,7 @@ class Engine:
             paths = sorted((folder / "state").glob("*.safetensors"))
             try:
                 files = [stack.enter_context(safe_open(path, "pt")) for path in paths]
-                where = {key: file for file in files for key in file.keys()}
+                where = {key: file for file in files for key in file.keys()}  # noqa: SIM118 (not a dict)
                 for name, parameter in self.model.named_parameters():
                     for key in STATE_KEYS:
                         tensor = where[f"{name}.{key}"].get_tensor(f"{name}.{key}")
@@ -434,8 +437,8 @@ class Engine:
         """One of STATE_KEYS of a parameter, in full, fp32. A collective."""
         if self.zero_stage == 0:
             weight = self._full_weights[parameter]
-            return weight.detach() if key == "weight" else self.adam.state[weight][key]
-        if key == "weight":
+            return weight.detach() if key == "master" else self.adam.state[weight][key]
+        if key == "master":
             return safe_get_full_fp32_param(parameter)
         return safe_get_full_optimizer_state(parameter, key)
 
@@ -443,7 +446,7 @@ class Engine:
     def _set_state(self, parameter: torch.nn.Parameter, key: str, value: torch.Tensor) -> None:
         if self.zero_stage == 0:
             self._get_state(parameter, key).copy_(value)
-        elif key == "weight":
+        elif key == "master":
             safe_set_full_fp32_param(parameter, value)
         else:
             safe_set_full_optimizer_state(parameter, value, key)

@@ -14,7 +14,6 @@ alone. An evaluation that was stopped goes on when the same command is given aga
 """
 
 import datetime
-import hashlib
 import json
 import math
 import os
@@ -38,12 +37,14 @@ from transformers import PreTrainedTokenizerBase
 from benchmarks import BENCHMARKS, Problem, load_benchmark, load_problems
 from data import InputError, derive_seed, load_config, write_json, write_rows
 from prompts import Prompt, load_tokenizer, refuse_special_tokens
+from ranks import on_rank_0, share_cores, watch
 from rollout import Completion, Rollout
-from run import differences, parse_args, read_args, share_cores, write_args
+from run import differences, model_version, read_args, run_script, write_args
 from verify import Verifier
 
 RESAMPLES = 10_000  # of a bootstrap, and of a test
 KEEP_EVERY = 1.0  # seconds after which finished answers are checked and written
+GO_ON = "what was answered is kept: the same command goes on"
 PROMPT = tuple(Prompt.__dataclass_fields__)  # system_prompt, prompt_suffix, date
 # An evaluation with another value of one of these needs another folder.
 PROTOCOL = ("temperature", "top_p", "top_k", "max_completion_length", "precision", "seed", *PROMPT)
@@ -80,6 +81,11 @@ class Args:
     def prompt(self) -> Prompt:
         """What a prompt holds beside the question."""
         return Prompt(self.system_prompt, self.prompt_suffix, self.date)
+
+    @property
+    def go_on(self) -> str:
+        """How an evaluation that has failed goes on, for the end of a message."""
+        return GO_ON
 
     def check(self) -> None:
         """Raise InputError for what cannot work, before anything is loaded or written."""
@@ -270,35 +276,25 @@ class Request:
     prompt_ids: list[int]
 
 
-def evaluate(args: Args) -> None:
-    """Sample what is missing, on all ranks; then rank 0 scores and prints."""
+def evaluate(args: Args) -> int:
+    """Sample what is missing, on all ranks; rank 0 scores and prints. Returns the exit status."""
     folder = args.output_dir or default_folder(args.model)
-    rank = int(os.environ.get("RANK", 0))
+    args.check()
     if "RANK" in os.environ:  # gloo: only lists travel. A rank may wait long for the slowest.
         dist.init_process_group("gloo", timeout=timedelta(days=7))
-    work: list[Request | None] = [None]  # until rank 0 knows better
-    try:
-        if rank == 0:
-            args.check()
-            problems = load_all_problems(args)
-            work = find_missing(args, folder, problems)
-    finally:  # also after an error: the other ranks wait for the list
-        if dist.is_initialized():
-            lists = [work]
-            dist.broadcast_object_list(lists)
-            work = lists[0]
-    if work == [None]:
-        return  # rank 0 has an error, and says it
-    if work:
-        answer_requests(args, folder, work)
+        watch(GO_ON)
+    problems, missing = on_rank_0(lambda: find_missing(args, folder))
+    if missing:
+        answer_requests(args, folder, missing)
     if dist.is_initialized():
         dist.barrier()
-    if rank == 0:
+    if int(os.environ.get("RANK", 0)) == 0:
         for name in problems:
             merge(folder, name, problems[name])
         for complaint in score_and_print(folder, args.k):  # of what was not asked for now
             print(f"note: {complaint}", file=sys.stderr)
         print(f"\nwritten: {folder}; pictures: python -m paper.plot {folder}")
+    return 0
 
 
 def default_folder(model: str) -> Path:
@@ -327,8 +323,9 @@ def load_all_problems(args: Args) -> dict[str, list[Problem]]:
     return problems
 
 
-def find_missing(args: Args, folder: Path, problems: dict[str, list[Problem]]) -> list[Request]:
-    """Claim the folder, read what is there already, and list what is missing."""
+def find_missing(args: Args, folder: Path) -> tuple[dict[str, list[Problem]], list[Request]]:
+    """Claim the folder and read what is there: all problems by benchmark, and what is missing."""
+    problems = load_all_problems(args)
     num_samples = {
         name: args.num_samples or (BENCHMARKS[name].num_samples if name in BENCHMARKS else 16)
         for name in problems
@@ -364,7 +361,7 @@ def find_missing(args: Args, folder: Path, problems: dict[str, list[Problem]]) -
                 if path != part:
                     path.unlink()
         requests += missing
-    return requests
+    return problems, requests
 
 
 def load_prompt(args: Args, folder: Path) -> PreTrainedTokenizerBase:
@@ -409,20 +406,6 @@ def good_samples(
                 "or gone): choose another --output_dir"
             )
     return rows
-
-
-def model_version(model: str) -> str:
-    """A hash of a folder's weights, config and tokenizer, or the hub's commit."""
-    if not Path(model).is_dir():
-        from huggingface_hub import hf_hub_download
-
-        return Path(hf_hub_download(model, "config.json")).parent.name
-    digest = hashlib.sha256()
-    for file in sorted(Path(model).iterdir()):
-        if file.suffix in (".safetensors", ".bin", ".json", ".jinja", ".txt"):
-            with file.open("rb") as content:
-                digest.update(hashlib.file_digest(content, "sha256").digest())
-    return digest.hexdigest()
 
 
 def claim(folder: Path, args: Args, problems: dict[str, list[Problem]]) -> dict[str, list[Sample]]:
@@ -597,10 +580,4 @@ def percent(score: float, bounds: tuple[float, float], sign: str = "") -> str:
 
 
 if __name__ == "__main__":
-    try:
-        evaluate(parse_args(Args, __doc__))
-    except KeyboardInterrupt:
-        print("stopped: what was answered is kept, the same command goes on", file=sys.stderr)
-        sys.exit(130)
-    except (InputError, OSError) as error:
-        sys.exit(f"error: {error}")
+    run_script(evaluate, Args, __doc__)

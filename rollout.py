@@ -168,6 +168,8 @@ class Rollout:
                 **options,
             )
         except Exception as error:  # vLLM raises many types
+            if "memory" in str(error):
+                raise MemoryError(f"vLLM: {one_line(error)}") from error
             raise InputError(f"{model}: vLLM cannot load it: {one_line(error)}") from error
         self.sleep()
 

@@ -7,6 +7,8 @@ with Run(args, engine, tokenizer, examples, batch_size=128) as run:
 """
 
 import datetime
+import functools
+import hashlib
 import json
 import os
 import shutil
@@ -15,19 +17,23 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import tyro
+from safetensors import SafetensorError
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
+import ranks
 from data import (
     InputError,
     TokenizedExample,
@@ -85,6 +91,14 @@ class TrainArgs:
     def prompt(self) -> Prompt:
         """What a prompt holds beside the question."""
         return Prompt(self.system_prompt, self.prompt_suffix, self.date)
+
+    @property
+    def go_on(self) -> str:
+        """How a run that has failed goes on, for the end of a message."""
+        checkpoints = find_checkpoints(Path(self.output_dir))
+        if checkpoints:
+            return f"go on from {checkpoints[-1]} with --resume"
+        return "there is no checkpoint to go on from"
 
     def check(self, world_size: int) -> None:
         """Raise InputError for what cannot work, before anything is loaded or written."""
@@ -149,24 +163,48 @@ def parse_args(args_class: type, description: str | None):
     )
 
 
-def say_error(error: Exception) -> None:
-    """Print an error in one line; of several ranks with the same error only one speaks."""
-    rank = int(os.environ.get("RANK", 0))
-    if rank > 0:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        time.sleep(3)  # if rank 0 has printed it, the launcher ends us in this time
-    where = f" on rank {rank}" if rank > 0 else ""
-    print(f"error{where}: {error}", file=sys.stderr, flush=True)
+def run_script(
+    main: Callable,
+    args_class: type,
+    description: str | None,
+    expected: tuple[type[Exception], ...] = (),
+) -> NoReturn:
+    """Parse the command line, run `main(args)`, and end with the exit status that it returns.
 
-
-def share_cores() -> None:
-    """Give each rank of this host its share of the cores, unless OMP_NUM_THREADS is set.
-
-    vLLM leaves torch a single thread where the variable is not set.
+    An error that a user can mend is one line, on one rank, and ends them all: InputError, OSError,
+    FloatingPointError, too little memory, and those that are `expected`.
     """
-    threads = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_SIZE", 1)))
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    args = parse_args(args_class, description)
+    try:
+        status = main(args)
+    except KeyboardInterrupt:
+        ranks.fail(args.go_on, status=130)
+    except Exception as error:
+        if is_out_of_memory(error):
+            ranks.fail(memory_advice(args, error))
+        if isinstance(error, (InputError, FloatingPointError, OSError, *expected)):
+            ranks.fail(str(error))
+        if isinstance(error, dist.DistNetworkError):  # a port in use, a host that is not there
+            ranks.fail(first_line(error))
+        ranks.fail(traceback.format_exc())
+    ranks.leave()
+    sys.exit(status)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether torch, on a GPU or a CPU, or vLLM found too little memory."""
+    out_of_memory = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+    return out_of_memory or "DefaultCPUAllocator" in str(error)
+
+
+def memory_advice(args, error: Exception) -> str:
+    """One line: what found too little memory, which flags help, and how to go on."""
+    now = vars(args)
+    names = ["vllm_memory", "vllm_tensor_parallel", "vllm_sleep"]
+    if not str(error).startswith("vLLM"):  # vLLM asks for its share of the memory at the start
+        names = ["max_tokens_per_micro_batch", "gradient_checkpointing", "cpu_offload", *names]
+    flags = ", ".join(f"--{name} (now {now[name]})" for name in names if name in now)
+    return f"out of memory ({first_line(error)}); flags that help: {flags}; {args.go_on}"
 
 
 def provenance() -> dict:
@@ -216,14 +254,32 @@ def load_training_data(
         )
     if dist.get_rank() == 0:
         print(f"{len(examples):,} examples, dropped: {dropped}", file=sys.stderr)
+    ranks.on_rank_0(lambda: refuse_other_inputs(args, examples))
     return tokenizer, examples
 
 
 # ------------------------------------------------------------------------------------------------
 # The output folder
 
-# A resumed run may change these: they do not affect the steps that are done.
+# A resumed run may change these: they do not affect the steps that are done,
 FREE_ARGS = ("resume", "max_steps", "save_every", "keep_checkpoints", "wandb")
+# or only their rounding,
+SHAPE_ARGS = (
+    *("world_size", "zero_stage", "max_tokens_per_micro_batch", "gradient_checkpointing"),
+    *("cpu_offload", "vllm_memory", "vllm_tensor_parallel", "vllm_sleep", "verifier_workers"),
+)
+# or only the names of files, whose content is compared.
+PATH_ARGS = ("model", "data", "output_dir")
+
+
+def find_checkpoints(folder: Path) -> list[Path]:
+    """A run's checkpoints from which it can go on, the oldest first."""
+    return sorted((path.parent for path in folder.glob("checkpoint-*/state")), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """50 for checkpoint-000050."""
+    return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 def claim_output_dir(args: TrainArgs) -> Path | None:
@@ -231,23 +287,15 @@ def claim_output_dir(args: TrainArgs) -> Path | None:
 
     Raises InputError if the folder holds another run, or if there is nothing to resume from.
     """
-    found: list = [None, None]
-    if dist.get_rank() == 0:  # for all: another host may see an older state of a shared folder
-        try:
-            found = [find_checkpoint(args), args.date]
-        except InputError as error:
-            found[0] = error
-    dist.broadcast_object_list(found)
-    checkpoint, args.date = found
-    if isinstance(checkpoint, InputError):
-        raise checkpoint
+    # on one rank, for all: another host may see an older state of a shared folder
+    checkpoint, args.date = ranks.on_rank_0(lambda: (find_checkpoint(args), args.date))
     return checkpoint
 
 
 def find_checkpoint(args: TrainArgs) -> Path | None:
     """The newest checkpoint of a run with the same arguments; None without `--resume`.
 
-    Fills in the date on which the run began.
+    Fills in the date on which the run began, and says what of its shape is new.
     """
     if args.wandb and find_spec("wandb") is None:
         raise InputError("--wandb needs a package that is not installed: pip install wandb")
@@ -257,22 +305,62 @@ def find_checkpoint(args: TrainArgs) -> Path | None:
             raise InputError(f"{folder} is not empty: choose another output_dir, or --resume")
         args.date = args.date or datetime.date.today().isoformat()
         return None
-    checkpoints = sorted(folder.glob("checkpoint-*"))
+    checkpoints = find_checkpoints(folder)
     if not checkpoints:
         raise InputError(f"{folder}: there is no checkpoint to resume from")
     before = read_args(folder).get("args")
     if before is None:
         raise InputError(f"{folder}: there is no args.json of a run in it")
     args.date = args.date or before.get("date")  # tomorrow, too, the model reads the same prompts
-    free = dict.fromkeys(FREE_ARGS)
-    if differing := differences({**before, **free}, {**settings(args), **free}):
+    now = settings(args)
+    free = dict.fromkeys((*FREE_ARGS, *SHAPE_ARGS, *PATH_ARGS))
+    if differing := differences({**before, **free}, {**now, **free}):
         raise InputError(f"cannot resume with other arguments: {'; '.join(differing)}")
+    if new := differences(shape(before), shape(now)):
+        print(f"note: {'; '.join(new)}: the same run up to rounding", file=sys.stderr)
     return checkpoints[-1]
 
 
 def settings(args: TrainArgs) -> dict:
     """The arguments as JSON keeps them, and the number of ranks."""
     return {**json.loads(json.dumps(asdict(args))), "world_size": dist.get_world_size()}
+
+
+def shape(settings: dict) -> dict:
+    """The part of a run's settings that decides its memory, and nothing but rounding."""
+    return {name: settings[name] for name in SHAPE_ARGS if name in settings}
+
+
+def hashes(args: TrainArgs, examples: Sequence[TokenizedExample]) -> dict[str, str]:
+    """Of what the run reads: the examples, as tokens and as columns, and the base model's files."""
+    digest = hashlib.sha256()
+    for example in examples:
+        digest.update(np.array([*example.prompt_ids, -1, *example.completion_ids]).tobytes())
+        digest.update(json.dumps(example.example.columns, default=str).encode())
+    return {"data": digest.hexdigest(), "model": model_version(args.model)}
+
+
+@functools.cache
+def model_version(model: str) -> str:
+    """A hash of a folder's weights, config and tokenizer, or the hub's commit."""
+    if not Path(model).is_dir():
+        from huggingface_hub import hf_hub_download
+
+        return Path(hf_hub_download(model, "config.json")).parent.name
+    digest = hashlib.sha256()
+    for file in sorted(Path(model).iterdir()):
+        if file.suffix in (".safetensors", ".bin", ".json", ".jinja", ".txt"):
+            with file.open("rb") as content:
+                digest.update(hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()
+
+
+def refuse_other_inputs(args: TrainArgs, examples: Sequence[TokenizedExample]) -> None:
+    """Raise InputError if a resumed run would go on with other data or another base model."""
+    before, now = read_args(Path(args.output_dir)).get("hashes", {}), hashes(args, examples)
+    for name, what in (("data", args.data), ("model", args.model)):
+        if args.resume and before.get(name, now[name]) != now[name]:
+            raise InputError(f"cannot resume: {what} is not the {name} that the run began with")
 
 
 class Stopwatch:
@@ -330,7 +418,7 @@ class Run:
         self.num_steps = args.max_steps or batches * steps_per_batch
         self.step, self.saved_step = 0, None  # optimizer steps done, and those of the checkpoint
         if checkpoint:
-            self.step = self.saved_step = int(checkpoint.name.removeprefix("checkpoint-"))
+            self.step = self.saved_step = step_of(checkpoint)
         self.first_step = self.step  # those done before this process began
         self.writes = dist.get_rank() == 0
         if self.writes:
@@ -350,7 +438,11 @@ class Run:
 
     def _open_files(self) -> None:
         resolved = settings(self.args)
-        write_args(self.folder, args=resolved)
+        began = {"step": self.step, "time": datetime.datetime.now().isoformat(timespec="seconds")}
+        began |= {**provenance(), "shape": shape(resolved)}
+        history = [*read_args(self.folder).get("history", []), began]
+        inputs = hashes(self.args, self.examples)
+        write_args(self.folder, args=resolved, hashes=inputs, history=history)
         shown = {**resolved, "steps": self.num_steps, "steps_per_batch": self.steps_per_batch}
         line = ", ".join(f"{name} {value}" for name, value in shown.items())
         print(textwrap.fill(line, 100, break_on_hyphens=False), file=sys.stderr)
@@ -480,10 +572,8 @@ class Run:
             return
         self._save(f"checkpoint-{self.step:06d}", with_state=True)
         if self.writes:
-            for old in sorted(self.folder.glob("checkpoint-*"))[: -self.args.keep_checkpoints]:
-                doomed = old / "state" if self.keep_models else old
-                if doomed.exists():
-                    shutil.rmtree(doomed)
+            for old in find_checkpoints(self.folder)[: -self.args.keep_checkpoints]:
+                shutil.rmtree(old / "state" if self.keep_models else old)
         dist.barrier()
         self.saved_step = self.step
         self.clock.lap(None)  # writing counts for no phase
@@ -495,9 +585,7 @@ class Run:
             if with_state:
                 self.engine.save_state(partial)
             self.engine.save_model(self.tokenizer, partial)
-        except torch.OutOfMemoryError:
-            raise
-        except (OSError, RuntimeError) as error:  # torch.save says RuntimeError when a disk is full
+        except (OSError, SafetensorError) as error:
             shutil.rmtree(partial, ignore_errors=True)
             reason = f"{folder} could not be written: {first_line(error)}"
             raise OSError(f"step {self.step}: {reason}") from error

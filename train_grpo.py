@@ -20,8 +20,6 @@ forward or backward pass, and their tokens still count in the divisor.
     python -m paper.select_checkpoint runs/grpo               # which checkpoint to evaluate
 """
 
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,7 +28,7 @@ import torch
 from data import InputError, Trajectory, derive_seed, pad_completions
 from engine import Engine, gather, gather_rewards, init_distributed
 from rollout import Rollout, completion_stats, trajectories, vllm_gap
-from run import RolloutArgs, Run, claim_output_dir, load_training_data, parse_args, say_error
+from run import RolloutArgs, Run, claim_output_dir, load_training_data, run_script
 from verify import RewardError, Verifier
 
 
@@ -262,9 +260,4 @@ def main(args: Args) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        status = main(parse_args(Args, __doc__))
-    except (InputError, RewardError, FloatingPointError, OSError) as error:
-        say_error(error)
-        os._exit(1)  # without cleaning up: the other ranks may be waiting for this one
-    sys.exit(status)
+    run_script(main, Args, __doc__, (RewardError,))

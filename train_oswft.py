@@ -17,18 +17,16 @@ gradients are clipped at norm 1. Everything else, by default, is the paper's set
     deepspeed train_oswft.py ... --resume                      # go on from the newest checkpoint
 """
 
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-from data import InputError, TokenizedExample, derive_seed
+from data import TokenizedExample, derive_seed
 from engine import Engine, gather_rewards, init_distributed
 from rollout import CHECKED_QUERIES, Rollout, completion_stats, vllm_gap
-from run import RolloutArgs, Run, claim_output_dir, load_training_data, parse_args, say_error
+from run import RolloutArgs, Run, claim_output_dir, load_training_data, run_script
 from verify import RewardError, Verifier
 
 
@@ -199,9 +197,4 @@ def main(args: Args) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        status = main(parse_args(Args, __doc__))
-    except (InputError, RewardError, FloatingPointError, OSError) as error:
-        say_error(error)
-        os._exit(1)  # without cleaning up: the other ranks may be waiting for this one
-    sys.exit(status)
+    run_script(main, Args, __doc__, (RewardError,))

@@ -13,17 +13,15 @@ each token's loss is scaled by that token's own probability (docs/dft.md).
     deepspeed train_sft.py ... --resume                      # go on from the newest checkpoint
 """
 
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-from data import InputError, TokenizedExample
+from data import TokenizedExample
 from engine import Engine, init_distributed
-from run import Run, TrainArgs, claim_output_dir, load_training_data, parse_args, say_error
+from run import Run, TrainArgs, claim_output_dir, load_training_data, run_script
 
 
 @dataclass(kw_only=True)
@@ -99,9 +97,4 @@ def main(args: Args) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        status = main(parse_args(Args, __doc__))
-    except (InputError, FloatingPointError, OSError) as error:
-        say_error(error)
-        os._exit(1)  # without cleaning up: the other ranks may be waiting for this one
-    sys.exit(status)
+    run_script(main, Args, __doc__)

@@ -6,8 +6,8 @@ from statistics import median
 
 from bench.measure import goal, markdown_table, print_section, ratio, take_turns, timed
 from bench.setup import BASE, tiny_examples
+from ranks import share_cores
 from rollout import CHECKED_QUERIES, Rollout
-from run import share_cores
 
 SAME = "`LLM.generate`, the same sampling parameters"
 

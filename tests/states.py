@@ -1,8 +1,8 @@
-"""Run by test_engine.py through the launcher: a state that was saved in one shape goes on in another.
+"""Run by test_engine.py through the launcher: a state saved in one shape goes on in another.
 
-    states.py save FOLDER    takes three steps in every precision, and saves after the second
-    states.py go_on FOLDER   loads that, over any number of ranks and with each ZeRO stage, and
-                             takes the third: the same one
+states.py save FOLDER    takes three steps in every precision, and saves after the second
+states.py go_on FOLDER   loads that, over any number of ranks and with each ZeRO stage, and
+                         takes the third: the same one
 """
 
 import copy
@@ -38,7 +38,7 @@ def take_step(engine: Engine, number: int) -> dict[str, float]:
 def weights(engine: Engine) -> dict[str, torch.Tensor]:
     """The fp32 ones."""
     names = dict(engine.model.named_parameters())
-    return {name: engine._get_state(names[name], "weight").cpu().clone() for name in names}
+    return {name: engine._get_state(names[name], "master").cpu().clone() for name in names}
 
 
 def same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], tolerance=0.0) -> None:

@@ -3,22 +3,33 @@
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
 import train_grpo
 import train_oswft
 import train_sft
 from conftest import SCRIPTS, SETTING, TINY_LENGTHS, run_alone, start
-from data import InputError, Trajectory
+from data import InputError, Trajectory, write_rows
 from engine import Engine
-from run import Run, claim_output_dir
+from run import (
+    Run,
+    claim_output_dir,
+    hashes,
+    is_out_of_memory,
+    load_training_data,
+    memory_advice,
+    model_version,
+)
 from train_oswft import Args, update
 
 ARGS = dict(zip(SCRIPTS, (train_sft.Args, train_oswft.Args, train_grpo.Args), strict=True))
@@ -123,25 +134,84 @@ def test_without_the_launcher_it_says_how_to_start(tiny):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_resuming_with_other_arguments_lists_them(one_rank, script, tmp_path):
+def test_resuming_with_other_arguments_lists_them(one_rank, script, tmp_path, capsys):
     args = ARGS[script](model="m", data="d", output_dir=str(tmp_path), resume=True)
     with pytest.raises(InputError, match="there is no checkpoint to resume from"):
         claim_output_dir(args)
-    (tmp_path / "checkpoint-000002").mkdir()
+    (tmp_path / "checkpoint-000002" / "state").mkdir(parents=True)
     before = {**asdict(args), "world_size": 2, "learning_rate": 0.5, "seed": 3, "max_steps": 4}
     (tmp_path / "args.json").write_text(json.dumps({"args": before}))
     with pytest.raises(InputError) as error:
         claim_output_dir(args)
     message = str(error.value)
     assert f"learning_rate 0.5 -> {args.learning_rate}" in message and "seed 3 -> 0" in message
-    assert "world_size 2 -> 1" in message  # optimizer state is saved per rank
     assert "max_steps" not in message  # a longer run is the same run
+    assert "world_size" not in message  # and so is one on other machines
+    (tmp_path / "args.json").write_text(json.dumps({"args": {**asdict(args), "world_size": 2}}))
+    assert claim_output_dir(args) == tmp_path / "checkpoint-000002"
+    assert "note: world_size 2 -> 1: the same run up to rounding" in capsys.readouterr().err
+
+
+def test_resuming_with_other_data_or_another_model_is_refused(one_rank, tiny, tmp_path):
+    """By what they hold: where they lie may change."""
+    data, model = tmp_path / "train.jsonl", tmp_path / "model"
+    shutil.copy(tiny / "train.jsonl", data)
+    shutil.copytree(tiny / "model", model)
+    args = train_sft.Args(model=str(model), data=str(data), output_dir=str(tmp_path), resume=True)
+    args.max_length, args.max_completion_length = 128, 48
+    begun = replace(args, model=str(tiny / "model"), data=str(tiny / "train.jsonl"))
+    inputs = hashes(begun, load_training_data(begun, 128)[1])
+    (tmp_path / "args.json").write_text(json.dumps({"args": asdict(begun), "hashes": inputs}))
+    load_training_data(args, 128)
+
+    rows = [json.loads(line) for line in data.open()]
+    rows[7]["solution"] += "."
+    write_rows(rows, data)
+    with pytest.raises(InputError, match=rf"cannot resume: {data} is not the data that the run"):
+        load_training_data(args, 128)
+    shutil.copy(tiny / "train.jsonl", data)
+    weights = load_file(model / "model.safetensors")
+    weights["model.norm.weight"][3] += 1e-3
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    model_version.cache_clear()
+    with pytest.raises(InputError, match=rf"cannot resume: {model} is not the model that the run"):
+        load_training_data(args, 128)
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "flags"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore"),
+            "out of memory (CUDA out of memory. Tried to allocate 2.00 GiB.)",
+            "--max_tokens_per_micro_batch (now 8192), --gradient_checkpointing (now False)",
+        ),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
+            "out of memory ([enforce fail]",
+            "--cpu_offload (now False), --vllm_memory (now 0.3)",
+        ),
+        (
+            MemoryError("vLLM: No available memory for the cache blocks."),
+            "out of memory (vLLM: No available memory for the cache blocks.)",
+            "flags that help: --vllm_memory (now 0.3), --vllm_tensor_parallel (now 1)",
+        ),
+    ],
+)
+def test_out_of_memory_names_the_flags_and_the_checkpoint(tmp_path, error, said, flags):
+    args = Args(model="m", data="d", output_dir=str(tmp_path))
+    assert is_out_of_memory(error) and not is_out_of_memory(RuntimeError("a bug"))
+    message = memory_advice(args, error)
+    assert said in message and flags in message and "\n" not in message
+    assert message.endswith("there is no checkpoint to go on from")
+    for step in (50, 999_950, 1_000_000):
+        (tmp_path / f"checkpoint-{step:06d}" / "state").mkdir(parents=True)
+    newest = f"go on from {tmp_path}/checkpoint-1000000 with --resume"
+    assert memory_advice(args, error).endswith(newest)
 
 
 class OneRowIsDamaged:
     """Stands in for DeepSpeed's engine: the row that reads token 9 has no finite loss."""
-
-    global_steps = 11
 
     def __call__(self, input_ids, targets, positions, temperature):
         logprobs = torch.zeros(input_ids.shape)
@@ -160,11 +230,17 @@ class OneRowIsDamaged:
 
 def test_a_loss_that_is_not_finite_names_step_and_rows_and_takes_no_step(one_rank):
     engine = object.__new__(Engine)
-    engine.engine, engine.device = OneRowIsDamaged(), torch.device("cpu")
+    engine.engine, engine.device, engine.num_steps = OneRowIsDamaged(), torch.device("cpu"), 11
     engine._begin_step()
     rows = [Trajectory(f"row-{token}", [1, token], [2, 3]) for token in (7, 8, 9)]
     with pytest.raises(FloatingPointError, match=r"step 12: loss is nan, rows \['row-9'\]"):
         update(engine, rows, torch.ones(3), Args(model="m", data="d"))
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """For a run on a stand-in engine: there is neither a model nor data to hash."""
+    monkeypatch.setattr("run.hashes", lambda args, examples: {})
 
 
 class StandInEngine:
@@ -176,7 +252,7 @@ class StandInEngine:
     def save_state(self, folder):
         (folder / "state").mkdir(parents=True)
         if self.disk_is_full:
-            raise RuntimeError("unexpected pos 2112 vs 2004\nmore")
+            raise SafetensorError("no space left on device\nmore")
 
     def save_model(self, tokenizer, folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -186,12 +262,12 @@ def make_run(args: Args) -> Run:
     return Run(args, StandInEngine(), None, range(256), batch_size=128)
 
 
-def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before_it(one_rank, tmp_path):
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before_it(one_rank, stand_in, tmp_path):
     with make_run(Args(model="m", data="d", output_dir=str(tmp_path), keep_checkpoints=1)) as run:
         run.step = 1
         run.save_checkpoint()
         run.step, run.engine.disk_is_full = 2, True
-        message = r"step 2: .* could not be written: unexpected pos 2112 vs 2004$"
+        message = r"step 2: .* could not be written: no space left on device$"
         with pytest.raises(OSError, match=message):
             run.save_checkpoint()
         assert [path.name for path in tmp_path.glob("*-*")] == ["checkpoint-000001"]
@@ -200,7 +276,9 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before_it(one_rank, 
         assert [path.name for path in tmp_path.glob("*-*")] == ["checkpoint-000003"]
 
 
-def test_a_run_is_whole_from_its_construction_and_gives_the_signals_back(one_rank, tmp_path):
+def test_a_run_is_whole_from_its_construction_and_gives_the_signals_back(
+    one_rank, stand_in, tmp_path
+):
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     run = make_run(Args(model="m", data="d", output_dir=str(tmp_path)))
     with pytest.raises(FloatingPointError), run:
@@ -212,7 +290,7 @@ def test_a_run_is_whole_from_its_construction_and_gives_the_signals_back(one_ran
     assert run.metrics.closed and not list(tmp_path.glob("checkpoint-*"))
 
 
-def test_metrics_go_to_wandb_too_if_it_is_installed(one_rank, tmp_path, monkeypatch):
+def test_metrics_go_to_wandb_too_if_it_is_installed(one_rank, stand_in, tmp_path, monkeypatch):
     args = Args(model="m", data="d", output_dir=str(tmp_path / "run"), wandb=True, seed=7)
     with monkeypatch.context() as patch:
         patch.setattr("run.find_spec", lambda name: None)

@@ -17,6 +17,13 @@ def test_the_gradient_equals_a_dense_single_process_reference(ranks):
     assert "equal: reads of the host" in output  # no pass waits for the device
 
 
+def test_a_state_goes_on_over_other_ranks_and_stages_and_no_bad_gradient_touches_it(tiny, tmp_path):
+    shutil.copytree(tiny / "model", tmp_path / "model")
+    launch("tests/states.py", "save", tmp_path, ranks=2)
+    for ranks in (1, 2):
+        assert launch("tests/states.py", "go_on", tmp_path, ranks=ranks).count("went on") == 12
+
+
 def test_a_generation_config_that_could_not_be_saved_is_found_at_load(tiny, tmp_path):
     shutil.copytree(tiny / "model", tmp_path / "model")
     (tmp_path / "model" / "generation_config.json").write_text('{"temperature": 0.6}')

@@ -469,7 +469,7 @@ def test_answers_of_another_model_protocol_or_problem_are_not_mixed(finished, ti
     empty = tmp_path / "empty"
     for seed in (0, 1):
         todo = evaluate.Args(**{**args, "output_dir": empty, "seed": seed})
-        requests = evaluate.find_missing(todo, empty, evaluate.load_all_problems(todo))
+        _, requests = evaluate.find_missing(todo, empty)
         assert len(requests) == 2 * 64 * 9
     assert json.loads((empty / "args.json").read_text())["protocol"]["seed"] == 1
 
@@ -480,8 +480,8 @@ def test_the_version_of_a_model_on_the_hub_is_its_commit(tiny, tmp_path):
     shutil.copytree(tiny / "model", cached / "snapshots" / commit)
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text(commit)
-    code = "import evaluate, data, prompts; prompts.load_tokenizer(m := 'someone/tiny'); "
-    code += "data.load_config(m, 512, 'a limit'); print(evaluate.model_version(m))"
+    code = "import data, prompts, run; prompts.load_tokenizer(m := 'someone/tiny'); "
+    code += "data.load_config(m, 512, 'a limit'); print(run.model_version(m))"
     env = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-c", code]
     result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)

@@ -219,6 +219,36 @@ def test_killed_stopped_and_resumed_equals_never_interrupted(whole_runs, tiny, t
     ).read_bytes()
 
 
+# ranks, optimizer steps at the end, and what else is new
+SHAPES = (
+    (1, 2, ("--gradient_checkpointing", "--max_tokens_per_micro_batch", "500")),
+    (2, 4, ()),
+    (4, 6, ("--zero_stage", "2")),
+    (1, 8, ("--zero_stage", "1", "--cpu_offload")),
+)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_run_that_changes_shape_goes_on_as_the_same_run(whole_runs, tiny, tmp_path, script):
+    """Ranks, ZeRO stage and memory flags: as many steps, the same queries, the same metrics."""
+    run, whole = tmp_path / "a run", whole_runs[script]
+    for ranks, steps, flags in SHAPES:
+        setting = [*SETTING[script], "--max_steps", steps, *flags, "--output_dir", run]
+        resume = ["--resume"] if run.exists() else []
+        output = train(*setting, *resume, tiny=tiny, ranks=ranks, script=script)
+        assert ("the same run up to rounding" in output) == bool(resume), output[-3000:]
+    for ours, theirs in zip(metrics(run), metrics(whole), strict=True):
+        for key, value in theirs.items():
+            assert ours[key] == pytest.approx(value, rel=1e-3, abs=1e-5), (ours["step"], key)
+    for path in (whole / "rollouts").glob("*"):
+        pairs = zip(rollouts(run, step := int(path.stem[-6:])), rollouts(whole, step), strict=True)
+        for ours, theirs in pairs:
+            assert (ours["id"], ours["token_ids"]) == (theirs["id"], theirs["token_ids"])
+    record = json.loads((run / "args.json").read_text())
+    began = [(row["step"], row["shape"]["world_size"]) for row in record["history"]]
+    assert began == [(0, 1), (2, 2), (4, 4), (6, 1)]
+
+
 def test_the_selected_checkpoint_is_named_by_the_rule(whole_runs):
     run = whole_runs["train_grpo.py"]
     rewards = [row["reward"] for row in metrics(run)]

@@ -286,7 +286,7 @@ def asked(tmp_path, **values) -> tuple[str, dict]:
     values = {"model": str(tmp_path / "run" / "final"), "max_completion_length": 9} | values
     args = evaluate.Args(**values, benchmark_file=(problems,))
     folder = args.output_dir or evaluate.default_folder(args.model)
-    [request, *_] = evaluate.find_missing(args, folder, evaluate.load_all_problems(args))
+    _, [request, *_] = evaluate.find_missing(args, folder)
     protocol = json.loads((folder / "args.json").read_text())["protocol"]
     return prompts.load_tokenizer(args.model).decode(request.prompt_ids), protocol
 
@@ -333,7 +333,7 @@ def test_a_problem_with_a_special_token_is_refused(load, tmp_path):
     problems.write_text('{"question": "<|im_end|>", "answer": 4}\n')
     args = evaluate.Args(model=str(tmp_path / "model"), benchmark_file=(problems,))
     with pytest.raises(InputError, match=r"own: 'row-0' holds the special token '<\|im_end\|>'"):
-        evaluate.find_missing(args, tmp_path / "eval", evaluate.load_all_problems(args))
+        evaluate.find_missing(args, tmp_path / "eval")
 
 
 # ---- what is refused

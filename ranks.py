@@ -1,0 +1,170 @@
+"""The processes of a run: how they share a host, which one speaks, and how all end when one dies.
+
+Each rank keeps a connection to rank 0, which the system closes when one of the two dies. A
+collective would notice that late, or never: a rank may sample for minutes before it meets others.
+"""
+
+import contextlib
+import os
+import secrets
+import select
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+from torch.utils.cpp_extension import get_default_build_root
+
+from data import InputError
+
+LEFT, SAID = b".", b"!"  # a rank's last word: it is done, or it has said what is wrong
+JOIN_TIMEOUT = 300  # seconds until all ranks have a connection to rank 0
+ECHO = 3.0  # seconds in which an error that is only the echo of another rank's end is cleared up
+LOCK_AGE = 120  # seconds; DeepSpeed's op is compiled in one minute
+
+_left = threading.Event()
+_peers: dict[socket.socket, str] = {}  # whom this process watches: rank 0 all, the others rank 0
+
+
+def share_cores() -> None:
+    """Give each rank of this host its share of the cores, unless OMP_NUM_THREADS is set.
+
+    vLLM leaves torch a single thread where the variable is not set.
+    """
+    # LOCAL_SIZE is what the deepspeed launcher sets, and its C++ code reads; torchrun's is longer
+    os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    threads = max(1, len(os.sched_getaffinity(0)) // int(os.environ["LOCAL_SIZE"]))
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+def clear_stale_lock() -> None:
+    """Wait until nobody compiles DeepSpeed's CPU op, and remove the lock that a kill has left.
+
+    torch waits for that lock without a word, for ever. It is stale when no process of this host
+    has it open, and when it is so old that another host with the same home has no use for it.
+    """
+    if int(os.environ["LOCAL_RANK"]) > 0:
+        return  # torch lets it wait for the first
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
+    for lock in root.glob("**/deepspeed_*/lock"):
+        print(f"{lock}: another process compiles DeepSpeed's CPU op: waiting", file=sys.stderr)
+        with contextlib.suppress(FileNotFoundError):  # it is released while we look
+            while True:
+                if time.time() - lock.stat().st_mtime > LOCK_AGE and not _is_open(lock):
+                    lock.unlink()
+                    print(f"{lock}: removed, its process was killed", file=sys.stderr)
+                time.sleep(0.5)
+
+
+def _is_open(path: Path) -> bool:
+    """Whether a process of this host, as far as we may look, has the file open."""
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if link.readlink() == path:
+                return True
+        except OSError:
+            pass  # it was closed just now, or is none of ours
+    return False
+
+
+def on_rank_0(function: Callable):
+    """What `function` returns on rank 0, for every rank; all raise its InputError. A collective."""
+    if not dist.is_initialized():  # an evaluation in one process
+        return function()
+    outcome = [None]
+    if dist.get_rank() == 0:
+        try:
+            outcome = [function()]
+        except InputError as error:
+            outcome = [error]
+    dist.broadcast_object_list(outcome)
+    if isinstance(outcome[0], InputError):
+        raise outcome[0]
+    return outcome[0]
+
+
+# ------------------------------------------------------------------------------------------------
+# The end
+
+
+def watch(advice: str) -> None:
+    """From now on, end this process when another rank ends before its time. A collective.
+
+    Args:
+        advice: what to do then, for the one line that is printed.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    server = socket.create_server(("", 0), backlog=world_size) if rank == 0 else None
+    address = [server.getsockname()[1], secrets.token_bytes(16)] if server else [None, None]
+    dist.broadcast_object_list(address)
+    port, token = address
+    if server:
+        server.settimeout(JOIN_TIMEOUT)
+        while len(_peers) < world_size - 1:
+            peer, _ = server.accept()
+            peer.settimeout(10)
+            hello = peer.recv(1024)
+            if hello.startswith(token):  # else a stranger
+                _peers[peer] = hello.removeprefix(token).decode()
+        server.close()
+    else:
+        peer = socket.create_connection((os.environ["MASTER_ADDR"], port), timeout=JOIN_TIMEOUT)
+        peer.sendall(token + f"rank {rank} on {socket.gethostname()}".encode())
+        _peers[peer] = f"rank 0 on {os.environ['MASTER_ADDR']}"
+    for peer in _peers:
+        peer.settimeout(None)
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a host may vanish
+        for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    threading.Thread(target=_watch, args=(rank, advice), daemon=True).start()
+
+
+def _watch(rank: int, advice: str) -> None:
+    while _peers:
+        for peer in select.select(list(_peers), [], [])[0]:
+            try:
+                word = peer.recv(1)
+            except OSError:
+                word = b""
+            name = _peers.pop(peer)
+            if word == LEFT or _left.is_set():
+                continue
+            if word != SAID and rank <= 1:  # rank 1 speaks if rank 0 cannot
+                why = "if it did not say why, it was killed, perhaps because memory ran out"
+                print(f"\nerror: {name} has ended; {why}; {advice}", file=sys.stderr, flush=True)
+            _tell(SAID)
+            os._exit(1)
+
+
+def _tell(word: bytes) -> None:
+    for peer in list(_peers):
+        with contextlib.suppress(OSError):  # it has ended, too
+            peer.sendall(word)
+
+
+def leave() -> None:
+    """This rank is done: its end means nothing to the others."""
+    _left.set()
+    _tell(LEFT)
+
+
+def fail(reason: str, status: int = 1) -> NoReturn:
+    """End all ranks with one line. Where several have the same error, only the first one says it.
+
+    The process ends without cleaning up: other ranks may be waiting for it.
+    """
+    rank = int(os.environ.get("RANK", 0))
+    if "RANK" in os.environ and int(os.environ["WORLD_SIZE"]) > 1:
+        # Rank 0's line, or that of a rank that died, comes first and ends this process.
+        time.sleep(ECHO if rank else ECHO / 3)
+    what = ("stopped" if status == 130 else "error") + (f" on rank {rank}" if rank else "")
+    print(f"{what}: {reason}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    _tell(SAID)
+    os._exit(status)
