@@ -9,6 +9,7 @@ with Run(args, engine, tokenizer, examples, batch_size=128) as run:
 import datetime
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import distributions
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -39,6 +39,7 @@ from data import (
     write_json,
     write_rows,
 )
+from loggers import Logger, check_logger
 from prompts import Prompt, load_tokenizer, tokenize_examples
 
 # ------------------------------------------------------------------------------------------------
@@ -79,7 +80,7 @@ class TrainArgs:
     # What is kept
     save_every: int = 50  # optimizer steps between checkpoints
     keep_checkpoints: int = 2  # the newest ones, from which a run can go on
-    wandb: bool = False  # mirror the metrics to Weights & Biases
+    logger: Literal["none", "wandb", "trackio", "tensorboard"] = "none"  # gets the metrics, too
 
     @property
     def prompt(self) -> Prompt:
@@ -223,7 +224,7 @@ def load_training_data(
 # The output folder
 
 # A resumed run may change these: they do not affect the steps that are done.
-FREE_ARGS = ("resume", "max_steps", "save_every", "keep_checkpoints", "wandb")
+FREE_ARGS = ("resume", "max_steps", "save_every", "keep_checkpoints", "logger")
 
 
 def claim_output_dir(args: TrainArgs) -> Path | None:
@@ -249,8 +250,7 @@ def find_checkpoint(args: TrainArgs) -> Path | None:
 
     Fills in the date on which the run began.
     """
-    if args.wandb and find_spec("wandb") is None:
-        raise InputError("--wandb needs a package that is not installed: pip install wandb")
+    check_logger(args.logger)
     folder = Path(args.output_dir)
     if not args.resume:
         if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
@@ -351,7 +351,8 @@ class Run:
 
     def _open_files(self) -> None:
         resolved = settings(self.args)
-        write_args(self.folder, args=resolved)
+        run_id = read_args(self.folder).get("run_id") or secrets.token_hex(4)
+        write_args(self.folder, run_id=run_id, args=resolved)
         shown = {**resolved, "steps": self.num_steps, "steps_per_batch": self.steps_per_batch}
         line = ", ".join(f"{name} {value}" for name, value in shown.items())
         print(textwrap.fill(line, 100, break_on_hyphens=False), file=sys.stderr)
@@ -363,10 +364,8 @@ class Run:
         for leftover in self.folder.glob("partial-*"):
             shutil.rmtree(leftover)
         self.metrics = path.open("a")
-        if self.args.wandb:
-            import wandb
-
-            wandb.init(project="osw-ft", dir=self.folder, config=resolved)
+        rows = [row for _, row in read_rows(str(path))]
+        self.logger = Logger(self.args.logger, self.folder, run_id, resolved, rows)
 
     def __enter__(self) -> "Run":
         return self
@@ -381,6 +380,7 @@ class Run:
                 signal.signal(number, handler)
             if self.writes:
                 self.metrics.close()
+                self.logger.close(kind is not None)
 
     def _finish(self) -> None:
         self.save_checkpoint()
@@ -438,10 +438,7 @@ class Run:
         self.bar.update(1)
         self.metrics.write(json.dumps(row) + "\n")
         self.metrics.flush()
-        if self.args.wandb:
-            import wandb
-
-            wandb.log(row, step=self.step)
+        self.logger.log(row)
 
     def save_rollouts(
         self,
