@@ -1,5 +1,5 @@
 # make demo    installs into .venv if needed, then trains SFT, OSW-FT and GRPO from one tiny base
-# make test    installs into .venv if needed, then runs every test
+# make test    installs into .venv if needed, the loggers too, then runs every test
 # make bench   installs what is compared with, too, and writes BENCHMARKS.md: most of an hour
 # make lint    style and names
 
@@ -7,6 +7,7 @@ PYTHON ?= python3
 REQUIREMENTS := $(shell nvidia-smi -L >/dev/null 2>&1 && echo requirements.txt || echo requirements-cpu.txt)
 INSTALLED := .venv/installed-$(REQUIREMENTS)
 BENCH_INSTALLED := .venv/installed-requirements-bench.txt
+LOGGERS_INSTALLED := .venv/installed-requirements-loggers.txt
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 .PHONY: install demo test bench lint
@@ -28,14 +29,14 @@ $(INSTALLED): $(REQUIREMENTS)
 	$(UV_INSTALL)
 	@touch $@
 
-$(BENCH_INSTALLED): requirements-bench.txt $(INSTALLED)
-	$(UV_INSTALL) -r requirements-bench.txt
+$(BENCH_INSTALLED) $(LOGGERS_INSTALLED): .venv/installed-%: % $(INSTALLED)
+	$(UV_INSTALL) -r $<
 	@touch $@
 
 demo: $(INSTALLED)
 	@python -m demo
 
-test: $(INSTALLED)
+test: $(LOGGERS_INSTALLED)
 	python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 bench: $(BENCH_INSTALLED)

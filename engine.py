@@ -72,6 +72,8 @@ def init_distributed() -> int:
     deepspeed.utils.logging.set_log_level_from_string("error")
     get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))
     share_cores()
+    # ninja compiles DeepSpeed's CPU op; ssh to another host does not know where it is
+    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     clear_stale_lock()
     deepspeed.init_distributed(verbose=False)
     watch("go on with --resume")

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -21,7 +22,6 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import distributions
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NoReturn
 
@@ -45,6 +45,7 @@ from data import (
     write_json,
     write_rows,
 )
+from loggers import Logger, check_logger
 from prompts import Prompt, load_tokenizer, tokenize_examples
 
 # ------------------------------------------------------------------------------------------------
@@ -85,7 +86,7 @@ class TrainArgs:
     # What is kept
     save_every: int = 50  # optimizer steps between checkpoints
     keep_checkpoints: int = 2  # the newest ones, from which a run can go on
-    wandb: bool = False  # mirror the metrics to Weights & Biases
+    logger: Literal["none", "wandb", "trackio", "tensorboard"] = "none"  # gets the metrics, too
 
     @property
     def prompt(self) -> Prompt:
@@ -95,10 +96,10 @@ class TrainArgs:
     @property
     def go_on(self) -> str:
         """How a run that has failed goes on, for the end of a message."""
-        checkpoints = find_checkpoints(Path(self.output_dir))
-        if checkpoints:
-            return f"go on from {checkpoints[-1]} with --resume"
-        return "there is no checkpoint to go on from"
+        saved = checkpoints(Path(self.output_dir))
+        if not saved:
+            return "there is no checkpoint to go on from"
+        return f"go on from {saved[max(saved)]} with --resume"
 
     def check(self, world_size: int) -> None:
         """Raise InputError for what cannot work, before anything is loaded or written."""
@@ -143,10 +144,11 @@ class RolloutArgs(TrainArgs):
                 f"--max_steps {self.max_steps} ends within a batch: {self.train_batch_size} "
                 f"queries a step, --rollout_batch_size {self.rollout_batch_size}"
             )
-        if world_size % self.vllm_tensor_parallel:
+        ranks_here = int(os.environ.get("LOCAL_SIZE", world_size))  # neighbours share memory
+        if ranks_here % self.vllm_tensor_parallel:
             raise InputError(
                 f"--vllm_tensor_parallel {self.vllm_tensor_parallel} does not divide "
-                f"{world_size} ranks"
+                f"the {ranks_here} ranks of a host"
             )
         if not self.vllm_memory < 1:
             raise InputError(f"--vllm_memory is a share between 0 and 1, got {self.vllm_memory}")
@@ -262,7 +264,7 @@ def load_training_data(
 # The output folder
 
 # A resumed run may change these: they do not affect the steps that are done,
-FREE_ARGS = ("resume", "max_steps", "save_every", "keep_checkpoints", "wandb")
+FREE_ARGS = ("resume", "max_steps", "save_every", "keep_checkpoints", "logger")
 # or only their rounding,
 SHAPE_ARGS = (
     *("world_size", "zero_stage", "max_tokens_per_micro_batch", "gradient_checkpointing"),
@@ -272,14 +274,11 @@ SHAPE_ARGS = (
 PATH_ARGS = ("model", "data", "output_dir")
 
 
-def find_checkpoints(folder: Path) -> list[Path]:
-    """A run's checkpoints from which it can go on, the oldest first."""
-    return sorted((path.parent for path in folder.glob("checkpoint-*/state")), key=step_of)
-
-
-def step_of(checkpoint: Path) -> int:
-    """50 for checkpoint-000050."""
-    return int(checkpoint.name.removeprefix("checkpoint-"))
+def checkpoints(folder: Path) -> dict[int, Path]:
+    """The checkpoints of a run by their step, the oldest first."""
+    names = {path.name.removeprefix("checkpoint-"): path for path in folder.glob("checkpoint-*")}
+    # By number: as text, step 1,000,000 would come before step 999,999.
+    return dict(sorted((int(step), path) for step, path in names.items() if step.isdecimal()))
 
 
 def claim_output_dir(args: TrainArgs) -> Path | None:
@@ -297,16 +296,15 @@ def find_checkpoint(args: TrainArgs) -> Path | None:
 
     Fills in the date on which the run began, and says what of its shape is new.
     """
-    if args.wandb and find_spec("wandb") is None:
-        raise InputError("--wandb needs a package that is not installed: pip install wandb")
+    check_logger(args.logger)
     folder = Path(args.output_dir)
     if not args.resume:
         if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
             raise InputError(f"{folder} is not empty: choose another output_dir, or --resume")
         args.date = args.date or datetime.date.today().isoformat()
         return None
-    checkpoints = find_checkpoints(folder)
-    if not checkpoints:
+    saved = checkpoints(folder)
+    if not saved:
         raise InputError(f"{folder}: there is no checkpoint to resume from")
     before = read_args(folder).get("args")
     if before is None:
@@ -318,7 +316,7 @@ def find_checkpoint(args: TrainArgs) -> Path | None:
         raise InputError(f"cannot resume with other arguments: {'; '.join(differing)}")
     if new := differences(shape(before), shape(now)):
         print(f"note: {'; '.join(new)}: the same run up to rounding", file=sys.stderr)
-    return checkpoints[-1]
+    return saved[max(saved)]
 
 
 def settings(args: TrainArgs) -> dict:
@@ -418,7 +416,9 @@ class Run:
         self.num_steps = args.max_steps or batches * steps_per_batch
         self.step, self.saved_step = 0, None  # optimizer steps done, and those of the checkpoint
         if checkpoint:
-            self.step = self.saved_step = step_of(checkpoint)
+            self.step = self.saved_step = int(checkpoint.name.removeprefix("checkpoint-"))
+            if self.step > self.num_steps:
+                raise InputError(f"--max_steps {args.max_steps}: {checkpoint} is further already")
         self.first_step = self.step  # those done before this process began
         self.writes = dist.get_rank() == 0
         if self.writes:
@@ -438,11 +438,13 @@ class Run:
 
     def _open_files(self) -> None:
         resolved = settings(self.args)
+        before = read_args(self.folder)
+        run_id = before.get("run_id") or secrets.token_hex(4)
+        inputs = hashes(self.args, self.examples)
         began = {"step": self.step, "time": datetime.datetime.now().isoformat(timespec="seconds")}
         began |= {**provenance(), "shape": shape(resolved)}
-        history = [*read_args(self.folder).get("history", []), began]
-        inputs = hashes(self.args, self.examples)
-        write_args(self.folder, args=resolved, hashes=inputs, history=history)
+        history = [*before.get("history", []), began]
+        write_args(self.folder, run_id=run_id, args=resolved, hashes=inputs, history=history)
         shown = {**resolved, "steps": self.num_steps, "steps_per_batch": self.steps_per_batch}
         line = ", ".join(f"{name} {value}" for name, value in shown.items())
         print(textwrap.fill(line, 100, break_on_hyphens=False), file=sys.stderr)
@@ -454,10 +456,8 @@ class Run:
         for leftover in self.folder.glob("partial-*"):
             shutil.rmtree(leftover)
         self.metrics = path.open("a")
-        if self.args.wandb:
-            import wandb
-
-            wandb.init(project="osw-ft", dir=self.folder, config=resolved)
+        rows = [row for _, row in read_rows(str(path))]
+        self.logger = Logger(self.args.logger, self.folder, run_id, resolved, rows)
 
     def __enter__(self) -> "Run":
         return self
@@ -472,6 +472,7 @@ class Run:
                 signal.signal(number, handler)
             if self.writes:
                 self.metrics.close()
+                self.logger.close(kind is not None)
 
     def _finish(self) -> None:
         self.save_checkpoint()
@@ -529,10 +530,7 @@ class Run:
         self.bar.update(1)
         self.metrics.write(json.dumps(row) + "\n")
         self.metrics.flush()
-        if self.args.wandb:
-            import wandb
-
-            wandb.log(row, step=self.step)
+        self.logger.log(row)
 
     def save_rollouts(
         self,
@@ -572,8 +570,10 @@ class Run:
             return
         self._save(f"checkpoint-{self.step:06d}", with_state=True)
         if self.writes:
-            for old in find_checkpoints(self.folder)[: -self.args.keep_checkpoints]:
-                shutil.rmtree(old / "state" if self.keep_models else old)
+            for old in list(checkpoints(self.folder).values())[: -self.args.keep_checkpoints]:
+                doomed = old / "state" if self.keep_models else old
+                if doomed.exists():
+                    shutil.rmtree(doomed)
         dist.barrier()
         self.saved_step = self.step
         self.clock.lap(None)  # writing counts for no phase
@@ -596,6 +596,7 @@ class Run:
 
     def _interrupt(self, signum: int, frame) -> None:
         self.interrupted = True
+        self.bar.disable = True  # over ssh there may be nobody left who reads
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait
 
     def should_stop(self) -> bool:

@@ -5,10 +5,8 @@ import os
 import re
 import shutil
 import signal
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +19,7 @@ import train_sft
 from conftest import SCRIPTS, SETTING, TINY_LENGTHS, run_alone, start
 from data import InputError, Trajectory, write_rows
 from engine import Engine
+from loggers import OPEN
 from run import (
     Run,
     claim_output_dir,
@@ -106,7 +105,10 @@ def test_bad_input_gets_one_line_and_nothing_is_written(bad_inputs, script, case
             {"train_batch_size": 64, "max_steps": 5},
             "--max_steps 5 ends within a batch: 64 queries a step",
         ),
-        ({"vllm_tensor_parallel": 2}, "--vllm_tensor_parallel 2 does not divide 3 ranks"),
+        (
+            {"vllm_tensor_parallel": 2},
+            "--vllm_tensor_parallel 2 does not divide the 3 ranks of a host",
+        ),
         ({"max_completion_length": 5120}, "--max_completion_length must leave room for a prompt"),
         ({"learning_rate": 0.0}, "--learning_rate must be above 0, got 0.0"),
         ({"max_grad_norm": -1.0}, "--max_grad_norm must be above 0, got -1.0"),
@@ -290,27 +292,36 @@ def test_a_run_is_whole_from_its_construction_and_gives_the_signals_back(
     assert run.metrics.closed and not list(tmp_path.glob("checkpoint-*"))
 
 
-def test_metrics_go_to_wandb_too_if_it_is_installed(one_rank, stand_in, tmp_path, monkeypatch):
-    args = Args(model="m", data="d", output_dir=str(tmp_path / "run"), wandb=True, seed=7)
-    with monkeypatch.context() as patch:
-        patch.setattr("run.find_spec", lambda name: None)
-        with pytest.raises(InputError, match="pip install wandb"):
+def test_a_logger_that_is_not_installed_is_refused(one_rank, tmp_path, monkeypatch):
+    monkeypatch.setattr("loggers.find_spec", lambda name: None)
+    assert claim_output_dir(Args(model="m", data="d", output_dir=str(tmp_path / "run"))) is None
+    for name in ("wandb", "trackio", "tensorboard"):
+        args = Args(model="m", data="d", output_dir=str(tmp_path / "run"), logger=name)
+        with pytest.raises(InputError, match=f"pip install {name}$"):
             claim_output_dir(args)
-    logged = []
-    wandb = SimpleNamespace(
-        init=lambda **settings: logged.append(settings["config"]["seed"]),
-        log=lambda row, step: logged.append((step, row["loss"])),
-    )
-    monkeypatch.setitem(sys.modules, "wandb", wandb)
-    monkeypatch.setattr("run.find_spec", lambda name: wandb)
-    assert claim_output_dir(args) is None
+
+
+def test_the_logger_gets_the_metrics_and_is_told_how_the_run_ends(
+    one_rank, stand_in, tmp_path, monkeypatch
+):
+    said = []
+
+    def open_logger(folder, run_id, config):
+        said.append((run_id, config["seed"]))
+        return 0, lambda values, step: said.append((step, values["loss"])), said.append
+
+    monkeypatch.setitem(OPEN, "wandb", open_logger)
+    args = Args(model="m", data="d", output_dir=str(tmp_path), logger="wandb", seed=7)
     with make_run(args) as run:
         run.lap("train_s")
         run.log({"loss": 0.5, "train_tokens": 10})
-    assert logged == [7, (1, 0.5)]
-    row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
+    row = json.loads((tmp_path / "metrics.jsonl").read_text())
     assert (row["step"], row["epoch"], row["loss"]) == (1, 0.5, 0.5)
     assert row["tokens_per_second"] == 10 / row["train_s"]
+    with pytest.raises(FloatingPointError), make_run(args):
+        raise FloatingPointError
+    run_id = json.loads((tmp_path / "args.json").read_text())["run_id"]
+    assert said == [(run_id, 7), (1, 0.5), False, (run_id, 7), True]
 
 
 def test_a_run_that_diverges_stops_and_keeps_its_last_checkpoint(tiny, tmp_path):
