@@ -107,7 +107,7 @@ def test_bad_input_gets_one_line_and_nothing_is_written(bad_inputs, script, case
         ),
         (
             {"vllm_tensor_parallel": 2},
-            "--vllm_tensor_parallel 2 does not divide the 3 ranks of a host",
+            "--vllm_tensor_parallel 2 does not divide the 3 ranks",
         ),
         ({"max_completion_length": 5120}, "--max_completion_length must leave room for a prompt"),
         ({"learning_rate": 0.0}, "--learning_rate must be above 0, got 0.0"),
