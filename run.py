@@ -244,6 +244,13 @@ def claim_output_dir(args: TrainArgs) -> Path | None:
     return checkpoint
 
 
+def checkpoints(folder: Path) -> dict[int, Path]:
+    """The checkpoints of a run by their step, the oldest first."""
+    names = {path.name.removeprefix("checkpoint-"): path for path in folder.glob("checkpoint-*")}
+    # By number: as text, step 1,000,000 would come before step 999,999.
+    return dict(sorted((int(step), path) for step, path in names.items() if step.isdecimal()))
+
+
 def find_checkpoint(args: TrainArgs) -> Path | None:
     """The newest checkpoint of a run with the same arguments; None without `--resume`.
 
@@ -257,8 +264,8 @@ def find_checkpoint(args: TrainArgs) -> Path | None:
             raise InputError(f"{folder} is not empty: choose another output_dir, or --resume")
         args.date = args.date or datetime.date.today().isoformat()
         return None
-    checkpoints = sorted(folder.glob("checkpoint-*"))
-    if not checkpoints:
+    saved = checkpoints(folder)
+    if not saved:
         raise InputError(f"{folder}: there is no checkpoint to resume from")
     before = read_args(folder).get("args")
     if before is None:
@@ -267,7 +274,7 @@ def find_checkpoint(args: TrainArgs) -> Path | None:
     free = dict.fromkeys(FREE_ARGS)
     if differing := differences({**before, **free}, {**settings(args), **free}):
         raise InputError(f"cannot resume with other arguments: {'; '.join(differing)}")
-    return checkpoints[-1]
+    return saved[max(saved)]
 
 
 def settings(args: TrainArgs) -> dict:
@@ -481,7 +488,7 @@ class Run:
             return
         self._save(f"checkpoint-{self.step:06d}", with_state=True)
         if self.writes:
-            for old in sorted(self.folder.glob("checkpoint-*"))[: -self.args.keep_checkpoints]:
+            for old in list(checkpoints(self.folder).values())[: -self.args.keep_checkpoints]:
                 doomed = old / "state" if self.keep_models else old
                 if doomed.exists():
                     shutil.rmtree(doomed)

@@ -15,6 +15,7 @@ import torch
 from conftest import ROOT, SCRIPTS, SETTING, TINY_LENGTHS, launch, metrics, start, train
 from data import write_rows
 from paper.select_checkpoint import select_step
+from run import checkpoints
 from train_grpo import grpo_advantages
 
 SAMPLING = SCRIPTS[1:]
@@ -207,7 +208,7 @@ def test_killed_stopped_and_resumed_equals_never_interrupted(whole_runs, tiny, t
         assert stopped.returncode != 0
         assert "go on with --resume" in output, output[-3000:]
         assert not list(run.glob("partial-*"))
-        saved = int(sorted(run.glob("checkpoint-*"))[-1].name[-6:])
+        saved = max(checkpoints(run))
         assert len(metrics(run)) == saved >= 5
 
     launch(script, *arguments, "--resume", ranks=2)
