@@ -13,6 +13,7 @@ normalizer of the whole global batch, and any split of the batch gives the same 
 
 import math
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,7 @@ import torch.distributed as dist
 import transformers
 from deepspeed.accelerator import get_accelerator
 from torch.nn import Module
+from torch.utils import cpp_extension
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
 
@@ -60,6 +62,8 @@ def init_distributed() -> int:
     deepspeed.utils.logging.set_log_level_from_string("error")
     get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))
     share_cores()
+    # torch links DeepSpeed's operators with this path, and does not quote it: it may hold a space
+    cpp_extension.TORCH_LIB_PATH = shlex.quote(cpp_extension.TORCH_LIB_PATH)
     deepspeed.init_distributed(verbose=False)
     # On CPU, DeepSpeed leaves a buffer of 66 MiB in shared memory for every rank and port.
     dist.barrier()  # now each rank has opened those of the others, and the names can go

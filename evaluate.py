@@ -19,6 +19,7 @@ import json
 import math
 import os
 import re
+import shlex
 import sys
 import time
 import warnings
@@ -299,7 +300,7 @@ def evaluate(args: Args) -> None:
             merge(folder, name, problems[name])
         for complaint in score_and_print(folder, args.k):  # of what was not asked for now
             print(f"note: {complaint}", file=sys.stderr)
-        print(f"\nwritten: {folder}; pictures: python -m paper.plot {folder}")
+        print(f"\nwritten: {folder}; pictures: python -m paper.plot {shlex.quote(str(folder))}")
 
 
 def run_of(model: str) -> Path | None:

@@ -258,10 +258,11 @@ def test_ctrl_c_keeps_what_was_answered_with_the_right_verdicts(finished, tiny, 
 
 
 def test_two_ranks_answer_every_problem_once_and_alike(finished, tiny, tmp_path):
-    output = launch("evaluate.py", *settings(tiny, output_dir=tmp_path / "eval"), ranks=2)
+    folder = tmp_path / "an evaluation"
+    output = launch("evaluate.py", *settings(tiny, output_dir=folder), ranks=2)
     assert "answering (rank 0 of 2): 100%" in output and "768/768" in output
-    assert read(tmp_path / "eval") == read(finished)
-    assert results_of(tmp_path / "eval") == results_of(finished)
+    assert read(folder) == read(finished)
+    assert results_of(folder) == results_of(finished)
 
 
 def test_results_follow_from_the_samples_alone(finished, tmp_path, capsys):

@@ -29,7 +29,7 @@ def rollouts(folder: Path, step: int) -> list[dict]:
 @pytest.fixture(scope="module")
 def whole_runs(tiny, tmp_path_factory) -> dict[str, Path]:
     """For each script a run of 8 steps over 2 ranks that nothing interrupts."""
-    folder = tmp_path_factory.mktemp("whole")
+    folder = tmp_path_factory.mktemp("whole runs")
     for script in SCRIPTS:
         train("--output_dir", folder / script, *SETTING[script], tiny=tiny, ranks=2, script=script)
     return {script: folder / script for script in SCRIPTS}
@@ -67,6 +67,12 @@ def test_a_run_leaves_what_the_readme_says(whole_runs, script):
         for key in row:
             prefix, _, suffix = key.rpartition("_")
             assert key in documented or {f"{prefix}_mean", f"_{suffix}"} <= documented, key
+
+
+def test_two_ranks_train_with_spaces_in_the_paths_of_model_data_and_output(whole_runs):
+    for script in SCRIPTS:
+        args = json.loads((whole_runs[script] / "args.json").read_text())["args"]
+        assert all(" " in args[name] for name in ("model", "data", "output_dir"))
 
 
 def test_the_metrics_of_osw_ft_agree_with_each_other(oswft_run):
