@@ -4,6 +4,7 @@
 # make lint    style and names
 
 PYTHON ?= python3
+UV := uv==0.13.8
 REQUIREMENTS := $(shell nvidia-smi -L >/dev/null 2>&1 && echo requirements.txt || echo requirements-cpu.txt)
 INSTALLED := .venv/installed-$(REQUIREMENTS)
 BENCH_INSTALLED := .venv/installed-requirements-bench.txt
@@ -21,10 +22,13 @@ install: $(INSTALLED)
 UV_INSTALL = .venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python -r $(REQUIREMENTS) $(if $(findstring cpu,$(REQUIREMENTS)),\
   --excludes .venv/excludes.txt $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--torch-backend cpu))
 
+# Where Python is absent or too old, uv finds or fetches 3.11: for its newest one there may be no torch.
 $(INSTALLED): $(REQUIREMENTS)
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed, PYTHON=... names another one")'
-	$(PYTHON) -m venv .venv
-	.venv/bin/pip install --quiet --disable-pip-version-check uv==0.13.8
+	@if $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then set -x; \
+	  $(PYTHON) -m venv .venv && .venv/bin/pip install --quiet --disable-pip-version-check $(UV); \
+	elif command -v uv >/dev/null; then set -x; \
+	  uv venv --quiet --allow-existing --python 3.11 .venv && uv pip install --quiet --python .venv/bin/python $(UV); \
+	else echo 'error: Python 3.11 or newer (PYTHON=... names it) or uv is needed' >&2; exit 1; fi
 	printf 'torchvision\ntorchaudio\ntorchcodec\n' > .venv/excludes.txt
 	$(UV_INSTALL)
 	@touch $@

@@ -14,6 +14,7 @@ normalizer of the whole global batch, and any split of the batch gives the same 
 import contextlib
 import math
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,7 @@ from deepspeed.utils import (
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch.nn import Module
+from torch.utils import cpp_extension
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
 
@@ -72,8 +74,10 @@ def init_distributed() -> int:
     deepspeed.utils.logging.set_log_level_from_string("error")
     get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))
     share_cores()
-    # ninja compiles DeepSpeed's CPU op; ssh to another host does not know where it is
+    # On a CPU, DeepSpeed compiles an op at the first start. That needs ninja, which ssh to another
+    # host does not find, and a linker, for which torch does not quote a path that holds a space.
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    cpp_extension.TORCH_LIB_PATH = shlex.quote(cpp_extension.TORCH_LIB_PATH)
     clear_stale_lock()
     deepspeed.init_distributed(verbose=False)
     watch("go on with --resume")

@@ -18,6 +18,7 @@ import json
 import math
 import os
 import re
+import shlex
 import sys
 import time
 import warnings
@@ -56,7 +57,7 @@ class Args:
     benchmarks: tuple[str, ...] = ()  # of the paper; default: all, if no --benchmark_file is given
     benchmark_file: tuple[Path, ...] = ()  # your own: JSONL with question and answer in each row
     data_dir: Path | None = None  # a folder with <benchmark>.jsonl, to read instead of the hub
-    output_dir: Path | None = None  # default: eval/ beside the model's folder
+    output_dir: Path | None = None  # default: eval/ in the run's folder, else runs/<model>/eval
 
     # The protocol
     num_samples: int | None = None  # answers to a problem; default: 16 (math500, gpqa_diamond: 1)
@@ -293,14 +294,26 @@ def evaluate(args: Args) -> int:
             merge(folder, name, problems[name])
         for complaint in score_and_print(folder, args.k):  # of what was not asked for now
             print(f"note: {complaint}", file=sys.stderr)
-        print(f"\nwritten: {folder}; pictures: python -m paper.plot {folder}")
+        print(f"\nwritten: {folder}; pictures: python -m paper.plot {shlex.quote(str(folder))}")
     return 0
 
 
+def run_of(model: str) -> Path | None:
+    """The folder of the training run in which a model lies, if it lies in one."""
+    folder = Path(model).resolve().parent
+    record = read_args(folder) if Path(model).is_dir() else {}
+    return folder if "args" in record and "protocol" not in record else None
+
+
 def default_folder(model: str) -> Path:
-    """runs/oswft/eval for the folder runs/oswft/final, runs/Qwen3-4B/eval for the hub's model."""
-    path = Path(model)
-    return (path.resolve().parent if path.is_dir() else Path("runs", path.name)) / "eval"
+    """Where an evaluation goes. In a run: eval/ for final/, eval-checkpoint-000050/ for that one.
+
+    Of any other model: runs/Qwen3-4B/eval for /models/Qwen3-4B as for Qwen/Qwen3-4B of the hub.
+    """
+    name, run = Path(model).resolve().name, run_of(model)
+    if run is None:
+        return Path("runs", name, "eval")
+    return run / ("eval" if name == "final" else f"eval-{name}")
 
 
 def load_all_problems(args: Args) -> dict[str, list[Problem]]:
@@ -370,11 +383,11 @@ def load_prompt(args: Args, folder: Path) -> PreTrainedTokenizerBase:
     It is then that of the run in whose folder the model lies, and the date may also be the one
     on which the evaluation in `folder` began.
     """
-    model, begun = Path(args.model), read_args(folder).get("protocol", {})
-    run = read_args(model.resolve().parent).get("args", {}) if model.is_dir() else {}
+    begun, run = read_args(folder).get("protocol", {}), run_of(args.model)
+    trained = read_args(run)["args"] if run else {}
     for name in PROMPT:
         if getattr(args, name) is None:
-            setattr(args, name, run.get(name))
+            setattr(args, name, trained.get(name))
     args.date = args.date or begun.get("date") or datetime.date.today().isoformat()
     tokenizer = load_tokenizer(args.model, args.prompt)
     if "strftime_now" not in str(tokenizer.chat_template):

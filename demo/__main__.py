@@ -37,28 +37,29 @@ def demo(output_dir: Path = Path("runs/demo"), steps: int = 60, seed: int = 0) -
         seed: of data, weights and sampling.
     """
     shutil.rmtree(output_dir, ignore_errors=True)
-    base = output_dir / "base"
-    heldout = " ".join(f"{base}/heldout/{tier}.jsonl" for tier in TIERS)
+    runs = shlex.quote(str(output_dir))
+    heldout = " ".join(f"{runs}/base/heldout/{tier}.jsonl" for tier in TIERS)
 
-    def evaluate(model: Path) -> None:
+    def evaluate(name: str, model: str) -> None:
         call(
-            f"python evaluate.py --model {model} --benchmark_file {heldout} --num_samples 8 "
-            f"--temperature 1 --top_p 1 --top_k 0 --seed {seed} {LENGTHS}"
+            f"python evaluate.py --model {runs}/{name}/{model} --output_dir {runs}/{name}/eval "
+            f"--benchmark_file {heldout} --num_samples 8 --temperature 1 --top_p 1 --top_k 0 "
+            f"--seed {seed} {LENGTHS}"
         )
 
     started = time.perf_counter()
-    call(f"python -m demo.tiny make --output_dir {base} --seed {seed}")
-    evaluate(base / "model")
+    call(f"python -m demo.tiny make --output_dir {runs}/base --seed {seed}")
+    evaluate("base", "model")
     for name, script in METHODS.items():
         call(
-            f"deepspeed --log_level error {script} --model {base}/model --data {base}/train.jsonl "
-            f"--output_dir {output_dir}/{name} --max_steps {steps} --seed {seed} {LENGTHS} "
-            "--max_length 128"
+            f"deepspeed --log_level error {script} --model {runs}/base/model "
+            f"--data {runs}/base/train.jsonl --output_dir {runs}/{name} --max_steps {steps} "
+            f"--seed {seed} {LENGTHS} --max_length 128"
         )
-        evaluate(output_dir / name / "final")
-    call(f"python -m paper.tables compare {output_dir}/sft/eval {output_dir}/oswft/eval")
-    runs = " ".join(f"{output_dir}/{name}" for name in ("base", *METHODS))
-    call(f"python -m paper.plot {runs} --output_dir {output_dir}/plots")
+        evaluate(name, "final")
+    call(f"python -m paper.tables compare {runs}/sft/eval {runs}/oswft/eval")
+    folders = " ".join(f"{runs}/{name}" for name in ("base", *METHODS))
+    call(f"python -m paper.plot {folders} --output_dir {runs}/plots")
 
     table = f"{scores_table(output_dir)}\n{time.perf_counter() - started:.0f} s in all\n"
     (output_dir / "report.txt").write_text(table)

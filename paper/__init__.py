@@ -4,6 +4,11 @@ from pathlib import Path
 
 
 def label(folder: Path) -> str:
-    """A run's name: oswft for runs/oswft as for runs/oswft/eval."""
+    """A run's name: oswft for runs/oswft as for runs/oswft/eval.
+
+    oswft-checkpoint-000050 for runs/oswft/eval-checkpoint-000050.
+    """
     absolute = folder.resolve()
-    return (absolute.parent if absolute.name == "eval" else absolute).name
+    if absolute.name == "eval" or absolute.name.startswith("eval-"):
+        return absolute.parent.name + absolute.name.removeprefix("eval")
+    return absolute.name

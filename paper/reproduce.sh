@@ -6,26 +6,36 @@
 #   ./paper/reproduce.sh table2 figure1          # whole tables and figures, one row after the other
 #   ./paper/reproduce.sh --tiny table1/0.6B/grpo # the same on the tiny model: minutes, no GPU
 #   ./paper/reproduce.sh --dry_run table3        # print the commands, run none
+#   ./paper/reproduce.sh --hostfile hosts table1 -- --gradient_checkpointing --vllm_memory 0.4
 #
+# What follows -- goes to every training script, but flags of vLLM and of the verifier not to SFT.
 # A run that several rows share is trained once. A run that was stopped goes on where it was. What
-# is done stays as it is, even if the data have changed since. Set these in the environment, as
-# absolute paths or relative to the repository: DATA, the training file (default: data/train.jsonl,
+# is done stays as it is, even if the data have changed since. Set these in the environment, like
+# the hostfile as absolute paths or relative to the repository: DATA, the training file (default: data/train.jsonl,
 # which `python -m prepare.curate` makes); BENCHMARKS, a folder with copies of the benchmarks,
 # instead of the hub; RUNS, where everything is written, one folder for one set of data.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.venv/bin:$PATH"
 
-tiny=false dry_run=false names=()
-for argument in "$@"; do
-  case "$argument" in
+tiny=false dry_run=false names=() hostfile=""
+while [ $# -gt 0 ]; do
+  case "$1" in
     --tiny) tiny=true ;;
     --dry_run) dry_run=true ;;
+    --hostfile) hostfile=${2?--hostfile needs a file} && shift ;;
+    --) shift && break ;;
     -h | --help) names=() && break ;;
-    -*) echo "error: unknown option $argument" >&2 && exit 2 ;;
-    *) names+=("$argument") ;;
+    -*) echo "error: unknown option $1" >&2 && exit 2 ;;
+    *) names+=("$1") ;;
   esac
+  shift
 done
+flags=("$@") # for the training scripts
+launch=(deepspeed --log_level error ${hostfile:+--hostfile "$hostfile"})
+if [ -n "$hostfile" ] && [ ! -f "$hostfile" ] && ! $dry_run; then # deepspeed would use one host
+  echo "error: $hostfile: no such file" >&2 && exit 2
+fi
 
 SIZES="0.6B 1.7B 4B"
 ROWS=$(
@@ -49,8 +59,12 @@ else
   vllm="--vllm_sleep"
 fi
 
+show() { # command...: as it can be typed
+  echo "\$$(printf ' %q' "$@")"
+}
+
 call() { # command...: show it, and run it
-  echo "\$ $*"
+  show "$@"
   if ! $dry_run; then "$@"; fi
 }
 
@@ -72,7 +86,7 @@ rate() { # the paper's learning rate; the tiny model needs a hundred times as mu
 
 train() { # run script arguments...: begin it, or go on with it, unless it is done; set $run
   run=$1
-  local script=$2
+  local script=$2 taken=true word
   shift 2
   set_model "$run"
   if $tiny; then
@@ -80,6 +94,13 @@ train() { # run script arguments...: begin it, or go on with it, unless it is do
   elif [ "$size" = 4B ]; then
     set -- --gradient_checkpointing "$@"
   fi
+  for word in "${flags[@]}"; do # a value goes the way of its flag
+    case "$script $word" in
+      "train_sft.py --"*vllm_* | "train_sft.py --verifier_workers"*) taken=false ;;
+      *" --"*) taken=true ;;
+    esac
+    if $taken; then set -- "$@" "$word"; fi
+  done
   if [ -e "$RUNS/$run/final" ]; then
     echo "# $RUNS/$run: done before"
     return
@@ -90,7 +111,7 @@ train() { # run script arguments...: begin it, or go on with it, unless it is do
     echo "error: $RUNS/$run holds a run without a checkpoint: if it is not going on, remove it" >&2
     exit 1
   fi
-  call deepspeed --log_level error "$script" --model "$model" --data "$data" \
+  call "${launch[@]}" "$script" --model "$model" --data "$data" \
     --output_dir "$RUNS/$run" "$@"
 }
 
@@ -125,20 +146,21 @@ evaluate() { # run: score its final model; of GRPO the checkpoint where the rewa
   elif [ -n "${BENCHMARKS:-}" ]; then
     arguments=(--data_dir "$BENCHMARKS")
   fi
-  call deepspeed --log_level error evaluate.py --model "$model" "${arguments[@]}" \
+  call "${launch[@]}" evaluate.py --model "$model" "${arguments[@]}" \
     --output_dir "$output_dir"
 }
 
 select_checkpoint() { # folder of a run of GRPO: set $model to one of its checkpoints
   local select=(python -m paper.select_checkpoint "$1")
-  model="\$(${select[*]})"
-  if $dry_run; then return; fi
-  if [ ! -e "$1/final" ]; then
+  show "${select[@]}"
+  if $dry_run; then
+    model=$1/checkpoint-SELECTED
+  elif [ -e "$1/final" ]; then
+    model=$("${select[@]}")
+  else
     echo "error: $1 has not come to its end" >&2
     exit 1
   fi
-  echo "\$ ${select[*]}"
-  model=$("${select[@]}")
 }
 
 print_table() { # run...: a row for each

@@ -14,6 +14,7 @@ from pathlib import Path
 import tyro
 
 from data import InputError, read_rows
+from run import checkpoints
 
 
 def select_step(
@@ -60,7 +61,7 @@ def select_checkpoint(run: Path, window: int = 10, margin: float = 0.02) -> Path
     rewards = [row.get("reward") for _, row in read_rows(str(metrics))]
     if None in rewards:
         raise InputError(f"{metrics}: has no reward, so it is not a run of GRPO")
-    folders = {int(path.name[-6:]): path for path in run.glob("checkpoint-*")}
+    folders = checkpoints(run)
     folders.pop(0, None)  # of a run that was stopped before its first step: the base model
     if not folders:
         raise InputError(f"{run}: there is no checkpoint")

@@ -22,6 +22,7 @@ from engine import Engine
 from loggers import OPEN
 from run import (
     Run,
+    checkpoints,
     claim_output_dir,
     hashes,
     is_out_of_memory,
@@ -276,6 +277,21 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before_it(one_rank, 
         run.step, run.engine.disk_is_full = 3, False
         run.save_checkpoint()
         assert [path.name for path in tmp_path.glob("*-*")] == ["checkpoint-000003"]
+
+
+def test_after_a_million_steps_the_newest_checkpoints_are_kept_and_resumed(
+    one_rank, stand_in, tmp_path
+):
+    (tmp_path / "checkpoint-best").mkdir()  # a copy of the user's own
+    args = Args(model="m", data="d", output_dir=str(tmp_path))
+    with make_run(args) as run:
+        for run.step in (999_998, 999_999, 1_000_000, 1_000_001):
+            run.save_checkpoint()
+    kept = [path.name for path in checkpoints(tmp_path).values()]
+    assert kept == ["checkpoint-1000000", "checkpoint-1000001"]
+    assert len(list(tmp_path.glob("checkpoint-*"))) == 3
+    args.resume = True
+    assert claim_output_dir(args) == tmp_path / kept[-1]
 
 
 def test_a_run_is_whole_from_its_construction_and_gives_the_signals_back(

@@ -147,7 +147,7 @@ def test_every_file_module_and_flag_that_is_named_exists(page):
     arguments = {
         name for path in sources for name in re.findall(r"^ *(\w+): ", path.read_text(), re.M)
     }
-    arguments |= {"dry_run", "tiny", "help"}
+    arguments |= {"dry_run", "tiny", "hostfile", "help"}
     for code in re.findall(r"`([^`\n]+)`", prose(page)):
         for flag in re.findall(r"(?:^| )--(\w+)", code):
             assert flag in arguments, f"`{code}`: no script has this argument"

@@ -20,7 +20,7 @@ from benchmarks import BENCHMARKS
 from conftest import ROOT, SHARED, launch, needs_shared
 from data import InputError, write_rows
 from evaluate import Args, pass_at_k
-from paper import tables
+from paper import label, tables
 
 # ---- the estimator
 
@@ -258,10 +258,11 @@ def test_ctrl_c_keeps_what_was_answered_with_the_right_verdicts(finished, tiny, 
 
 
 def test_two_ranks_answer_every_problem_once_and_alike(finished, tiny, tmp_path):
-    output = launch("evaluate.py", *settings(tiny, output_dir=tmp_path / "eval"), ranks=2)
+    folder = tmp_path / "an evaluation"
+    output = launch("evaluate.py", *settings(tiny, output_dir=folder), ranks=2)
     assert "answering (rank 0 of 2): 100%" in output and "768/768" in output
-    assert read(tmp_path / "eval") == read(finished)
-    assert results_of(tmp_path / "eval") == results_of(finished)
+    assert read(folder) == read(finished)
+    assert results_of(folder) == results_of(finished)
 
 
 def test_results_follow_from_the_samples_alone(finished, tmp_path, capsys):
@@ -284,6 +285,27 @@ def test_more_samples_are_added_to_those_that_are_there(finished, tiny, tmp_path
     assert "128/128" in result.stderr and lines(finished) < lines(folder)
     samples = {name: result["samples"] for name, result in results_of(folder).items()}
     assert samples == {"easy": 8, "middle": 8, "hard": 10}
+
+
+def test_each_model_is_evaluated_into_a_folder_of_its_own(tmp_path, monkeypatch):
+    run, models = tmp_path / "runs" / "oswft", tmp_path / "models"
+    for folder in (run / "final", run / "checkpoint-000050", models / "A", models / "B"):
+        folder.mkdir(parents=True)
+    (run / "args.json").write_text('{"args": {}}')
+    monkeypatch.chdir(tmp_path)
+    for model, folder in [
+        ("runs/oswft/final", run / "eval"),
+        ("runs/oswft/checkpoint-000050/", run / "eval-checkpoint-000050"),
+        (str(models / "A"), Path("runs/A/eval")),
+        ("models/B", Path("runs/B/eval")),
+        ("Qwen/Qwen3-4B", Path("runs/Qwen3-4B/eval")),
+    ]:
+        assert evaluate.default_folder(model) == folder
+    names = [label(run / name) for name in ("", "eval", "eval-checkpoint-000050")]
+    assert names == ["oswft", "oswft", "oswft-checkpoint-000050"]
+    # An evaluation beside a model does not make it one of a run.
+    (models / "args.json").write_text('{"args": {}, "protocol": {}}')
+    assert evaluate.default_folder("models/A") == Path("runs/A/eval")
 
 
 # ---- tables
@@ -510,6 +532,7 @@ def test_real_problems_with_the_real_vocabulary(tmp_path):
     arguments += ["--max_completion_length", 16, "--top_p", 1, "--top_k", 0]
     own = SHARED / "data" / "amc23.jsonl"
     names = ["aime24", "aime25", "math500"]
+    arguments += ["--output_dir", tmp_path / "eval"]
     result = call(*arguments, "--benchmarks", *names, "--benchmark_file", own)
     assert result.returncode == 0, result.stderr[-3000:]
     results = results_of(tmp_path / "eval")

@@ -64,7 +64,7 @@ def reproduce(*args, **env) -> subprocess.CompletedProcess:
 
 def parse(command: str) -> tuple[str, object]:
     """(what it calls, its arguments, read as what it calls reads them); it is not called."""
-    launchers = r"(deepspeed --log_level error|python -m) "
+    launchers = r"(deepspeed --log_level error( --hostfile \S+)?|python -m) "
     name = next(name for name in TAKES if re.match(f"{launchers}{re.escape(name)} ", command))
     words = shlex.split(command.split(f" {name} ", 1)[1])
     if isinstance(TAKES[name], type):
@@ -86,7 +86,7 @@ def parsed_commands(*args, **env) -> dict[str, list[tuple[str, object]]]:
         if line.startswith("# ---- "):
             row = rows.setdefault(line.removeprefix("# ---- "), [])
         elif line.startswith("$ "):
-            row.append(parse(re.sub(r"\$\((.+?)\)", r"'\1'", line.removeprefix("$ "))))
+            row.append(parse(line.removeprefix("$ ")))
     return rows
 
 
@@ -141,26 +141,48 @@ def test_every_row_is_the_papers_setting_and_every_command_is_taken(form, tmp_pa
         if name in TABLES:
             chosen = scored[0][1].model
             if script == "train_grpo.py":
-                called, selected = parse(chosen)
+                called, selected = commands[1]
                 assert called == "paper.select_checkpoint"
                 assert selected == {"run": Path(args.output_dir), "window": 10, "margin": 0.02}
+                assert chosen == f"{args.output_dir}/checkpoint-SELECTED"
             else:
                 assert chosen == f"{args.output_dir}/final"
 
 
 def test_a_row_runs_end_to_end_and_is_not_run_twice(tiny, tmp_path):
-    (tmp_path / "base").mkdir()
-    (tmp_path / "base" / "0.6B").symlink_to(tiny)
-    first = reproduce("--tiny", "table2/grpo/K2", RUNS=tmp_path)
+    runs = tmp_path / "a folder"
+    (runs / "base").mkdir(parents=True)
+    (runs / "base" / "0.6B").symlink_to(tiny)
+    first = reproduce("--tiny", "table2/grpo/K2", RUNS=runs)
     assert first.returncode == 0, first.stdout[-2000:] + first.stderr[-2000:]
-    run = tmp_path / "0.6B-grpo-G2-1e-6"
+    run = runs / "0.6B-grpo-G2-1e-6"
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 20
     results = json.loads((run / "eval" / "results.json").read_text())
     assert results["middle"]["pass@16"] >= results["middle"]["pass@1"] > 0.1
     evaluated = next(line for line in first.stdout.splitlines() if "evaluate.py" in line)
-    assert re.search(rf"--model {run}/checkpoint-0000(05|10|15|20) ", evaluated)
-    again = reproduce("--tiny", "table2/grpo/K2", RUNS=tmp_path)
+    model = parse(evaluated.removeprefix("$ "))[1].model
+    assert re.fullmatch(rf"{run}/checkpoint-0000(05|10|15|20)", model)
+    again = reproduce("--tiny", "table2/grpo/K2", RUNS=runs)
     assert again.returncode == 0 and again.stdout.count("done before") == 2
+
+
+def test_flags_reach_every_training_script_that_takes_them_and_the_hostfile_every_launch(tmp_path):
+    (tmp_path / "4B-grpo-G8-1e-6" / "checkpoint-000050").mkdir(parents=True)  # it was stopped
+    flags = ["--vllm_memory", "0.4", "--gradient_checkpointing", "--no_vllm_sleep"]
+    flags += ["--verifier_workers", "4", "--max_tokens_per_micro_batch", "4096"]
+    call = ["--hostfile", "hosts", "table1/4B", "--", *flags]
+    for row, commands in parsed_commands(*call, RUNS=tmp_path).items():
+        for script, args in commands:
+            if script.startswith("train_"):
+                args.check(world_size=8)
+                assert args.gradient_checkpointing and args.max_tokens_per_micro_batch == 4096
+                assert args.resume == (row == "table1/4B/grpo")
+            if script in ("train_oswft.py", "train_grpo.py"):
+                assert (args.vllm_memory, args.vllm_sleep, args.verifier_workers) == (0.4, False, 4)
+    shown = reproduce("--dry_run", *call, RUNS=tmp_path).stdout
+    assert shown.count("$ deepspeed") == shown.count("--hostfile hosts ") == 3 + 4
+    absent = reproduce("--hostfile", tmp_path / "hosts", "table1")
+    assert absent.returncode == 2 and absent.stderr == f"error: {tmp_path}/hosts: no such file\n"
 
 
 def test_a_name_that_does_not_exist_is_refused():

@@ -15,6 +15,7 @@ import torch
 from conftest import ROOT, SCRIPTS, SETTING, TINY_LENGTHS, launch, metrics, start, train
 from data import write_rows
 from paper.select_checkpoint import select_step
+from run import checkpoints
 from train_grpo import grpo_advantages
 
 SAMPLING = SCRIPTS[1:]
@@ -28,7 +29,7 @@ def rollouts(folder: Path, step: int) -> list[dict]:
 @pytest.fixture(scope="module")
 def whole_runs(tiny, tmp_path_factory) -> dict[str, Path]:
     """For each script a run of 8 steps over 2 ranks that nothing interrupts."""
-    folder = tmp_path_factory.mktemp("whole")
+    folder = tmp_path_factory.mktemp("whole runs")
     for script in SCRIPTS:
         train("--output_dir", folder / script, *SETTING[script], tiny=tiny, ranks=2, script=script)
     return {script: folder / script for script in SCRIPTS}
@@ -66,6 +67,12 @@ def test_a_run_leaves_what_the_readme_says(whole_runs, script):
         for key in row:
             prefix, _, suffix = key.rpartition("_")
             assert key in documented or {f"{prefix}_mean", f"_{suffix}"} <= documented, key
+
+
+def test_two_ranks_train_with_spaces_in_the_paths_of_model_data_and_output(whole_runs):
+    for script in SCRIPTS:
+        args = json.loads((whole_runs[script] / "args.json").read_text())["args"]
+        assert all(" " in args[name] for name in ("model", "data", "output_dir"))
 
 
 def test_the_metrics_of_osw_ft_agree_with_each_other(oswft_run):
@@ -207,7 +214,7 @@ def test_killed_stopped_and_resumed_equals_never_interrupted(whole_runs, tiny, t
         assert stopped.returncode != 0
         assert "go on with --resume" in output, output[-3000:]
         assert not list(run.glob("partial-*"))
-        saved = int(sorted(run.glob("checkpoint-*"))[-1].name[-6:])
+        saved = max(checkpoints(run))
         assert len(metrics(run)) == saved >= 5
 
     launch(script, *arguments, "--resume", ranks=2)
