@@ -1,6 +1,7 @@
 # make demo    installs into .venv if needed, then trains SFT, OSW-FT and GRPO from one tiny base
 # make test    installs into .venv if needed, the loggers too, then runs every test
 # make bench   installs what is compared with, too, and writes BENCHMARKS.md: most of an hour
+# make soak    kills, changes of shape and hostile answers at random, outside the tests: most of an hour
 # make lint    style and names
 
 PYTHON ?= python3
@@ -11,7 +12,7 @@ BENCH_INSTALLED := .venv/installed-requirements-bench.txt
 LOGGERS_INSTALLED := .venv/installed-requirements-loggers.txt
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: install demo test bench lint
+.PHONY: install demo test bench soak lint
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -45,6 +46,9 @@ test: $(LOGGERS_INSTALLED)
 
 bench: $(BENCH_INSTALLED)
 	@python -m bench
+
+soak: $(INSTALLED)
+	@OMP_WAIT_POLICY=passive python -u tests/soak.py
 
 lint: $(INSTALLED)
 	ruff check .

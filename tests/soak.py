@@ -1,0 +1,229 @@
+"""What no quick test can show: make soak (most of an hour on 2 cores).
+
+    python tests/soak.py                        # all three parts
+    python tests/soak.py --parts kills shapes   # some of them
+    python tests/soak.py --seed 7               # other moments, other shapes
+
+kills      20 kills with -9 at random moments, five each of SFT, OSW-FT, GRPO and the evaluation, on
+           2 ranks: in the end every file equals an undisturbed run's, to the last byte
+shapes     10 kills of one OSW-FT run, each followed by other ranks, another ZeRO stage and other
+           memory flags: in the end the metrics equal the undisturbed run's, up to rounding
+verdicts   5,000 random hostile answers among as many honest ones: no verdict is another than alone
+"""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import pytest
+import tyro
+from test_verify import HOSTILE
+from tqdm import tqdm
+
+from conftest import ROOT, SCRIPTS, SETTING, TINY_LENGTHS, metrics, start
+from data import read_rows
+from verify import Verifier
+
+STEPS = 24
+LENGTHS = [*TINY_LENGTHS, "--learning_rate", "1e-3"]
+
+
+@dataclass
+class Job:
+    """A script with its arguments, and the files that it must leave."""
+
+    script: str
+    call: list
+    folder: Path
+
+    def begin(self, *more, ranks: int = 2) -> subprocess.Popen:
+        begun = self.script != "evaluate.py" and any(self.folder.glob("checkpoint-*"))
+        resume = ["--resume"] if begun else []
+        if not begun and self.script != "evaluate.py":
+            shutil.rmtree(self.folder, ignore_errors=True)  # killed before its first checkpoint
+        call = [*self.call, "--output_dir", self.folder, *resume, *more]
+        return start(self.script, *call, ranks=ranks, start_new_session=True)
+
+    def finish(self, *more, ranks: int = 2) -> None:
+        process = self.begin(*more, ranks=ranks)
+        output, _ = process.communicate(timeout=1200)
+        assert process.returncode == 0, output[-4000:]
+
+    def progress(self) -> int:
+        """Rows so far: of the metrics, or of the answers."""
+        if self.script == "evaluate.py":
+            paths = list(self.folder.glob("samples/*"))
+        else:
+            paths = [self.folder / "metrics.jsonl"]
+        return sum(path.read_bytes().count(b"\n") for path in paths if path.exists())
+
+    def kill(self, rng: random.Random, rows: int, *more, ranks: int = 2) -> int:
+        """Start it, and kill all of it when it has so many more rows; returns how many it has."""
+        process, goal = self.begin(*more, ranks=ranks), None
+        while process.poll() is None:
+            if goal is None and self.progress():
+                goal = self.progress() + rows
+            if goal is not None and self.progress() >= goal:
+                time.sleep(rng.random())
+                break
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        for left in Path("/dev/shm").glob(f"deepspeed_*_{process.port}_*"):
+            left.unlink()
+        return self.progress()
+
+    def results(self) -> dict[str, bytes | list]:
+        """Every file that must be the same; metrics and answers without their seconds."""
+        if self.script == "evaluate.py":
+            rows = {path.name: read_rows(str(path)) for path in self.folder.glob("samples/*")}
+            return {name: [{**row, "seconds": 0} for _, row in rows[name]] for name in rows}
+        files = {"metrics": metrics(self.folder)}
+        for path in [*self.folder.glob("rollouts/*"), self.folder / "final" / "model.safetensors"]:
+            files[path.name] = path.read_bytes()
+        return files
+
+
+def jobs(tiny: Path, folder: Path) -> list[Job]:
+    data = ["--model", tiny / "model", "--data", tiny / "train.jsonl", *LENGTHS]
+    made = [
+        Job(script, [*data, *SETTING[script], "--max_steps", STEPS], folder / script)
+        for script in SCRIPTS
+    ]
+    problems = [tiny / "heldout" / f"{tier}.jsonl" for tier in ("easy", "middle", "hard")]
+    call = ["--model", tiny / "model", "--benchmark_file", *problems, *TINY_LENGTHS[2:]]
+    return [*made, Job("evaluate.py", call, folder / "evaluate.py")]
+
+
+def soak_kills(tiny: Path, folder: Path, rng: random.Random) -> str:
+    lines, whole, hurt = [], jobs(tiny, folder / "whole"), jobs(tiny, folder / "killed")
+    for reference, job in zip(whole, hurt, strict=True):
+        reference.finish()
+        most = 600 if job.script == "evaluate.py" else 6
+        rows = [job.kill(rng, rng.randrange(1, most)) for _ in range(5)]
+        job.finish()
+        assert job.results() == reference.results(), job.script
+        lines.append(f"{job.script}: killed with {rows} rows; {len(job.results())} files equal")
+        print(lines[-1], flush=True)
+    return "\n".join(lines)
+
+
+SHAPES = {
+    "--zero_stage": ("0", "1", "2", "3"),
+    "--max_tokens_per_micro_batch": ("200", "300", "2000"),
+    "--verifier_workers": ("1", "2", "3"),
+    "--vllm_memory": ("0.1", "0.2"),
+}
+SWITCHES = ("--gradient_checkpointing", "--cpu_offload")
+
+
+def soak_shapes(tiny: Path, folder: Path, rng: random.Random) -> str:
+    script = "train_oswft.py"
+    whole, job = (
+        Job(script, [*one.call, "--max_steps", 2 * STEPS], one.folder)
+        for one in (jobs(tiny, folder / "whole2")[1], jobs(tiny, folder / "shapes")[1])
+    )
+    whole.finish()
+    lines = []
+    for number in range(11):
+        ranks = rng.choice((1, 2, 4))
+        flags = [word for flag, values in SHAPES.items() for word in (flag, rng.choice(values))]
+        flags += [switch for switch in SWITCHES if rng.random() < 0.5]
+        if "--cpu_offload" in flags and flags[1] == "0":
+            flags[1] = "1"  # stage 0 has no offload
+        if number == 10:
+            job.finish(*flags, ranks=ranks)
+        else:
+            job.kill(rng, rng.randrange(2, 5), *flags, ranks=ranks)
+        lines.append(f"{ranks} ranks {' '.join(flags)}: {job.progress()} steps")
+        print(lines[-1], flush=True)
+    gaps = []
+    for ours, theirs in zip(metrics(job.folder), metrics(whole.folder), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-2, abs=1e-4), ours["step"]
+        gaps.append(abs(ours["loss"] / theirs["loss"] - 1))
+    lines.append(f"loss: relative difference, median {median(gaps):.1e}, most {max(gaps):.1e}")
+    print(lines[-1], flush=True)
+    return "\n".join(lines)
+
+
+def random_hostile(rng: random.Random) -> str:
+    """A known hostile answer as it is, inside of another, cut in two, or with noise in it."""
+    first, second = rng.choice(HOSTILE), rng.choice(HOSTILE)
+    cut = rng.randrange(len(first))
+    noise = "".join(rng.choice("\\{}^_$()0123456789abcxyz!+-*/= \n") for _ in range(40))
+    return rng.choice(
+        (
+            first,
+            f"{first} so {second}",
+            first[:cut] + second,
+            first[:cut] + noise + first[cut:],
+            rf"\boxed{{{first.removeprefix(chr(92) + 'boxed{')}",
+            rf"\boxed{{{rng.randrange(2, 99)}^{{{rng.randrange(10**6, 10**12)}^{{{cut + 2}}}}}}}",
+        )
+    )
+
+
+def soak_verdicts(tiny: Path, folder: Path, rng: random.Random, count: int = 5000) -> str:
+    honest = []
+    for n in range(count):
+        value, said = rng.randrange(-99, 999), rng.randrange(3)
+        answers = (str(value), rf"\frac{{{2 * value}}}{{2}}", str(value + 1 + n % 7))
+        honest.append((rf"So the answer is \boxed{{{answers[said]}}}.", str(value)))
+    # no hostile answer has such a value by chance
+    hostile = [(random_hostile(rng), f"{rng.randrange(10**8)}/7919") for _ in range(count)]
+    mixed = [*((pair, True) for pair in honest), *((pair, False) for pair in hostile)]
+    rng.shuffle(mixed)
+    with Verifier(2) as verifier:
+        alone = dict(zip(honest, verifier.score(*zip(*honest, strict=True)), strict=True))
+        started, verdicts = time.monotonic(), []
+        for begin in tqdm(range(0, len(mixed), 200), desc="verdicts", unit="200 answers"):
+            pairs = [pair for pair, _ in mixed[begin : begin + 200]]
+            verdicts += verifier.score(*zip(*pairs, strict=True))
+        seconds = time.monotonic() - started
+    judged = [(*one, verdict) for one, verdict in zip(mixed, verdicts, strict=True)]
+    wrong = [pair for pair, honest, verdict in judged if honest and verdict != alone[pair]]
+    fooled = [pair for pair, honest, verdict in judged if not honest and verdict]
+    right = sum(alone[pair] for pair in honest)
+    line = (
+        f"{count} honest answers ({right} right) among {count} hostile ones, {seconds:.0f} s: "
+        f"{len(wrong)} honest verdicts changed, {len(fooled)} hostile answers right"
+    )
+    print(line, flush=True)
+    assert not wrong and not fooled, (wrong[:3], [pair[0][:80] for pair in fooled[:3]])
+    return line
+
+
+PARTS = {"kills": soak_kills, "shapes": soak_shapes, "verdicts": soak_verdicts}
+
+
+def main(
+    parts: tuple[str, ...] = tuple(PARTS), seed: int = 0, output_dir: Path = Path("runs/soak")
+) -> None:
+    """Soak; the folder is emptied first.
+
+    Args:
+        parts: kills, shapes, verdicts.
+        seed: of the moments, the shapes and the answers.
+    """
+    shutil.rmtree(output_dir, ignore_errors=True)
+    folder = output_dir.absolute()
+    tiny = folder / "tiny"
+    make = [sys.executable, "-m", "demo.tiny", "make", "--output_dir", tiny]
+    subprocess.run(make, cwd=ROOT, check=True, capture_output=True)
+    report = []
+    for part in parts:
+        started = time.monotonic()
+        said = PARTS[part](tiny, folder, random.Random(seed))
+        report.append(f"{part}, {(time.monotonic() - started) / 60:.0f} minutes\n{said}\n")
+    print("\n" + "\n".join(report))
+
+
+if __name__ == "__main__":
+    tyro.cli(main, description=__doc__, use_underscores=True)

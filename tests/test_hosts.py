@@ -1,0 +1,71 @@
+"""Several hosts, each with its own launcher, on loopback; and torchrun in deepspeed's place."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from conftest import ROOT, SETTING, TINY_LENGTHS, free_port, metrics, train
+
+BIN = Path(sys.executable).parent
+
+
+def arguments(tiny: Path, script: str, run: Path) -> list:
+    data = ["--model", tiny / "model", "--data", tiny / "train.jsonl", "--output_dir", run]
+    return [script, *data, *TINY_LENGTHS, "--learning_rate", "1e-3", *SETTING[script]]
+
+
+def start_hosts(tmp_path: Path, *call) -> list[subprocess.Popen]:
+    """Two hosts of one rank, started as on their own terminals."""
+    (tmp_path / "hosts").write_text("hosta slots=1\nhostb slots=1\n")
+    command = [BIN / "deepspeed", "--log_level", "error", "--hostfile", tmp_path / "hosts"]
+    command += ["--no_ssh", "--master_addr", "127.0.0.1", "--master_port", free_port()]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": ROOT}
+    return [
+        subprocess.Popen([*map(str, [*command, "--node_rank", node, *call])], **streams)
+        for node in range(2)
+    ]
+
+
+def rank_of(host: subprocess.Popen, script: str) -> psutil.Process:
+    below = psutil.Process(host.pid).children(recursive=True)
+    [rank] = [process for process in below if process.cmdline()[1:3] == ["-u", script]]
+    return rank
+
+
+def test_two_hosts_train_one_is_killed_and_both_resume(tiny, tmp_path):
+    script = "train_oswft.py"
+    call = arguments(tiny, script, tmp_path / "run")
+    hosts, rows = start_hosts(tmp_path, *call), tmp_path / "run" / "metrics.jsonl"
+    while not rows.exists() or len(rows.read_text().splitlines()) < 3:
+        assert all(host.poll() is None for host in hosts), hosts[0].stdout.read()[-4000:]
+        time.sleep(0.05)
+    rank_of(hosts[1], script).kill()
+    killed = time.monotonic()
+    outputs = [host.communicate(timeout=60)[0] for host in hosts]
+    assert time.monotonic() - killed < 60 and all(host.returncode for host in hosts)
+    said = [line for output in outputs for line in output.splitlines() if line[:5] == "error"]
+    assert len(said) == 1 and said[0].startswith("error: rank 1 on "), outputs
+    assert "Traceback" not in "".join(outputs)
+
+    hosts = start_hosts(tmp_path, *call, "--resume")
+    outputs = [host.communicate(timeout=300)[0] for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], outputs[0][-4000:]
+    train("--output_dir", tmp_path / "whole", *SETTING[script], tiny=tiny, ranks=2, script=script)
+    for ours, theirs in zip(metrics(tmp_path / "run"), metrics(tmp_path / "whole"), strict=True):
+        for key, value in theirs.items():
+            assert ours[key] == pytest.approx(value, rel=1e-3, abs=1e-5), (ours["step"], key)
+
+
+def test_torchrun_starts_what_deepspeed_starts(tiny, tmp_path):
+    script = "train_sft.py"
+    launcher = [BIN / "torchrun", "--nproc_per_node", "2", "--master_port", free_port()]
+    call = [*launcher, *arguments(tiny, script, tmp_path / "run")]
+    result = subprocess.run([*map(str, call)], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-4000:]
+    train("--output_dir", tmp_path / "other", *SETTING[script], tiny=tiny, ranks=2, script=script)
+    for ours, theirs in zip(metrics(tmp_path / "run"), metrics(tmp_path / "other"), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6)
