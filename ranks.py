@@ -36,7 +36,7 @@ def share_cores() -> None:
 
     vLLM leaves torch a single thread where the variable is not set.
     """
-    # LOCAL_SIZE is what the deepspeed launcher sets, and its C++ code reads; torchrun's is longer
+    # DeepSpeed's C++ code reads LOCAL_SIZE, as its launcher sets it; torchrun has another name
     os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))
     threads = max(1, len(os.sched_getaffinity(0)) // int(os.environ["LOCAL_SIZE"]))
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
@@ -53,12 +53,16 @@ def clear_stale_lock() -> None:
         return  # torch lets it wait for the first
     root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
     for lock in root.glob("**/deepspeed_*/lock"):
-        print(f"{lock}: another process compiles DeepSpeed's CPU op: waiting", file=sys.stderr)
+        print(
+            f"{lock}: waiting for whoever compiles DeepSpeed's CPU op; if nobody does, the lock is "
+            f"removed when it is {LOCK_AGE} seconds old",
+            file=sys.stderr,
+        )
         with contextlib.suppress(FileNotFoundError):  # it is released while we look
             while True:
                 if time.time() - lock.stat().st_mtime > LOCK_AGE and not _is_open(lock):
                     lock.unlink()
-                    print(f"{lock}: removed, its process was killed", file=sys.stderr)
+                    print(f"{lock}: removed", file=sys.stderr)
                 time.sleep(0.5)
 
 
@@ -66,7 +70,7 @@ def _is_open(path: Path) -> bool:
     """Whether a process of this host, as far as we may look, has the file open."""
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         try:
-            if link.readlink() == path:
+            if link.readlink() == path.resolve():
                 return True
         except OSError:
             pass  # it was closed just now, or is none of ours

@@ -6,6 +6,7 @@ states.py go_on FOLDER   loads that, over any number of ranks and with each ZeRO
 """
 
 import copy
+import shutil
 import sys
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 import train_sft
-from data import Trajectory
+from data import InputError, Trajectory
 from engine import STATE_KEYS, Engine, init_distributed, load_model
 
 LEARNING_RATE = 1e-3
@@ -97,6 +98,25 @@ def go_on(folder: Path, precision: str, zero_stage: int, cpu_offload: bool = Fal
         print("went on", dist.get_world_size(), precision, zero_stage, cpu_offload, flush=True)
 
 
+def refuse_damaged(folder: Path) -> None:
+    """A state of which a part is missing, or half a file is left."""
+    for damage in ("half", "none"):
+        broken = folder / f"{damage}-{dist.get_world_size()}"
+        if dist.get_rank() == 0:
+            shutil.copytree(folder / "fp32", broken)
+            [path] = (broken / "state").iterdir()
+            path.write_bytes(path.read_bytes()[:100_000])
+            if damage == "none":
+                path.unlink()
+        dist.barrier()
+        engine = make_engine(broken, "fp32", 2, False)
+        with pytest.raises(InputError, match="not a complete checkpoint") as error:
+            engine.load_state(broken)
+        assert "\n" not in str(error.value)
+        if dist.get_rank() == 0:
+            print("refused", damage, flush=True)
+
+
 if __name__ == "__main__":
     mode, folder = sys.argv[-2], Path(sys.argv[-1])
     init_distributed()
@@ -108,3 +128,5 @@ if __name__ == "__main__":
             go_on(folder, precision, zero_stage)
         go_on(folder, precision, 3, cpu_offload=True)
         go_on(folder, precision, 1, cpu_offload=True)
+    if mode == "go_on":
+        refuse_damaged(folder)
