@@ -49,18 +49,15 @@ def clear_stale_lock() -> None:
     torch waits for that lock without a word, for ever. It is stale when no process of this host
     has it open, and when it is so old that another host with the same home has no use for it.
     """
-    if int(os.environ["LOCAL_RANK"]) > 0:
-        return  # torch lets it wait for the first
+    first = int(os.environ["LOCAL_RANK"]) == 0  # only it speaks and removes
     root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
     for lock in root.glob("**/deepspeed_*/lock"):
-        print(
-            f"{lock}: waiting for whoever compiles DeepSpeed's CPU op; if nobody does, the lock is "
-            f"removed when it is {LOCK_AGE} seconds old",
-            file=sys.stderr,
-        )
+        if first:
+            said = "waiting for whoever compiles DeepSpeed's CPU op; if nobody does, the lock is"
+            print(f"{lock}: {said} removed when it is {LOCK_AGE} s old", file=sys.stderr)
         with contextlib.suppress(FileNotFoundError):  # it is released while we look
-            while True:
-                if time.time() - lock.stat().st_mtime > LOCK_AGE and not _is_open(lock):
+            while age := time.time() - lock.stat().st_mtime:
+                if first and age > LOCK_AGE and not _is_open(lock):
                     lock.unlink()
                     print(f"{lock}: removed", file=sys.stderr)
                 time.sleep(0.5)
@@ -140,8 +137,8 @@ def _watch(rank: int, advice: str) -> None:
             if word == LEFT or _left.is_set():
                 continue
             if word != SAID and rank <= 1:  # rank 1 speaks if rank 0 cannot
-                why = "if it did not say why, it was killed, perhaps because memory ran out"
-                print(f"\nerror: {name} has ended; {why}; {advice}", file=sys.stderr, flush=True)
+                why = "if it did not say why, it was killed (out of memory?) or is out of reach"
+                print(f"\nerror: {name} is gone; {why}; {advice}", file=sys.stderr, flush=True)
             _tell(SAID)
             os._exit(1)
 

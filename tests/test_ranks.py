@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -101,10 +100,5 @@ def test_the_lock_of_a_killed_compiler_is_removed_and_a_living_one_s_is_not(
     assert process.wait() == 0  # it was waited for
     assert not lock.exists()
     said = capsys.readouterr().err.splitlines()
-    assert (len(said) == 2 and "is being compiled" in said[0]) or "another process" in said[0]
-    assert said[1] == f"{lock}: removed, its process was killed"
-
-    Path(lock).touch()
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    ranks.clear_stale_lock()  # the first rank of the host does it
-    assert lock.exists()
+    assert len(said) == 2 and "waiting for whoever compiles" in said[0]
+    assert said[1] == f"{lock}: removed"
