@@ -264,7 +264,7 @@ def load_training_data(
 # The output folder
 
 # A resumed run may change these: they do not affect the steps that are done,
-FREE_ARGS = ("resume", "max_steps", "save_every", "keep_checkpoints", "logger")
+FREE_ARGS = ("resume", "num_epochs", "max_steps", "save_every", "keep_checkpoints", "logger")
 # or only their rounding,
 SHAPE_ARGS = (
     *("world_size", "zero_stage", "max_tokens_per_micro_batch", "gradient_checkpointing"),
