@@ -24,11 +24,11 @@ from statistics import median
 
 import pytest
 import tyro
-from test_verify import HOSTILE
 from tqdm import tqdm
 
-from conftest import ROOT, SCRIPTS, SETTING, TINY_LENGTHS, metrics, start
+from conftest import ROOT, SCRIPTS, SETTING, TINY_LENGTHS, metrics, start  # finds the modules, too
 from data import read_rows
+from test_verify import HOSTILE
 from verify import Verifier
 
 STEPS = 24
