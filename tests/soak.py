@@ -31,7 +31,7 @@ from data import read_rows
 from test_verify import HOSTILE
 from verify import Verifier
 
-STEPS = 24
+STEPS = {"train_sft.py": 240, "train_oswft.py": 48, "train_grpo.py": 24}
 LENGTHS = [*TINY_LENGTHS, "--learning_rate", "1e-3"]
 
 
@@ -64,16 +64,13 @@ class Job:
             paths = [self.folder / "metrics.jsonl"]
         return sum(path.read_bytes().count(b"\n") for path in paths if path.exists())
 
-    def kill(self, rng: random.Random, rows: int, *more, ranks: int = 2) -> int:
-        """Start it, and kill all of it when it has so many more rows; returns how many it has."""
-        process, goal = self.begin(*more, ranks=ranks), None
-        while process.poll() is None:
-            if goal is None and self.progress():
-                goal = self.progress() + rows
-            if goal is not None and self.progress() >= goal:
-                time.sleep(rng.random())
-                break
+    def kill(self, rows: int, rng: random.Random, *more, ranks: int = 2) -> int:
+        """Start it, and kill all of it when it has so many rows; returns how many it has then."""
+        process = self.begin(*more, ranks=ranks)
+        while self.progress() < rows:
+            assert process.poll() is None, process.stdout.read()[-4000:]
             time.sleep(0.02)
+        time.sleep(0.2 * rng.random())
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         for left in Path("/dev/shm").glob(f"deepspeed_*_{process.port}_*"):
@@ -94,7 +91,7 @@ class Job:
 def jobs(tiny: Path, folder: Path) -> list[Job]:
     data = ["--model", tiny / "model", "--data", tiny / "train.jsonl", *LENGTHS]
     made = [
-        Job(script, [*data, *SETTING[script], "--max_steps", STEPS], folder / script)
+        Job(script, [*data, *SETTING[script], "--max_steps", STEPS[script]], folder / script)
         for script in SCRIPTS
     ]
     problems = [tiny / "heldout" / f"{tier}.jsonl" for tier in ("easy", "middle", "hard")]
@@ -106,8 +103,8 @@ def soak_kills(tiny: Path, folder: Path, rng: random.Random) -> str:
     lines, whole, hurt = [], jobs(tiny, folder / "whole"), jobs(tiny, folder / "killed")
     for reference, job in zip(whole, hurt, strict=True):
         reference.finish()
-        most = 600 if job.script == "evaluate.py" else 6
-        rows = [job.kill(rng, rng.randrange(1, most)) for _ in range(5)]
+        part = reference.progress() // 6
+        rows = [job.kill(part * n + rng.randrange(1, part), rng) for n in range(5)]
         job.finish()
         assert job.results() == reference.results(), job.script
         lines.append(f"{job.script}: killed with {rows} rows; {len(job.results())} files equal")
@@ -125,11 +122,7 @@ SWITCHES = ("--gradient_checkpointing", "--cpu_offload")
 
 
 def soak_shapes(tiny: Path, folder: Path, rng: random.Random) -> str:
-    script = "train_oswft.py"
-    whole, job = (
-        Job(script, [*one.call, "--max_steps", 2 * STEPS], one.folder)
-        for one in (jobs(tiny, folder / "whole2")[1], jobs(tiny, folder / "shapes")[1])
-    )
+    whole, job = (jobs(tiny, folder / name)[1] for name in ("one shape", "shapes"))
     whole.finish()
     lines = []
     for number in range(11):
@@ -141,7 +134,7 @@ def soak_shapes(tiny: Path, folder: Path, rng: random.Random) -> str:
         if number == 10:
             job.finish(*flags, ranks=ranks)
         else:
-            job.kill(rng, rng.randrange(2, 5), *flags, ranks=ranks)
+            job.kill(4 * number + rng.randrange(1, 5), rng, *flags, ranks=ranks)
         lines.append(f"{ranks} ranks {' '.join(flags)}: {job.progress()} steps")
         print(lines[-1], flush=True)
     gaps = []
