@@ -28,8 +28,11 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import (
     safe_get_full_fp32_param,
     safe_get_full_optimizer_state,
+    safe_get_local_fp32_param,
     safe_set_full_fp32_param,
     safe_set_full_optimizer_state,
+    safe_set_local_fp32_param,
+    safe_set_local_optimizer_state,
 )
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -51,7 +54,7 @@ from data import (
 from logprobs import LogprobModel
 from prompts import stop_token_ids
 from ranks import clear_stale_lock, share_cores, watch
-from run import TrainArgs
+from run import TrainArgs, is_out_of_memory
 
 GATHER_BYTES = 2**30  # parameters gathered at a time under ZeRO-3
 STATE_BYTES = 2**28  # parameters whose state goes into one file
@@ -80,7 +83,7 @@ def init_distributed() -> int:
     cpp_extension.TORCH_LIB_PATH = shlex.quote(cpp_extension.TORCH_LIB_PATH)
     clear_stale_lock()
     deepspeed.init_distributed(verbose=False)
-    watch("go on with --resume")
+    watch("go on with --resume, if a checkpoint was written")
     # On CPU, DeepSpeed leaves a buffer of 66 MiB in shared memory for every rank and port.
     dist.barrier()  # now each rank has opened those of the others, and the names can go
     place = "_".join([str(os.getuid()), os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]])
@@ -122,6 +125,8 @@ def load_model(path_or_hub_id: str, max_length: int) -> PreTrainedModel:
             path_or_hub_id, config=config, output_loading_info=True
         )
     except Exception as error:  # transformers and safetensors raise many types
+        if is_out_of_memory(error):
+            raise
         reason = f"cannot load a model from there: {first_line(error)}"
         raise InputError(f"{path_or_hub_id}: {reason}") from error
     if missing := sorted(report["missing_keys"]):  # transformers makes random ones in their place
@@ -198,7 +203,10 @@ class Engine:
             config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
         self.engine, *_ = deepspeed.initialize(model=model, optimizer=self.adam, config=config)
         self.device = self.engine.device
-        self.zero_stage, self.num_steps = zero_stage, 0
+        self.zero_stage = zero_stage
+        self._count_steps(0)  # at stage 0 in bf16 DeepSpeed has taken one already, on nothing
+        if zero_stage == 3:
+            self._clear_padding()
         if zero_stage == 0:  # in bf16 DeepSpeed gives Adam fp32 copies, in the same order
             pairs = zip(self.model.parameters(), self.adam.param_groups[0]["params"], strict=True)
             self._full_weights = dict(pairs)
@@ -219,6 +227,14 @@ class Engine:
         if checkpoint:
             engine.load_state(checkpoint)
         return engine
+
+    @torch.no_grad()
+    def _clear_padding(self) -> None:
+        """Make the numbers zero that fill up ZeRO-3's last shards; DeepSpeed sets them to none."""
+        for parameter in self.model.parameters():
+            shard = safe_get_local_fp32_param(parameter)
+            shard[max(0, parameter.ds_numel - dist.get_rank() * shard.numel()) :] = 0
+            safe_set_local_fp32_param(parameter, shard)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -398,6 +414,8 @@ class Engine:
         do not depend on the number of ranks or the ZeRO stage.
         """
         (folder / "state").mkdir(parents=True, exist_ok=True)
+        if self.num_steps == 0:  # a run that was stopped in its first rollout
+            self._make_moments()
         for number, bucket in enumerate(self._buckets(STATE_BYTES)):
             writes = number % dist.get_world_size() == dist.get_rank()
             tensors = {}
@@ -415,12 +433,14 @@ class Engine:
 
         A collective. Raises InputError if something is missing.
         """
-        self._step_on_nothing()  # now Adam has its moments, in whatever shards DeepSpeed made
+        self._make_moments()
         with contextlib.ExitStack() as stack:
             paths = sorted((folder / "state").glob("*.safetensors"))
             try:
                 files = [stack.enter_context(safe_open(path, "pt")) for path in paths]
-                where = {key: file for file in files for key in file.keys()}  # noqa: SIM118 (not a dict)
+                where = {}
+                for file in files:
+                    where |= dict.fromkeys(file.keys(), file)
                 for name, parameter in self.model.named_parameters():
                     for key in STATE_KEYS:
                         tensor = where[f"{name}.{key}"].get_tensor(f"{name}.{key}")
@@ -428,16 +448,20 @@ class Engine:
             except (OSError, KeyError, SafetensorError) as error:
                 reason = f"not a complete checkpoint: {first_line(error)}"
                 raise InputError(f"{folder}: {reason}") from error
-            self.num_steps = int(files[0].metadata()["step"])
-        for state in self.adam.state.values():
-            state["step"].fill_(self.num_steps)
+            self._count_steps(int(files[0].metadata()["step"]))
 
-    def _step_on_nothing(self) -> None:
-        """A step with gradient zero and no moments, which changes no weight."""
+    def _make_moments(self) -> None:
+        """Let Adam make its moments, in whatever shards: a step with gradient 0 moves no weight."""
         row = Trajectory("nothing", [0], [0])
         for batch in self.passes([row], max_tokens=2, keep=torch.zeros(1)):
             self.backward(self.logprobs(batch).sum())
         self.step()
+        self._count_steps(0)
+
+    def _count_steps(self, num_steps: int) -> None:
+        self.num_steps = num_steps
+        for state in self.adam.state.values():
+            state["step"].fill_(num_steps)
 
     def _get_state(self, parameter: torch.nn.Parameter, key: str) -> torch.Tensor:
         """One of STATE_KEYS of a parameter, in full, fp32. A collective."""
@@ -452,7 +476,15 @@ class Engine:
     def _set_state(self, parameter: torch.nn.Parameter, key: str, value: torch.Tensor) -> None:
         if self.zero_stage == 0:
             self._get_state(parameter, key).copy_(value)
-        elif key == "master":
-            safe_set_full_fp32_param(parameter, value)
+            return
+        set_weight, set_moment = safe_set_full_fp32_param, safe_set_full_optimizer_state
+        if self.zero_stage == 3:  # there the functions above forget that shards are padded
+            set_weight, set_moment = safe_set_local_fp32_param, safe_set_local_optimizer_state
+            size = parameter.ds_tensor.numel()
+            padding = size * dist.get_world_size() - value.numel()
+            padded = torch.nn.functional.pad(value.flatten(), (0, padding))
+            value = padded.narrow(0, size * dist.get_rank(), size)
+        if key == "master":
+            set_weight(parameter, value)
         else:
-            safe_set_full_optimizer_state(parameter, value, key)
+            set_moment(parameter, value, key)

@@ -28,7 +28,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch.distributed as dist
@@ -45,7 +45,6 @@ from verify import Verifier
 
 RESAMPLES = 10_000  # of a bootstrap, and of a test
 KEEP_EVERY = 1.0  # seconds after which finished answers are checked and written
-GO_ON = "what was answered is kept: the same command goes on"
 PROMPT = tuple(Prompt.__dataclass_fields__)  # system_prompt, prompt_suffix, date
 # An evaluation with another value of one of these needs another folder.
 PROTOCOL = ("temperature", "top_p", "top_k", "max_completion_length", "precision", "seed", *PROMPT)
@@ -78,15 +77,12 @@ class Args:
     vllm_memory: float = 0.9  # share of the GPU's (on CPU: the host's) memory for vLLM
     verifier_workers: int = 2  # processes per rank that check answers
 
+    go_on: ClassVar[str] = "what was answered is kept: the same command goes on"
+
     @property
     def prompt(self) -> Prompt:
         """What a prompt holds beside the question."""
         return Prompt(self.system_prompt, self.prompt_suffix, self.date)
-
-    @property
-    def go_on(self) -> str:
-        """How an evaluation that has failed goes on, for the end of a message."""
-        return GO_ON
 
     def check(self) -> None:
         """Raise InputError for what cannot work, before anything is loaded or written."""
@@ -279,11 +275,11 @@ class Request:
 
 def evaluate(args: Args) -> int:
     """Sample what is missing, on all ranks; rank 0 scores and prints. Returns the exit status."""
-    folder = args.output_dir or default_folder(args.model)
-    args.check()
     if "RANK" in os.environ:  # gloo: only lists travel. A rank may wait long for the slowest.
         dist.init_process_group("gloo", timeout=timedelta(days=7))
-        watch(GO_ON)
+        watch(args.go_on)
+    args.check()
+    folder = args.output_dir or default_folder(args.model)
     problems, missing = on_rank_0(lambda: find_missing(args, folder))
     if missing:
         answer_requests(args, folder, missing)

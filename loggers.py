@@ -12,16 +12,20 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from data import InputError, first_line
+from data import InputError, first_line, one_line
 
 Opened = tuple[float, Callable[[dict, int], None], Callable[[bool], None]]
 
 
 class Logger:
-    """Takes the rows of metrics.jsonl: first those that are there, as it may lack some of them."""
+    """Takes the rows of metrics.jsonl: first those that are there, as it may lack some of them.
+
+    No logger ends a run: from its first error on it gets nothing more. A resumed run brings the
+    rows that it lacks.
+    """
 
     def __init__(self, name: str, folder: Path, run_id: str, config: dict, rows: Iterable[dict]):
-        self.first_step, self.write, self.close = OPEN[name](folder, run_id, config)
+        self.first_step, self.write, self.finish = OPEN[name](folder, run_id, config)
         for row in rows:
             self.log(row)
 
@@ -29,7 +33,18 @@ class Logger:
         """Log a row, unless its step is there already."""
         if row["step"] >= self.first_step:
             values = {key: +value for key, value in row.items()}  # a bool becomes 0 or 1
-            self.write(values, values.pop("step"))
+            self._try(self.write, values, values.pop("step"))
+
+    def close(self, failed: bool) -> None:
+        """Write out what is left; `failed` is shown as the run's end."""
+        self._try(self.finish, failed)
+
+    def _try(self, call: Callable, *args) -> None:
+        try:
+            call(*args)
+        except Exception as error:  # Ctrl-C may have ended the package's own process
+            print(f"the logger failed, the run goes on: {one_line(error)}", file=sys.stderr)
+            self.first_step = float("inf")
 
 
 def check_logger(name: str) -> None:

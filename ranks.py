@@ -39,6 +39,8 @@ def share_cores() -> None:
     # DeepSpeed's C++ code reads LOCAL_SIZE, as its launcher sets it; torchrun has another name
     os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))
     threads = max(1, len(os.sched_getaffinity(0)) // int(os.environ["LOCAL_SIZE"]))
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1":
+        del os.environ["OMP_NUM_THREADS"]  # nobody's wish: torchrun sets it
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
@@ -55,8 +57,9 @@ def clear_stale_lock() -> None:
         if first:
             said = "waiting for whoever compiles DeepSpeed's CPU op; if nobody does, the lock is"
             print(f"{lock}: {said} removed when it is {LOCK_AGE} s old", file=sys.stderr)
-        with contextlib.suppress(FileNotFoundError):  # it is released while we look
-            while age := time.time() - lock.stat().st_mtime:
+        with contextlib.suppress(FileNotFoundError):
+            while True:
+                age = time.time() - lock.stat().st_mtime  # fails when the lock is gone
                 if first and age > LOCK_AGE and not _is_open(lock):
                     lock.unlink()
                     print(f"{lock}: removed", file=sys.stderr)
@@ -75,18 +78,11 @@ def _is_open(path: Path) -> bool:
 
 
 def on_rank_0(function: Callable):
-    """What `function` returns on rank 0, for every rank; all raise its InputError. A collective."""
+    """What `function` returns on rank 0, for every rank; if it raises, all end. A collective."""
     if not dist.is_initialized():  # an evaluation in one process
         return function()
-    outcome = [None]
-    if dist.get_rank() == 0:
-        try:
-            outcome = [function()]
-        except InputError as error:
-            outcome = [error]
+    outcome = [function() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(outcome)
-    if isinstance(outcome[0], InputError):
-        raise outcome[0]
     return outcome[0]
 
 
@@ -105,25 +101,35 @@ def watch(advice: str) -> None:
     address = [server.getsockname()[1], secrets.token_bytes(16)] if server else [None, None]
     dist.broadcast_object_list(address)
     port, token = address
-    if server:
-        server.settimeout(JOIN_TIMEOUT)
-        while len(_peers) < world_size - 1:
-            peer, _ = server.accept()
-            peer.settimeout(10)
-            hello = peer.recv(1024)
-            if hello.startswith(token):  # else a stranger
-                _peers[peer] = hello.removeprefix(token).decode()
-        server.close()
-    else:
-        peer = socket.create_connection((os.environ["MASTER_ADDR"], port), timeout=JOIN_TIMEOUT)
-        peer.sendall(token + f"rank {rank} on {socket.gethostname()}".encode())
-        _peers[peer] = f"rank 0 on {os.environ['MASTER_ADDR']}"
+    try:
+        if server:
+            _accept(server, token, world_size - 1)
+        else:
+            peer = socket.create_connection((os.environ["MASTER_ADDR"], port), JOIN_TIMEOUT)
+            peer.sendall(token + f"rank {rank} on {socket.gethostname()}".encode())
+            _peers[peer] = f"rank 0 on {os.environ['MASTER_ADDR']}"
+    except OSError as error:
+        where = f"{os.environ['MASTER_ADDR']}:{port}"
+        raise InputError(f"rank {rank}: no connection to {where}: {error}; a firewall?") from error
     for peer in _peers:
         peer.settimeout(None)
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a host may vanish
         for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
             peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
     threading.Thread(target=_watch, args=(rank, advice), daemon=True).start()
+
+
+def _accept(server: socket.socket, token: bytes, count: int) -> None:
+    """Wait until so many ranks have named themselves."""
+    server.settimeout(JOIN_TIMEOUT)
+    with server:
+        while len(_peers) < count:
+            peer, _ = server.accept()
+            peer.settimeout(10)
+            with contextlib.suppress(OSError):  # a stranger who says nothing
+                hello = peer.recv(1024)
+                if hello.startswith(token):
+                    _peers[peer] = hello.removeprefix(token).decode()
 
 
 def _watch(rank: int, advice: str) -> None:
@@ -136,7 +142,8 @@ def _watch(rank: int, advice: str) -> None:
             name = _peers.pop(peer)
             if word == LEFT or _left.is_set():
                 continue
-            if word != SAID and rank <= 1:  # rank 1 speaks if rank 0 cannot
+            # If rank 0 is gone all others see it: rank 1 says so, and the first of each host.
+            if word != SAID and (rank <= 1 or os.environ["LOCAL_RANK"] == "0"):
                 why = "if it did not say why, it was killed (out of memory?) or is out of reach"
                 print(f"\nerror: {name} is gone; {why}; {advice}", file=sys.stderr, flush=True)
             _tell(SAID)
@@ -161,11 +168,15 @@ def fail(reason: str, status: int = 1) -> NoReturn:
     The process ends without cleaning up: other ranks may be waiting for it.
     """
     rank = int(os.environ.get("RANK", 0))
-    if "RANK" in os.environ and int(os.environ["WORLD_SIZE"]) > 1:
+    stopped = status == 130  # all ranks were, and a launcher may give them no time
+    if stopped:
+        _left.set()
+    elif _peers:
         # Rank 0's line, or that of a rank that died, comes first and ends this process.
         time.sleep(ECHO if rank else ECHO / 3)
-    what = ("stopped" if status == 130 else "error") + (f" on rank {rank}" if rank else "")
-    print(f"{what}: {reason}", file=sys.stderr, flush=True)
+    if not stopped or rank == 0:
+        what = ("stopped" if stopped else "error") + (f" on rank {rank}" if rank else "")
+        print(f"{what}: {reason}", file=sys.stderr, flush=True)
     sys.stdout.flush()
     _tell(SAID)
     os._exit(status)

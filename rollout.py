@@ -168,7 +168,7 @@ class Rollout:
                 **options,
             )
         except Exception as error:  # vLLM raises many types
-            if "memory" in str(error):
+            if "memory" in one_line(error):
                 raise MemoryError(f"vLLM: {one_line(error)}") from error
             raise InputError(f"{model}: vLLM cannot load it: {one_line(error)}") from error
         self.sleep()

@@ -194,9 +194,10 @@ def run_script(
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether torch, on a GPU or a CPU, or vLLM found too little memory."""
-    out_of_memory = isinstance(error, (torch.OutOfMemoryError, MemoryError))
-    return out_of_memory or "DefaultCPUAllocator" in str(error)
+    """Whether torch, vLLM, CUDA or NCCL found too little memory, on a GPU or a CPU."""
+    words = ("out of memory", "alloc_failed", "defaultcpuallocator")
+    said = isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
+    return said or isinstance(error, MemoryError)
 
 
 def memory_advice(args, error: Exception) -> str:
@@ -205,7 +206,8 @@ def memory_advice(args, error: Exception) -> str:
     names = ["vllm_memory", "vllm_tensor_parallel", "vllm_sleep"]
     if not str(error).startswith("vLLM"):  # vLLM asks for its share of the memory at the start
         names = ["max_tokens_per_micro_batch", "gradient_checkpointing", "cpu_offload", *names]
-    flags = ", ".join(f"--{name} (now {now[name]})" for name in names if name in now)
+    left = [name for name in names if now.get(name, True) is not True]  # not those that are on
+    flags = ", ".join(f"--{name} (now {now[name]})" for name in left)
     return f"out of memory ({first_line(error)}); flags that help: {flags}; {args.go_on}"
 
 
@@ -306,7 +308,9 @@ def find_checkpoint(args: TrainArgs) -> Path | None:
     saved = checkpoints(folder)
     if not saved:
         raise InputError(f"{folder}: there is no checkpoint to resume from")
-    before = read_args(folder).get("args")
+    checkpoint, before = saved[max(saved)], read_args(folder).get("args")
+    if not any(checkpoint.glob("state/*.safetensors")):
+        raise InputError(f"{checkpoint}: its state is of an older version of this repository")
     if before is None:
         raise InputError(f"{folder}: there is no args.json of a run in it")
     args.date = args.date or before.get("date")  # tomorrow, too, the model reads the same prompts
@@ -316,7 +320,7 @@ def find_checkpoint(args: TrainArgs) -> Path | None:
         raise InputError(f"cannot resume with other arguments: {'; '.join(differing)}")
     if new := differences(shape(before), shape(now)):
         print(f"note: {'; '.join(new)}: the same run up to rounding", file=sys.stderr)
-    return saved[max(saved)]
+    return checkpoint
 
 
 def settings(args: TrainArgs) -> dict:
@@ -358,7 +362,8 @@ def refuse_other_inputs(args: TrainArgs, examples: Sequence[TokenizedExample]) -
     before, now = read_args(Path(args.output_dir)).get("hashes", {}), hashes(args, examples)
     for name, what in (("data", args.data), ("model", args.model)):
         if args.resume and before.get(name, now[name]) != now[name]:
-            raise InputError(f"cannot resume: {what} is not the {name} that the run began with")
+            said = f"{what} is not the {name} that the run began with"
+            raise InputError(f"cannot resume: {said} ({before[name][:12]} -> {now[name][:12]})")
 
 
 class Stopwatch:
@@ -418,7 +423,7 @@ class Run:
         if checkpoint:
             self.step = self.saved_step = int(checkpoint.name.removeprefix("checkpoint-"))
             if self.step > self.num_steps:
-                raise InputError(f"--max_steps {args.max_steps}: {checkpoint} is further already")
+                raise InputError(f"{checkpoint} is beyond the {self.num_steps} steps of this run")
         self.first_step = self.step  # those done before this process began
         self.writes = dist.get_rank() == 0
         if self.writes:
@@ -463,16 +468,18 @@ class Run:
         return self
 
     def __exit__(self, kind, error, trace) -> None:
+        failed = True
         try:
             if kind is None:
                 self._finish()
+                failed = False
         finally:
             self.bar.close()
-            for number, handler in self.handlers.items():
-                signal.signal(number, handler)
             if self.writes:
                 self.metrics.close()
-                self.logger.close(kind is not None)
+                self.logger.close(failed)
+            for number, handler in self.handlers.items():
+                signal.signal(number, handler)
 
     def _finish(self) -> None:
         self.save_checkpoint()

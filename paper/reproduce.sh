@@ -10,10 +10,11 @@
 #
 # What follows -- goes to every training script, but flags of vLLM and of the verifier not to SFT.
 # A run that several rows share is trained once. A run that was stopped goes on where it was. What
-# is done stays as it is, even if the data have changed since. Set these in the environment, like
-# the hostfile as absolute paths or relative to the repository: DATA, the training file (default: data/train.jsonl,
-# which `python -m prepare.curate` makes); BENCHMARKS, a folder with copies of the benchmarks,
-# instead of the hub; RUNS, where everything is written, one folder for one set of data.
+# is done stays as it is, even if the data have changed since. Set these in the environment. Their
+# paths, and the hostfile's, are absolute or relative to the repository:
+#   DATA        the training file (default: data/train.jsonl, from `python -m prepare.curate`)
+#   BENCHMARKS  a folder with copies of the benchmarks, instead of the hub
+#   RUNS        where everything is written, one folder for one set of data
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.venv/bin:$PATH"

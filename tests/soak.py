@@ -126,7 +126,7 @@ def soak_shapes(tiny: Path, folder: Path, rng: random.Random) -> str:
     whole.finish()
     lines = []
     for number in range(11):
-        ranks = rng.choice((1, 2, 4))
+        ranks = rng.choice((1, 2, 3, 4))
         flags = [word for flag, values in SHAPES.items() for word in (flag, rng.choice(values))]
         flags += [switch for switch in SWITCHES if rng.random() < 0.5]
         if "--cpu_offload" in flags and flags[1] == "0":

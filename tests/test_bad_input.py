@@ -141,7 +141,12 @@ def test_resuming_with_other_arguments_lists_them(one_rank, script, tmp_path, ca
     args = ARGS[script](model="m", data="d", output_dir=str(tmp_path), resume=True)
     with pytest.raises(InputError, match="there is no checkpoint to resume from"):
         claim_output_dir(args)
-    (tmp_path / "checkpoint-000002" / "state").mkdir(parents=True)
+    state = tmp_path / "checkpoint-000002" / "state"
+    state.mkdir(parents=True)
+    (tmp_path / "args.json").write_text('{"args": {}}')
+    with pytest.raises(InputError, match="its state is of an older version"):
+        claim_output_dir(args)
+    (state / "00000.safetensors").touch()
     before = {**asdict(args), "world_size": 2, "learning_rate": 0.5, "seed": 3, "max_steps": 4}
     (tmp_path / "args.json").write_text(json.dumps({"args": before}))
     with pytest.raises(InputError) as error:
@@ -193,6 +198,11 @@ def test_resuming_with_other_data_or_another_model_is_refused(one_rank, tiny, tm
             RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
             "out of memory ([enforce fail]",
             "--cpu_offload (now False), --vllm_memory (now 0.3)",
+        ),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"),
+            "out of memory (CUDA error",
+            "--vllm_sleep (now False)",
         ),
         (
             MemoryError("vLLM: No available memory for the cache blocks."),
@@ -254,6 +264,7 @@ class StandInEngine:
 
     def save_state(self, folder):
         (folder / "state").mkdir(parents=True)
+        (folder / "state" / "00000.safetensors").touch()
         if self.disk_is_full:
             raise SafetensorError("no space left on device\nmore")
 
@@ -338,6 +349,20 @@ def test_the_logger_gets_the_metrics_and_is_told_how_the_run_ends(
         raise FloatingPointError
     run_id = json.loads((tmp_path / "args.json").read_text())["run_id"]
     assert said == [(run_id, 7), (1, 0.5), False, (run_id, 7), True]
+
+
+def test_a_logger_that_fails_ends_no_run(one_rank, stand_in, tmp_path, monkeypatch, capsys):
+    def fail(*args):
+        raise ConnectionResetError("Connection lost")
+
+    monkeypatch.setitem(OPEN, "wandb", lambda folder, run_id, config: (0, fail, fail))
+    args = Args(model="m", data="d", output_dir=str(tmp_path), logger="wandb")
+    with make_run(args) as run:
+        for _ in range(2):
+            run.lap("train_s")
+            run.log({"loss": 0.5, "train_tokens": 10})
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-000002"]
+    assert capsys.readouterr().err.count("the logger failed, the run goes on: Connection lost") == 2
 
 
 def test_a_run_that_diverges_stops_and_keeps_its_last_checkpoint(tiny, tmp_path):

@@ -14,13 +14,14 @@ import pytest
 import tyro
 import yaml
 from deepspeed.launcher.runner import parse_args as parse_launcher
+from torch.distributed.run import get_args_parser
 
 from conftest import ROOT, SHARED, needs_shared
 from run import TrainArgs
 
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md")), ROOT / "BENCHMARKS.md"]
-OURS = ("python", "deepspeed", "make", "./paper/reproduce.sh")  # how our commands begin
+OURS = ("torchrun", "python", "deepspeed", "make", "./paper/reproduce.sh")  # how our commands begin
 OTHERS = ("hf", "head", "for", "done")
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -106,13 +107,26 @@ def parse(monkeypatch, words: list[str]):
     return parsed.value.args[0]
 
 
+def read_deepspeed(words: list[str]) -> tuple[str, list[str]]:
+    launched = parse_launcher(words)
+    return launched.user_script, launched.user_args
+
+
+def read_torchrun(words: list[str]) -> tuple[str, list[str]]:
+    launched = get_args_parser().parse_args(words)
+    return launched.training_script, launched.training_script_args
+
+
+LAUNCHERS = {"deepspeed": read_deepspeed, "torchrun": read_torchrun}
+
+
 @each_page
 def test_every_command_is_one_that_its_script_takes(page, read_only):
     for first, *words in commands(page):
         print(first, *words)  # pytest shows the last one, should it fail
-        if first == "deepspeed":
-            launched = parse_launcher(words)
-            args = read_only([launched.user_script, *launched.user_args])
+        if first in LAUNCHERS:
+            script, arguments = LAUNCHERS[first](words)
+            args = read_only([script, *arguments])
             if isinstance(args, TrainArgs):
                 args.check(world_size=8)
         elif first == "python":
@@ -148,6 +162,7 @@ def test_every_file_module_and_flag_that_is_named_exists(page):
         name for path in sources for name in re.findall(r"^ *(\w+): ", path.read_text(), re.M)
     }
     arguments |= {"dry_run", "tiny", "hostfile", "help"}
+    arguments |= {"no_ssh", "node_rank", "master_addr", "venv_script"}  # of the launchers
     for code in re.findall(r"`([^`\n]+)`", prose(page)):
         for flag in re.findall(r"(?:^| )--(\w+)", code):
             assert flag in arguments, f"`{code}`: no script has this argument"
