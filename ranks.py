@@ -116,7 +116,9 @@ def watch(advice: str) -> None:
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a host may vanish
         for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
             peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    threading.Thread(target=_watch, args=(rank, advice), daemon=True).start()
+    # If rank 0 is gone, all others see it: rank 1 says so, and the first of each host.
+    speaks = rank <= 1 or os.environ["LOCAL_RANK"] == "0"
+    threading.Thread(target=_watch, args=(speaks, advice), daemon=True).start()
 
 
 def _accept(server: socket.socket, token: bytes, count: int) -> None:
@@ -132,7 +134,7 @@ def _accept(server: socket.socket, token: bytes, count: int) -> None:
                     _peers[peer] = hello.removeprefix(token).decode()
 
 
-def _watch(rank: int, advice: str) -> None:
+def _watch(speaks: bool, advice: str) -> None:
     while _peers:
         for peer in select.select(list(_peers), [], [])[0]:
             try:
@@ -142,8 +144,7 @@ def _watch(rank: int, advice: str) -> None:
             name = _peers.pop(peer)
             if word == LEFT or _left.is_set():
                 continue
-            # If rank 0 is gone all others see it: rank 1 says so, and the first of each host.
-            if word != SAID and (rank <= 1 or os.environ["LOCAL_RANK"] == "0"):
+            if word != SAID and speaks:
                 why = "if it did not say why, it was killed (out of memory?) or is out of reach"
                 print(f"\nerror: {name} is gone; {why}; {advice}", file=sys.stderr, flush=True)
             _tell(SAID)

@@ -37,6 +37,7 @@ def start_ranks(*plans: str) -> list[subprocess.Popen]:
     processes = []
     for rank, plan in enumerate(plans):
         env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(len(plans))}
+        env["LOCAL_RANK"] = str(rank)
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONPATH": str(ROOT)}
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         processes.append(subprocess.Popen([sys.executable, "-c", RANK, plan], env=env, **streams))

@@ -260,7 +260,8 @@ def test_a_run_that_is_resumed_on_another_day_reads_the_prompts_of_its_first(
     assert f"Today Date: {date.today():%d %b %Y}\n" in read(args)
 
     checkpoint = tmp_path / "run" / "checkpoint-000001"
-    checkpoint.mkdir(parents=True)
+    (checkpoint / "state").mkdir(parents=True)
+    (checkpoint / "state" / "00000.safetensors").touch()
     begun = {**vars(args), "date": "2024-02-29", "world_size": 1}
     (tmp_path / "run" / "args.json").write_text(json.dumps({"args": begun}))
     resumed = Args(**values, output_dir=str(tmp_path / "run"), resume=True)
