@@ -1,7 +1,7 @@
 # make demo    installs into .venv if needed, then trains SFT, OSW-FT and GRPO from one tiny base
 # make test    installs into .venv if needed, the loggers too, then runs every test
 # make bench   installs what is compared with, too, and writes BENCHMARKS.md: most of an hour
-# make soak    kills, changes of shape and hostile answers at random, outside the tests: most of an hour
+# make soak    kills, changes of shape and hostile answers at random, outside the tests: 20 minutes
 # make lint    style and names
 
 PYTHON ?= python3

@@ -230,7 +230,7 @@ class Engine:
 
     @torch.no_grad()
     def _clear_padding(self) -> None:
-        """Make the numbers zero that fill up ZeRO-3's last shards; DeepSpeed sets them to none."""
+        """Set to zero what fills up ZeRO-3's last shards: DeepSpeed leaves there any numbers."""
         for parameter in self.model.parameters():
             shard = safe_get_local_fp32_param(parameter)
             shard[max(0, parameter.ds_numel - dist.get_rank() * shard.numel()) :] = 0

@@ -258,7 +258,8 @@ def load_training_data(
         )
     if dist.get_rank() == 0:
         print(f"{len(examples):,} examples, dropped: {dropped}", file=sys.stderr)
-    ranks.on_rank_0(lambda: refuse_other_inputs(args, examples))
+    if args.resume:
+        ranks.on_rank_0(lambda: refuse_other_inputs(args, examples))
     return tokenizer, examples
 
 
@@ -361,7 +362,7 @@ def refuse_other_inputs(args: TrainArgs, examples: Sequence[TokenizedExample]) -
     """Raise InputError if a resumed run would go on with other data or another base model."""
     before, now = read_args(Path(args.output_dir)).get("hashes", {}), hashes(args, examples)
     for name, what in (("data", args.data), ("model", args.model)):
-        if args.resume and before.get(name, now[name]) != now[name]:
+        if before.get(name, now[name]) != now[name]:
             said = f"{what} is not the {name} that the run began with"
             raise InputError(f"cannot resume: {said} ({before[name][:12]} -> {now[name][:12]})")
 

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,20 @@ def metrics(folder: Path) -> list[dict]:
         {k: v for k, v in row.items() if not k.endswith("_s") and k != "tokens_per_second"}
         for row in rows
     ]
+
+
+def assert_equal_up_to_rounding(run: Path, whole: Path) -> None:
+    for ours, theirs in zip(metrics(run), metrics(whole), strict=True):
+        for key, value in theirs.items():
+            assert ours[key] == pytest.approx(value, rel=1e-3, abs=1e-5), (ours["step"], key)
+
+
+def wait_for_rows(folder: Path, count: int, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 400
+    path = folder / "metrics.jsonl"
+    while not path.exists() or len(path.read_text().splitlines()) < count:
+        assert process.poll() is None and time.monotonic() < deadline, process.stdout.read()[-4000:]
+        time.sleep(0.05)
 
 
 def released(aqua: dict) -> dict:

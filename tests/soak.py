@@ -1,4 +1,4 @@
-"""What no quick test can show: make soak (most of an hour on 2 cores).
+"""What no quick test can show: make soak (20 minutes on 2 cores).
 
     python tests/soak.py                        # all three parts
     python tests/soak.py --parts kills shapes   # some of them

@@ -6,13 +6,23 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from conftest import ROOT, SCRIPTS, SETTING, TINY_LENGTHS, launch, metrics, start, train
+from conftest import (
+    ROOT,
+    SCRIPTS,
+    SETTING,
+    TINY_LENGTHS,
+    assert_equal_up_to_rounding,
+    launch,
+    metrics,
+    start,
+    train,
+    wait_for_rows,
+)
 from data import write_rows
 from paper.select_checkpoint import select_step
 from run import checkpoints
@@ -179,14 +189,6 @@ def test_sft_starts_no_vllm(tmp_path):
     assert result.stdout.splitlines()[-1] == "[]", result.stderr[-2000:]
 
 
-def wait_for_rows(folder: Path, count: int, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 400
-    path = folder / "metrics.jsonl"
-    while not path.exists() or len(path.read_text().splitlines()) < count:
-        assert process.poll() is None and time.monotonic() < deadline, process.stdout.read()[-4000:]
-        time.sleep(0.05)
-
-
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_killed_stopped_and_resumed_equals_never_interrupted(whole_runs, tiny, tmp_path, script):
     run, whole = tmp_path / "run", whole_runs[script]
@@ -244,9 +246,7 @@ def test_a_run_that_changes_shape_goes_on_as_the_same_run(whole_runs, tiny, tmp_
         resume = ["--resume"] if run.exists() else []
         output = train(*setting, *resume, tiny=tiny, ranks=ranks, script=script)
         assert ("the same run up to rounding" in output) == bool(resume), output[-3000:]
-    for ours, theirs in zip(metrics(run), metrics(whole), strict=True):
-        for key, value in theirs.items():
-            assert ours[key] == pytest.approx(value, rel=1e-3, abs=1e-5), (ours["step"], key)
+    assert_equal_up_to_rounding(run, whole)
     for path in (whole / "rollouts").glob("*"):
         pairs = zip(rollouts(run, step := int(path.stem[-6:])), rollouts(whole, step), strict=True)
         for ours, theirs in pairs:
