@@ -4,7 +4,8 @@ The baseline of the paper. Weight 1 in place of OSW-FT's 1 - p̂, no rollouts, n
 
     loss = - sum over the batch of  log pi(o* | q)  /  completion tokens of the global batch
 
-`--objective dft` is Dynamic Fine-Tuning (arXiv 2508.05629), which the paper's related work names:
+`--weight_column weight` reads each solution's weight from the data: 1 - p̂ from one pass of the base
+model makes it OSW-FT's offline form (docs/study.md). `--objective dft` is Dynamic Fine-Tuning (arXiv 2508.05629), which the paper's related work names:
 each token's loss is scaled by that token's own probability (docs/dft.md).
 
     deepspeed train_sft.py --model Qwen/Qwen3-0.6B-Base --data data/train.jsonl
@@ -13,13 +14,14 @@ each token's loss is scaled by that token's own probability (docs/dft.md).
     deepspeed train_sft.py ... --resume                      # go on from the newest checkpoint
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-from data import TokenizedExample
+from data import Example, InputError, TokenizedExample
 from engine import Engine, init_distributed
 from run import Run, TrainArgs, claim_output_dir, load_training_data, run_script
 
@@ -30,6 +32,7 @@ class Args(TrainArgs):
 
     # The method
     objective: Literal["sft", "dft"] = "sft"  # plain, or scaled by each token's probability
+    weight_column: str | None = None  # of the data, with each solution's weight; default: weight 1
 
     # Optimization
     learning_rate: float = 1e-5  # of AdamW, constant
@@ -45,7 +48,11 @@ class Args(TrainArgs):
 
 
 def sft_loss(
-    logprobs: torch.Tensor, mask: torch.Tensor, normalizer: float, objective: str = "sft"
+    logprobs: torch.Tensor,
+    mask: torch.Tensor,
+    normalizer: float,
+    objective: str = "sft",
+    weights: torch.Tensor | float = 1.0,
 ) -> torch.Tensor:
     """- sum of log pi(o*|q) / normalizer.
 
@@ -54,25 +61,43 @@ def sft_loss(
         mask: (B, T), true on the solutions' tokens, false on prompt and padding.
         normalizer: completion tokens in the *global* batch.
         objective: "sft", or "dft": each token's term times its probability, no gradient through it.
+        weights: (B,) of the solutions, where the data has some.
 
     Returns:
         a scalar; summed over any split of the batch, it is the loss of the whole batch.
     """
     token_weights = logprobs.exp().detach() if objective == "dft" else 1.0  # (B, T)
-    return -torch.where(mask.bool(), token_weights * logprobs, 0).sum() / normalizer
+    sequence_logprobs = torch.where(mask.bool(), token_weights * logprobs, 0).sum(dim=1)  # (B,)
+    return -(weights * sequence_logprobs).sum() / normalizer
 
 
 def update(engine: Engine, queries: Sequence[TokenizedExample], args: Args) -> dict[str, float]:
     """One optimizer step on expert solutions; returns its metrics."""
     normalizer = sum(len(query.completion_ids) for query in queries)
+    weights = torch.tensor([get_weight(query.example, args) for query in queries])
+    weights = weights.to(engine.device)
 
-    for batch in engine.passes(queries, args.max_tokens_per_micro_batch):
+    # Weight 0 means no gradient: these rows cost no pass, but the normalizer counts them.
+    for batch in engine.passes(queries, args.max_tokens_per_micro_batch, keep=weights > 0):
         logprobs = engine.logprobs(batch)  # (b, T)
-        loss = sft_loss(logprobs, batch.mask, normalizer, args.objective)
+        loss = sft_loss(logprobs, batch.mask, normalizer, args.objective, weights[batch.rows])
         engine.backward(loss)
     stats = engine.step()
 
-    return {**stats, "train_tokens": sum(map(len, queries))}
+    learnt = [query for query, weight in zip(queries, weights.tolist(), strict=True) if weight]
+    return {**stats, "train_tokens": sum(map(len, learnt))}
+
+
+def get_weight(example: Example, args: Args) -> float:
+    """A solution's weight. Raises InputError if the data has none, or one below 0."""
+    if args.weight_column is None:
+        return 1.0
+    weight = example.columns.get(args.weight_column)
+    if type(weight) not in (int, float) or not 0 <= weight < math.inf:
+        raise InputError(
+            f"{example.where}: field '{args.weight_column}' must be a weight of 0 or more"
+        )
+    return float(weight)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -84,6 +109,8 @@ def main(args: Args) -> int:
     args.check(world_size=init_distributed())
     checkpoint = claim_output_dir(args)
     tokenizer, examples = load_training_data(args, args.train_batch_size)
+    for example in examples:
+        get_weight(example.example, args)  # a bad one is found now, not at its step
     engine = Engine.from_args(args, checkpoint)
 
     run = Run(args, engine, tokenizer, examples, args.train_batch_size, 1, checkpoint)

@@ -1,35 +1,34 @@
 r"""A tiny Qwen3 and a synthetic reasoning set, so that everything runs on a laptop.
 
-The problems are chains of arithmetic modulo 10, read from left to right, worked out step by step:
+The problems are those of demo/world.py. The model (0.4M parameters, a character-level vocabulary,
+ChatML) is pre-trained until it knows enough for fine-tuning to build on: to a stated level, which
+is measured on the base alone.
 
-    question  7+5*3        solution  7+5=2;2*3=6;\boxed{6}        answer  6
-
-There are three tiers, by the operators that a problem may hold: easy has `+ -`, middle adds `*`,
-hard adds `^`. The model (0.4M parameters, a character-level vocabulary, ChatML) is pre-trained on
-many easy, few middle and very few hard problems, so that it knows the first mostly, the second
-sometimes and the third rarely. That gap is what fine-tuning is then asked to close.
-
-    python -m demo.tiny make --output_dir runs/tiny         # model/, train.jsonl, heldout/
+    python -m demo.tiny make --output_dir runs/tiny         # model/, train*.jsonl, heldout/
     python -m demo.tiny init --tokenizer Qwen/Qwen3-0.6B-Base --output_dir runs/small  # not trained
 """
 
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 import tyro
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from data import Example, InputError, collate, derive_seed, write_rows
-from prompts import ASK_FREE, load_tokenizer, stop_token_ids, tokenize_examples
+from data import InputError, Trajectory, collate, derive_seed, split_micro_batches, write_rows
+from demo.world import BASES, TIERS, TRAIN_MIX, make_examples, make_question, solve
+from prompts import ASK_FREE, PAPER_PROMPT, load_tokenizer, stop_token_ids
 
-TIERS = {"easy": "+-", "middle": "+-*", "hard": "+-*^"}  # operators, the newest last
-NUM_OPERATORS = {"easy": 3, "middle": 3, "hard": 5}
-TRAIN_MIX = {"easy": 0.5, "middle": 0.25, "hard": 0.25}
-PRETRAIN_MIX = {"easy": 0.965, "middle": 0.03, "hard": 0.005}
+PRETRAIN_BATCH = 32  # small: what is learnt comes in jumps, after so many *steps*
+AVERAGE_DECAY = 0.98  # of the moving average of the weights, for each step
+NUM_PROBES = 96  # problems of a kind that measure what is known
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -38,46 +37,12 @@ CHAT_TEMPLATE = (
 )
 
 
-def make_problem(tier: str, rng: np.random.Generator) -> tuple[str, str, str]:
-    """Draw (question, solution, answer). The tier's newest operator occurs at least once."""
-    operators = rng.choice(list(TIERS[tier]), size=NUM_OPERATORS[tier])
-    operators[rng.integers(len(operators))] = TIERS[tier][-1]
-    value = int(rng.integers(10))
-    question, steps = str(value), []
-    for operator in operators:
-        operand = int(rng.integers(10))
-        result = {
-            "+": value + operand,
-            "-": value - operand,
-            "*": value * operand,
-            "^": value**operand,
-        }[operator] % 10
-        question += f"{operator}{operand}"
-        steps.append(f"{value}{operator}{operand}={result};")
-        value = result
-    return question, "".join(steps) + f"\\boxed{{{value}}}", str(value)
-
-
-def make_examples(
-    num_examples: int, mix: dict[str, float], rng: np.random.Generator, taken: set[str]
-) -> list[Example]:
-    """Draw problems, the tiers in the shares of `mix`; no question twice, none that is taken."""
-    examples = []
-    tiers = [tier for tier, share in mix.items() for _ in range(round(share * num_examples))]
-    for tier in rng.permutation(tiers):
-        question = None
-        while question is None or question in taken:
-            question, solution, answer = make_problem(tier, rng)
-        taken.add(question)
-        examples.append(Example(f"{tier}-{question}", question, solution, answer, str(tier)))
-    return examples
-
-
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """A character-level tokenizer; `\\boxed{`, the roles and the instruction are one token each."""
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<unk>"]
     words = ["\\boxed{", "user", "assistant", ASK_FREE]
-    vocabulary = {token: i for i, token in enumerate([*special, *words, *"0123456789+-*^=;} \n"])}
+    tokens = [*special, *words, *"0123456789+-*^<>@:,=;} \n"]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     escaped = "|".join("".join(f"\\{c}" if not c.isalnum() else c for c in w) for w in words)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(f"{escaped}|[\\s\\S]"), "isolated")
@@ -111,42 +76,71 @@ def make_config(tokenizer: PreTrainedTokenizerFast, **changes) -> Qwen3Config:
     return Qwen3Config(**{**fields, **changes})
 
 
-def pretrain(
-    model: Qwen3ForCausalLM, tokenizer, max_steps: int, seed: int, taken: set[str]
-) -> None:
-    """Plain supervised training on PRETRAIN_MIX, without the questions that are `taken`.
+def tokenize_row(question: str, style: str, tokenizer, template: tuple[str, str]) -> Trajectory:
+    """A row of pre-training; "bare" is a document, the other styles answer in the chat template."""
+    solution, _ = solve(question, "plain" if style == "plain" else "scratch")
+    before, after = ("<|endoftext|>", "\n") if style == "bare" else template
+    end = "<|endoftext|>" if style == "bare" else "<|im_end|>"
+    prompt_ids = tokenizer(before + question + after).input_ids
+    return Trajectory(question, prompt_ids, tokenizer(solution + end).input_ids)
 
-    It goes on until the loss says that the model has learnt to add: the jump from guessing comes
-    at another step for every seed. Then the learning rate falls to zero.
+
+@torch.no_grad()
+def known_share(model: torch.nn.Module, rows: Sequence[Trajectory]) -> float:
+    """The chance that sampling writes these solutions, once the style is chosen: their mean."""
+    batch = collate(rows, range(len(rows)))
+    logprobs = model(input_ids=batch.input_ids).logits.log_softmax(dim=2)
+    logprobs = logprobs.gather(2, batch.targets[:, :, None])[:, :, 0]  # (B, T)
+    first = [len(row.prompt_ids) - 1 for row in rows]  # the style's mark, or the question's digit
+    batch.mask[range(len(rows)), first] = False
+    return torch.where(batch.mask, logprobs, 0).sum(dim=1).exp().mean().item()
+
+
+def pretrain(
+    model: Qwen3ForCausalLM, tokenizer, base: str, max_steps: int, seed: int, taken: set[str]
+) -> tuple[Qwen3ForCausalLM, dict[str, float]]:
+    """Plain supervised training on a base's mix, without the questions that are `taken`.
+
+    It goes on until the model knows enough, as the moving average of its weights says: that comes
+    at another step for every seed. Returns the averaged model, and the share known of each probe.
     """
-    batch_size = 32  # small: the jump comes after so many *steps*
-    final_steps = 140  # of falling learning rate
-    rng = np.random.default_rng([seed, 1])
+    rng, mix = np.random.default_rng([seed, 1]), BASES[base].mix
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98), fused=True)
-    rows, mean_loss, end = [], 1.0, max_steps
-    progress = tqdm(range(max_steps), desc="pre-training", mininterval=1, unit="step")
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(AVERAGE_DECAY))
+    template = tuple(PAPER_PROMPT.text(tokenizer, "QUESTION", ASK_FREE).split("QUESTION"))
+
+    def draw(style: str, tier: str) -> Trajectory:
+        question = None
+        while question is None or question in taken:
+            question = make_question(tier, rng)
+        return tokenize_row(question, style, tokenizer, template)
+
+    probes = {kind: [draw(*kind) for _ in range(NUM_PROBES)] for kind in BASES[base].levels}
+    kinds, shares = list(mix), np.array(list(mix.values())) / sum(mix.values())
+    progress = tqdm(range(1, max_steps + 1), desc="pre-training", mininterval=1, unit="step")
     for step in progress:
-        if step == end:
-            break
-        if not rows:
-            examples = make_examples(100 * batch_size, PRETRAIN_MIX, rng, taken)
-            rows, _ = tokenize_examples(examples, tokenizer, 128, 64)
-        chosen, rows = rows[:batch_size], rows[batch_size:]
-        batch = collate(chosen, range(batch_size))
-        logits = model(input_ids=batch.input_ids).logits
-        loss = torch.nn.functional.cross_entropy(logits[batch.mask], batch.targets[batch.mask])
-        loss.backward()
+        rows = [draw(*kinds[n]) for n in rng.choice(len(kinds), size=PRETRAIN_BATCH, p=shares)]
+        tokens = sum(len(row.completion_ids) for row in rows)
+        for [share] in split_micro_batches([len(row) for row in rows], 1, 8192):  # less padding
+            batch = collate(rows, share)
+            logits = model(input_ids=batch.input_ids).logits[batch.mask]
+            loss = torch.nn.functional.cross_entropy(
+                logits, batch.targets[batch.mask], reduction="sum"
+            )
+            (loss / tokens).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.param_groups[0]["lr"] = 3e-3 * min(1, (step + 1) / 20, (end - step) / final_steps)
+        optimizer.param_groups[0]["lr"] = 3e-3 * min(1, step / 20)
         optimizer.step()
         optimizer.zero_grad()
-        mean_loss = 0.9 * mean_loss + 0.1 * loss.item()
-        if mean_loss < 0.05 and end == max_steps:
-            end = min(max_steps, step + 1 + final_steps)
+        average.update_parameters(model)
         if step % 20 == 0:
-            progress.set_postfix(loss=f"{mean_loss:.3f}")
-    if mean_loss > 0.05:
-        print(f"warning: the model has not learnt to add in {max_steps} steps; try another --seed")
+            known = {kind: known_share(average, rows) for kind, rows in probes.items()}
+            progress.set_postfix({" ".join(kind): f"{share:.2f}" for kind, share in known.items()})
+            if all(known[kind] >= level for kind, level in BASES[base].levels.items()):
+                break
+    else:
+        print(f"warning: after {max_steps} steps the model knows too little; try another --seed")
+    return average.module, {" ".join(kind): share for kind, share in known.items()}
 
 
 def save_model(model: Qwen3ForCausalLM, tokenizer, folder: Path) -> None:
@@ -157,34 +151,39 @@ def save_model(model: Qwen3ForCausalLM, tokenizer, folder: Path) -> None:
 
 def make(
     output_dir: Path = Path("runs/tiny"),
+    base: Literal["usual", "weak"] = "usual",
     num_train: int = 4096,
-    num_heldout: int = 192,
-    pretrain_steps: int = 1500,
+    num_heldout: int = 64,
+    pretrain_steps: int = 3000,
     seed: int = 0,
 ) -> None:
     """Make the tiny model and its data.
 
     Args:
-        output_dir: where model/, train.jsonl and heldout/<tier>.jsonl go.
+        output_dir: where model/, heldout/<tier>.jsonl, train.jsonl (the expert's solutions, in
+            scratch) and train-plain.jsonl (the same problems, solved in the model's own style) go.
+        base: what the model is pre-trained on (demo/world.py).
         num_train: training problems.
-        num_heldout: held-out problems, as many of each tier.
-        pretrain_steps: optimizer steps of pre-training, at most; it ends when adding is learnt.
+        num_heldout: held-out problems of each tier.
+        pretrain_steps: optimizer steps of pre-training, at most; it ends when enough is known.
         seed: of the data and of the weights.
     """
     rng = np.random.default_rng(seed)
     taken: set[str] = set()
-    heldout = make_examples(num_heldout, dict.fromkeys(TIERS, 1 / len(TIERS)), rng, taken)
+    heldout = {tier: make_examples(num_heldout, {tier: 1}, rng, taken) for tier in TIERS}
     train = make_examples(num_train, TRAIN_MIX, rng, taken)
+    plain = [replace(row, solution=solve(row.question, "plain")[0]) for row in train]
     tokenizer = make_tokenizer()
     torch.manual_seed(derive_seed("tiny", seed))
     model = Qwen3ForCausalLM(make_config(tokenizer))
-    pretrain(model, tokenizer, pretrain_steps, seed, taken)
+    model, known = pretrain(model, tokenizer, base, pretrain_steps, seed, taken)
     save_model(model, tokenizer, output_dir / "model")
-    write_rows([example.columns for example in train], output_dir / "train.jsonl")
-    for tier in TIERS:
-        rows = [example.columns for example in heldout if example.source == tier]
-        write_rows(rows, output_dir / "heldout" / f"{tier}.jsonl")
+    for name, rows in {"train": train, "train-plain": plain}.items():
+        write_rows([row.columns for row in rows], output_dir / f"{name}.jsonl")
+    for tier, rows in heldout.items():
+        write_rows([row.columns for row in rows], output_dir / "heldout" / f"{tier}.jsonl")
     print(f"{model.num_parameters():,} parameters, {len(train):,} problems -> {output_dir}")
+    print("known: " + ", ".join(f"{kind} {share:.2f}" for kind, share in known.items()))
 
 
 def init(

@@ -1,0 +1,519 @@
+"""The study: SFT, OSW-FT and their rivals in a small world, each at its best settings, over seeds.
+
+    python -m demo.study             # what `make study` runs: half an hour on two cores
+    python -m demo.study --full      # all of it: hours; the same command goes on after a stop
+    python -m demo.report            # docs/study.md and its pictures, from docs/study/results.json
+
+Each run is one of the repository's own scripts, with real vLLM and DeepSpeed, in a process of its
+own on one core. Its checkpoints are scored on the six tiers of demo/world.py. A method's settings
+are those that score best on CHOOSING_SEEDS; what is reported comes from SEEDS.
+"""
+
+import json
+import multiprocessing
+import os
+import platform
+import runpy
+import shlex
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import tyro
+from tqdm import tqdm
+
+from data import (
+    InputError,
+    collate,
+    derive_seed,
+    load_examples,
+    read_rows,
+    write_json,
+    write_rows,
+)
+from demo.world import BASES, GAIN, RETENTION, TIERS, TRAIN_MIX
+from run import differences, provenance, read_args, write_args
+
+SEEDS = tuple(range(10, 18))  # reported: no setting was chosen on them
+CHOOSING_SEEDS = (0, 1)
+WORLDS = {  # name -> the base, and the expert's solutions
+    "style": ("usual", "train"),  # in another style than the base's own
+    "own": ("usual", "train-plain"),
+    "weak": ("weak", "train"),
+}
+METHODS = {
+    "sft": "train_sft.py",
+    "oswft": "train_oswft.py --num_rollouts 2",
+    "static": "train_sft.py --weight_column weight",
+    "grpo": "train_grpo.py --num_rollouts 8",
+    "oswft-k1": "train_oswft.py --num_rollouts 1",
+    "oswft-k4": "train_oswft.py --num_rollouts 4",
+    "oswft-k8": "train_oswft.py --num_rollouts 8",
+    "hard": "train_oswft.py --num_rollouts 2 --weighting hard",
+    "random": "train_oswft.py --num_rollouts 2 --weighting random",
+    "dft": "train_sft.py --objective dft",
+}
+MAIN = ("sft", "oswft", "static", "grpo")
+OTHERS = tuple(name for name in METHODS if name not in MAIN)
+STEPS = (24, 48, 72, 144)  # checkpoints that are scored; 32 steps are an epoch
+GRID = {5e-5: 144, 1e-4: 144, 3e-4: 72, 1e-3: 24}  # learning rate -> steps, with all before
+GRPO_GRID = {5e-5: 48, 1e-4: 48, 3e-4: 48, 1e-3: 48, 3e-3: 24}
+LENGTHS = "--max_length 160 --max_completion_length 128 --precision fp32"
+NUM_HELDOUT, NUM_SAMPLES = 48, 8  # problems of each tier, and answers to each
+OFFLINE_SAMPLES = 2  # answers of the base to each training problem, for the static weights
+SETTINGS = {  # what may not change while a study grows
+    "worlds": WORLDS,
+    "bases": {name: str(base) for name, base in BASES.items()},
+    "tiers": TIERS,
+    "train_mix": TRAIN_MIX,
+    "methods": METHODS,
+    "lengths": LENGTHS,
+    "samples": [NUM_HELDOUT, NUM_SAMPLES, OFFLINE_SAMPLES],
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training run, or with method "base" the making of its base."""
+
+    world: str
+    method: str
+    rate: float
+    steps: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        if self.method == "base":
+            return f"base-{WORLDS[self.world][0]}-{self.seed}"
+        return f"{self.world}-{self.method}-{self.rate:g}-{self.steps}-{self.seed}"
+
+    @property
+    def base(self) -> "Job":
+        return Job(self.world, "base", 0.0, 0, self.seed)
+
+    def command(self, root: Path) -> str:
+        """As one would type it; a script's first word is then `deepspeed`."""
+        folder, base = shlex.quote(str(root / self.name)), shlex.quote(str(root / self.base.name))
+        kind, data = WORLDS[self.world]
+        if self.method == "base":
+            return (
+                f"python -m demo.tiny make --output_dir {folder} --base {kind} --seed {self.seed} "
+                f"--num_heldout {NUM_HELDOUT}"
+            )
+        workers = "" if METHODS[self.method].startswith("train_sft") else " --verifier_workers 1"
+        return (
+            f"deepspeed {METHODS[self.method]} --model {base}/model --data {base}/{data}.jsonl "
+            f"--output_dir {folder} --learning_rate {self.rate:g} --max_steps {self.steps} "
+            f"--save_every 24 --keep_checkpoints 6 --seed {self.seed} {LENGTHS}{workers}"
+        )
+
+
+# ------------------------------------------------------------------------------------------------
+# Which runs
+
+
+def grid(method: str) -> dict[float, int]:
+    return GRPO_GRID if method == "grpo" else GRID
+
+
+def sweep(world: str, methods: Sequence[str], seeds: Sequence[int]) -> list[Job]:
+    return [
+        Job(world, method, rate, steps, seed)
+        for seed in seeds
+        for method in methods
+        for rate, steps in grid(method).items()
+    ]
+
+
+def points(rows: Sequence[dict], world: str, seeds: Sequence[int]) -> list[dict]:
+    """Every scored checkpoint of a world on these seeds, with its run's settings."""
+    return [
+        {**row, **checkpoint}
+        for row in rows
+        for checkpoint in row["checkpoints"]
+        if row["world"] == world and row["seed"] in seeds
+    ]
+
+
+def axis(point: dict, tiers: Sequence[str], score: str = "pass@1") -> float:
+    """The mean score of some tiers, in percent."""
+    return 100 * sum(point["tiers"][tier][score] for tier in tiers) / len(tiers)
+
+
+def balance(point: dict) -> float:
+    """What settings are chosen by: the mean of gain and retention."""
+    return (axis(point, GAIN) + axis(point, RETENTION)) / 2
+
+
+def choose(
+    rows: Sequence[dict], world: str, method: str, limit: str = "", most: float = 0.0
+) -> tuple[float, int] | None:
+    """The learning rate and the steps of the best balance, on the choosing seeds alone.
+
+    Args:
+        limit: "flops" or "trained_tokens", of which no more than `most` may be spent.
+    """
+    sums: dict[tuple[float, int], list[float]] = {}
+    for point in points(rows, world, CHOOSING_SEEDS):
+        if point["method"] == method and (not limit or point[limit] <= most):
+            sums.setdefault((point["rate"], point["steps"]), []).append(balance(point))
+    complete = max(map(len, sums.values()), default=0)
+    means = {key: sum(own) / len(own) for key, own in sums.items() if len(own) == complete}
+    return max(means, key=means.get, default=None)
+
+
+def settings_of(rows: Sequence[dict], world: str, method: str) -> dict[str, tuple[float, int]]:
+    """A method's settings in the report, each with what it is for.
+
+    Beside its own best ones there are OSW-FT's, and, for SFT, the best ones that spend no more
+    than OSW-FT does on training tokens, or on all tokens.
+    """
+    found = {"best": choose(rows, world, method)}
+    if method == "grpo":
+        rate, steps = found["best"]
+        return {**found, "tenfold": (10 * rate, steps)}
+    found["same"] = choose(rows, world, "oswft")
+    if method in ("sft", "static"):
+        spent = [
+            point
+            for point in points(rows, world, CHOOSING_SEEDS)
+            if point["method"] == "oswft" and (point["rate"], point["steps"]) == found["same"]
+        ]
+        for limit in ("trained_tokens", "flops"):
+            most = 1.05 * sum(point[limit] for point in spent) / len(spent)
+            found[limit] = choose(rows, world, method, limit, most)
+    return {purpose: setting for purpose, setting in found.items() if setting}
+
+
+def reported(
+    rows: Sequence[dict], world: str, methods: Sequence[str], seeds: Sequence[int]
+) -> list[Job]:
+    """The runs at the settings of the report: one for each learning rate, to the most steps."""
+    jobs = []
+    for method in methods:
+        longest: dict[float, int] = {}
+        for rate, steps in settings_of(rows, world, method).values():
+            longest[rate] = max(steps, longest.get(rate, 0))
+        jobs += [
+            Job(world, method, rate, steps, seed)
+            for seed in seeds
+            for rate, steps in longest.items()
+        ]
+    return jobs
+
+
+# The study in order; each entry plans its runs from the rows that are there by then.
+FULL: tuple[Callable[[Sequence[dict]], list[Job]], ...] = (
+    lambda rows: sweep("style", MAIN, CHOOSING_SEEDS),
+    lambda rows: reported(rows, "style", MAIN, SEEDS),
+    lambda rows: sweep("own", MAIN, CHOOSING_SEEDS[:1]),
+    lambda rows: reported(rows, "own", MAIN, SEEDS[:4]),
+    lambda rows: sweep("style", OTHERS, CHOOSING_SEEDS[:1]),
+    lambda rows: reported(rows, "style", OTHERS, SEEDS[:4]),
+    lambda rows: sweep("weak", MAIN, CHOOSING_SEEDS[:1]),
+    lambda rows: reported(rows, "weak", MAIN, SEEDS[:4]),
+)
+
+
+# ------------------------------------------------------------------------------------------------
+# One run, in processes of its own
+
+
+def in_process(function: Callable, log: Path, *args) -> None:
+    """Run a function in a fresh process that has torch, vLLM and DeepSpeed imported already.
+
+    What it prints goes to `log`. Raises ChildProcessError with the log's last line if it fails.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["train_sft", "train_oswft", "train_grpo", "vllm"])
+    process = context.Process(target=_logged, args=(function, log, *args))
+    process.start()
+    process.join()
+    if process.exitcode:
+        last = log.read_text(errors="replace").strip().splitlines()[-1:]
+        raise ChildProcessError(f"{log}: status {process.exitcode}: {' '.join(last)}")
+
+
+def _logged(function: Callable, log: Path, *args) -> None:
+    with log.open("a") as out:
+        os.dup2(out.fileno(), 1)
+        os.dup2(out.fileno(), 2)
+    function(*args)
+
+
+def run_command(command: str) -> None:
+    """Run a command as its only rank, without the launcher or Python's imports."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    program, *sys.argv = shlex.split(command)
+    if program == "deepspeed":
+        runpy.run_path(str(Path(__file__).parent.parent / sys.argv[0]), run_name="__main__")
+    else:
+        sys.argv = sys.argv[1:]  # without -m
+        runpy.run_module(sys.argv[0], run_name="__main__")
+
+
+def run_job(job: Job, root: Path) -> dict:
+    """Do a run and score its checkpoints; returns its row."""
+    folder, command, started = root / job.name, job.command(root), time.perf_counter()
+    shutil.rmtree(folder, ignore_errors=True)  # half a run: its process was killed
+    folder.mkdir(parents=True)
+    log = root / "logs" / f"{job.name}.log"
+    log.parent.mkdir(exist_ok=True)
+    log.write_text(f"$ {command}\n")
+    in_process(run_command, log, command)
+    if job.method == "base":
+        models, base = {0: folder / "model"}, folder
+    else:
+        scored = [step for step in STEPS if step <= job.steps]
+        models = {step: folder / f"checkpoint-{step:06d}" for step in scored}
+        base = root / job.base.name
+    in_process(score, log, base, models, job.seed, folder / "scores.json")
+    row = {**asdict(job), "command": command, **provenance(), "machine": machine()}
+    row["seconds"] = round(time.perf_counter() - started)
+    scores = json.loads((folder / "scores.json").read_text())
+    row |= {name: scores.pop(name) for name in ("parameters", "offline_tokens") if name in scores}
+    spent = tokens(folder)
+    if job.method == "static":
+        offline = json.loads((base / "scores.json").read_text())["offline_tokens"]
+        spent = {step: (trained, offline) for step, (trained, _) in spent.items()}
+    row["checkpoints"] = []
+    for step in models:
+        trained, sampled = spent[step]
+        flops = row["parameters"] * (6 * trained + 2 * sampled)
+        row["checkpoints"].append(
+            {
+                "steps": step,
+                "trained_tokens": trained,
+                "sampled_tokens": sampled,
+                "flops": flops,
+                "tiers": scores[str(step)],
+            }
+        )
+    if (folder / "rollouts").exists() and job.method != "grpo":
+        row["weights"] = weights_by_tier(folder)
+    if job.method != "base":
+        shutil.rmtree(folder)  # the log stays
+    return row
+
+
+def tokens(folder: Path) -> dict[int, tuple[int, int]]:
+    """Tokens that were trained on, and sampled, up to each step."""
+    trained = sampled = 0
+    spent = {0: (0, 0)}
+    metrics = folder / "metrics.jsonl"
+    for _, row in read_rows(str(metrics)) if metrics.exists() else ():
+        trained += row["train_tokens"]
+        sampled += row.get("rollout_tokens", 0)
+        spent[row["step"]] = trained, sampled
+    return spent
+
+
+def weights_by_tier(folder: Path) -> dict[str, list[float]]:
+    """The mean weight of each trained tier, at each step."""
+    means: dict[str, list[float]] = {tier: [] for tier in TRAIN_MIX}
+    for path in sorted((folder / "rollouts").iterdir()):
+        rows = [row for _, row in read_rows(str(path))]
+        for tier, steps in means.items():
+            own = [row["weight"] for row in rows if row["id"].startswith(f"{tier}-")]
+            steps.append(round(sum(own) / len(own), 4))
+    return means
+
+
+def machine() -> str:
+    """The kind of machine; rows of different kinds are not mixed."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    model = next((line.split(":")[1].strip() for line in lines if "model name" in line), "")
+    return f"{model or platform.processor()}, {os.cpu_count()} cores, {platform.machine()}"
+
+
+# ------------------------------------------------------------------------------------------------
+# Scores
+
+
+def score(base: Path, models: dict[int, Path], seed: int, path: Path) -> None:
+    """Answer the held-out problems with each model, and write scores by step and tier to `path`.
+
+    One process for all checkpoints of a run; every model gets the same problems and seeds. From
+    the base itself, the weights of an offline pass are added to its training files.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from prompts import load_tokenizer, tokenize_examples
+    from rollout import Rollout
+    from verify import Verifier
+
+    torch.set_num_threads(1)
+    tokenizer = load_tokenizer(str(base / "model"))
+    files = [str(base / "heldout" / f"{tier}.jsonl") for tier in TIERS]
+    heldout = [problem for file in files for problem in load_examples(file)]
+    queries, _ = tokenize_examples(heldout, tokenizer, 160, 128)
+    reference = AutoModelForCausalLM.from_pretrained(base / "model")
+    rollout = Rollout(str(base / "model"), tokenizer, 160, "fp32", memory_share=0.1)
+    scores: dict = {"parameters": reference.num_parameters()}
+    with Verifier() as verifier:
+
+        def answer(queries: Sequence, num_samples: int) -> tuple[list, list[bool]]:
+            completions = rollout.generate(
+                [query.prompt_ids for query in queries],
+                num_samples=num_samples,
+                max_tokens=128,
+                seeds=[derive_seed(seed, query.id) for query in queries],
+            )
+            answers = [queries[completion.query].example.answer for completion in completions]
+            return completions, verifier.score([c.text for c in completions], answers)
+
+        for step, folder in models.items():
+            model = AutoModelForCausalLM.from_pretrained(folder)
+            rollout.load_weights(model.named_parameters())
+            completions, correct = answer(queries, NUM_SAMPLES)
+            kl = kl_from_base(model, reference, queries, completions[::NUM_SAMPLES])
+            scores[step] = by_tier(queries, completions, correct, kl)
+        if base / "model" in models.values():
+            train = load_examples(str(base / "train.jsonl"))
+            queries, _ = tokenize_examples(train, tokenizer, 160, 128)
+            completions, correct = answer(queries, OFFLINE_SAMPLES)
+            scores["offline_tokens"] = sum(len(c.token_ids) for c in completions)
+            add_weights(base, correct)
+    write_json(scores, path)
+
+
+def add_weights(base: Path, correct: list[bool]) -> None:
+    """Write the offline pass's 1 - p̂ into the training files, as column `weight`."""
+    rights = [correct[n : n + OFFLINE_SAMPLES] for n in range(0, len(correct), OFFLINE_SAMPLES)]
+    for _, data in WORLDS.values():
+        path = base / f"{data}.jsonl"
+        examples = load_examples(str(path))
+        rows = [
+            {**example.columns, "weight": 1 - sum(right) / OFFLINE_SAMPLES}
+            for example, right in zip(examples, rights, strict=True)
+        ]
+        write_rows(rows, path)
+
+
+def kl_from_base(model, base, queries: Sequence, completions: Sequence) -> list[float]:
+    """KL(model || base) along a completion of each query: nats, summed over its tokens."""
+    import torch
+
+    from rollout import trajectories
+
+    rows = trajectories(queries, completions)
+    batch = collate(rows, range(len(rows)))
+    with torch.no_grad():
+        ours, theirs = (
+            m(input_ids=batch.input_ids).logits.log_softmax(dim=2) for m in (model, base)
+        )
+    kl = (ours.exp() * (ours - theirs)).sum(dim=2)  # (N, T), exact over the vocabulary
+    return torch.where(batch.mask, kl, 0).sum(dim=1).tolist()
+
+
+def by_tier(queries: Sequence, completions: Sequence, correct: list[bool], kl: list[float]) -> dict:
+    """Scores of each tier: pass@1, pass@8, shares of scratch and of truncated answers, mean KL."""
+    scores = {}
+    for tier in TIERS:
+        problems = [n for n, query in enumerate(queries) if query.example.source == tier]
+        own = [n * NUM_SAMPLES + k for n in problems for k in range(NUM_SAMPLES)]
+        solved = {n // NUM_SAMPLES for n in own if correct[n]}
+        values = {
+            "pass@1": sum(correct[n] for n in own) / len(own),
+            f"pass@{NUM_SAMPLES}": len(solved) / len(problems),
+            "scratch": sum(completions[n].text.startswith("@") for n in own) / len(own),
+            "truncated": sum(completions[n].finish_reason == "length" for n in own) / len(own),
+            "kl": sum(kl[n] for n in problems) / len(problems),
+        }
+        scores[tier] = {name: round(value, 4) for name, value in values.items()}
+    return scores
+
+
+# ------------------------------------------------------------------------------------------------
+# The study
+
+
+class Study:
+    """A folder with the rows that are done; it grows, row by row."""
+
+    def __init__(self, root: Path, workers: int):
+        self.root, self.workers, self.path = root, workers, root / "rows.jsonl"
+        settings = json.loads(json.dumps(SETTINGS))
+        if changed := differences(read_args(root).get("settings", settings), settings):
+            raise InputError(f"{root} holds a study with other settings: {'; '.join(changed)}")
+        write_args(root, settings=settings)
+        self.rows = self.read() if self.path.exists() else []
+        others = {row["machine"] for row in self.rows} - {machine()}
+        if others:
+            raise InputError(f"{root} holds rows of another machine ({', '.join(others)})")
+
+    def read(self) -> list[dict]:
+        lines = self.path.read_bytes().splitlines(keepends=True)
+        if lines and not lines[-1].endswith(b"\n"):  # a kill left half a row: its run is done again
+            self.path.write_bytes(b"".join(lines[:-1]))
+        return [row for _, row in read_rows(str(self.path))]
+
+    def missing(self, jobs: Sequence[Job]) -> list[Job]:
+        """The runs without a row, and the bases that they need, first."""
+        done = {Job(**{name: row[name] for name in Job.__annotations__}).name for row in self.rows}
+        wanted = {job.name: job for job in [job.base for job in jobs] + list(jobs)}
+        return [job for name, job in wanted.items() if name not in done]
+
+    def run(self, jobs: Sequence[Job], what: str) -> None:
+        """Do the runs that are missing, `workers` at a time; each appends its row."""
+        missing = self.missing(jobs)
+        print(f"{what}: {len(jobs)} runs, missing with bases: {len(missing)}", flush=True)
+        bases = [job for job in missing if job.method == "base"]
+        longest_first = sorted(missing, key=lambda job: (job.method != "grpo", -job.steps))
+        for group in (bases, [job for job in longest_first if job.method != "base"]):
+            with (
+                ThreadPoolExecutor(self.workers) as pool,
+                tqdm(total=len(group), desc=what, unit="run", disable=not group) as bar,
+            ):
+                futures = [pool.submit(run_job, job, self.root) for job in group]
+                try:
+                    for future in as_completed(futures):
+                        self.append(future.result())
+                        bar.update(1)
+                except BaseException:
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    for process in multiprocessing.active_children():
+                        process.terminate()
+                    raise
+
+    def append(self, row: dict) -> None:
+        self.rows.append(row)
+        with self.path.open("a") as out:
+            out.write(json.dumps(row) + "\n")
+
+
+def study(output_dir: Path = Path("runs/study"), full: bool = False, workers: int = 2) -> None:
+    """Train and score all runs that are missing, then write results.json and the report.
+
+    Args:
+        output_dir: a study that was stopped there goes on.
+        full: everything that docs/study.md reports; otherwise four methods on four seeds.
+        workers: runs side by side, one core each.
+    """
+    os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+    study = Study(output_dir, workers)
+    for plan in FULL:
+        jobs = plan(study.rows)
+        study.run(jobs, f"{jobs[0].world}")
+        write_json({"rows": study.rows}, output_dir / "results.json")
+
+
+if __name__ == "__main__":
+    try:
+        tyro.cli(study, description=__doc__, use_underscores=True)
+    except (InputError, ChildProcessError, OSError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("stopped: the same command goes on")

@@ -1,0 +1,115 @@
+r"""The small world of the demo and the study: arithmetic modulo 10, read from left to right.
+
+Six tiers of problems, by their operators. Fine-tuning shows the first three. Of the others, `far`
+is harder than all of them, and `keep` and `long` are skills that the model should not lose: `<` and
+`>` (the smaller, the larger of two numbers), and longer chains of what it knows.
+
+Two styles of solution. In `plain` each step is its result. In `scratch` a mark comes first, and
+each step shows its work: the sum, or the difference plus ten, in two digits; the sums or products
+on the way of `*` and `^`; the result of `<` and `>`.
+
+    question  7+5*3      plain    7+5=2;2*3=6;\boxed{6}
+                         scratch  @7+5:12=2;2*3:06=6;\boxed{6}
+
+The model has seen both, `keep` and `long` in plain alone: it writes plain by habit.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from data import Example
+
+TIERS = {  # operators, the newest last, which occurs at least once; and how many to a problem
+    "easy": ("+-", 3),
+    "middle": ("+-*", 3),
+    "hard": ("+-*^", 3),
+    "far": ("+-*^", 5),
+    "keep": ("<>", 3),
+    "long": ("+-", 5),
+}
+TRAIN_MIX = {"easy": 0.5, "middle": 0.25, "hard": 0.25}  # what fine-tuning shows
+GAIN, RETENTION = ("middle", "hard"), ("keep", "long")  # the tiers of the study's two axes
+
+
+@dataclass(frozen=True)
+class Base:
+    """A model to fine-tune: what it is pre-trained on, and when that ends."""
+
+    mix: dict[tuple[str, str], float]  # style and tier of a row -> its share
+    levels: dict[tuple[str, str], float]  # the share of such solutions that it writes rightly
+
+
+# "bare" is scratch in a document without the chat template: such solutions are known, but no habit.
+USUAL_MIX = {
+    ("plain", "easy"): 0.33,
+    ("plain", "middle"): 0.024,
+    ("plain", "hard"): 0.006,
+    ("plain", "keep"): 0.20,
+    ("plain", "long"): 0.17,
+    ("scratch", "easy"): 0.15,
+    ("scratch", "middle"): 0.015,
+    ("scratch", "hard"): 0.005,
+    ("bare", "middle"): 0.06,
+    ("bare", "hard"): 0.04,
+}
+RARE = ("middle", "hard")
+WEAK_MIX = {kind: share / 4 if kind[1] in RARE else share for kind, share in USUAL_MIX.items()}
+LEVELS = {("plain", "easy"): 0.97, ("plain", "keep"): 0.97, ("plain", "long"): 0.97}
+BASES = {
+    "usual": Base(USUAL_MIX, {**LEVELS, ("scratch", "middle"): 0.6}),
+    "weak": Base(WEAK_MIX, {**LEVELS, ("scratch", "easy"): 0.9}),
+}
+
+
+def make_question(tier: str, rng: np.random.Generator) -> str:
+    known, count = TIERS[tier]
+    operators = rng.choice(list(known), size=count)
+    operators[rng.integers(count)] = known[-1]
+    digits = rng.integers(10, size=count + 1)
+    return f"{digits[0]}" + "".join(f"{o}{d}" for o, d in zip(operators, digits[1:], strict=True))
+
+
+def solve(question: str, style: str) -> tuple[str, str]:
+    """A question's solution, in a style, and its answer."""
+    value, steps = int(question[0]), "@" if style == "scratch" else ""
+    for operator, digit in zip(question[1::2], question[2::2], strict=True):
+        operand = int(digit)
+        match operator:
+            case "+":
+                work = value + operand
+            case "-":
+                work = value - operand + 10
+            case "*":
+                work = value * operand
+            case "^":
+                work = value**operand % 100
+            case "<":
+                work = min(value, operand)
+            case ">":
+                work = max(value, operand)
+        result = work % 10
+        shown = f":{work:02}" if style == "scratch" else ""
+        steps += f"{value}{operator}{operand}{shown}={result};"
+        value = result
+    return f"{steps}\\boxed{{{value}}}", str(value)
+
+
+def make_examples(
+    num_examples: int, mix: dict[str, float], rng: np.random.Generator, taken: set[str]
+) -> list[Example]:
+    """Draw problems, the tiers in the shares of `mix`; no question twice, none that is taken.
+
+    Their solutions are in scratch.
+    """
+    examples = []
+    tiers = [tier for tier, share in mix.items() for _ in range(round(share * num_examples))]
+    for tier in rng.permutation(tiers):
+        question = None
+        while question is None or question in taken:
+            question = make_question(tier, rng)
+        taken.add(question)
+        examples.append(
+            Example(f"{tier}-{question}", question, *solve(question, "scratch"), str(tier))
+        )
+    return examples
