@@ -4,9 +4,10 @@ The baseline of the paper. Weight 1 in place of OSW-FT's 1 - p̂, no rollouts, n
 
     loss = - sum over the batch of  log pi(o* | q)  /  completion tokens of the global batch
 
-`--weight_column weight` reads each solution's weight from the data: 1 - p̂ from one pass of the base
-model makes it OSW-FT's offline form (docs/study.md). `--objective dft` is Dynamic Fine-Tuning (arXiv 2508.05629), which the paper's related work names:
-each token's loss is scaled by that token's own probability (docs/dft.md).
+`--weight_column weight` takes each solution's weight from the data: with 1 - p̂ from one pass of the
+base model that is OSW-FT's offline form (docs/study.md). `--objective dft` is Dynamic Fine-Tuning
+(arXiv 2508.05629), which the paper's related work names: each token's loss is scaled by that
+token's own probability (docs/dft.md).
 
     deepspeed train_sft.py --model Qwen/Qwen3-0.6B-Base --data data/train.jsonl
     deepspeed --num_gpus 1 train_sft.py ...                  # one GPU of several
@@ -21,7 +22,7 @@ from typing import Literal
 
 import torch
 
-from data import Example, InputError, TokenizedExample
+from data import InputError, TokenizedExample
 from engine import Engine, init_distributed
 from run import Run, TrainArgs, claim_output_dir, load_training_data, run_script
 
@@ -74,7 +75,7 @@ def sft_loss(
 def update(engine: Engine, queries: Sequence[TokenizedExample], args: Args) -> dict[str, float]:
     """One optimizer step on expert solutions; returns its metrics."""
     normalizer = sum(len(query.completion_ids) for query in queries)
-    weights = torch.tensor([get_weight(query.example, args) for query in queries])
+    weights = torch.tensor([get_weight(query, args) for query in queries])
     weights = weights.to(engine.device)
 
     # Weight 0 means no gradient: these rows cost no pass, but the normalizer counts them.
@@ -88,15 +89,14 @@ def update(engine: Engine, queries: Sequence[TokenizedExample], args: Args) -> d
     return {**stats, "train_tokens": sum(map(len, learnt))}
 
 
-def get_weight(example: Example, args: Args) -> float:
+def get_weight(query: TokenizedExample, args: Args) -> float:
     """A solution's weight. Raises InputError if the data has none, or one below 0."""
     if args.weight_column is None:
         return 1.0
-    weight = example.columns.get(args.weight_column)
+    weight = query.example.columns.get(args.weight_column)
     if type(weight) not in (int, float) or not 0 <= weight < math.inf:
-        raise InputError(
-            f"{example.where}: field '{args.weight_column}' must be a weight of 0 or more"
-        )
+        where, field = query.example.where, args.weight_column
+        raise InputError(f"{where}: field '{field}' must be a number of 0 or more")
     return float(weight)
 
 
@@ -110,7 +110,7 @@ def main(args: Args) -> int:
     checkpoint = claim_output_dir(args)
     tokenizer, examples = load_training_data(args, args.train_batch_size)
     for example in examples:
-        get_weight(example.example, args)  # a bad one is found now, not at its step
+        get_weight(example, args)  # a bad one is found now, not at its step
     engine = Engine.from_args(args, checkpoint)
 
     run = Run(args, engine, tokenizer, examples, args.train_batch_size, 1, checkpoint)

@@ -58,6 +58,7 @@ def bad_inputs(tiny, tmp_path_factory):
         ("train_sft.py", "no such model"): ["--model", folder / "absent"],
         ("train_sft.py", "model length"): ["--max_length", "513"],
         ("train_sft.py", "unknown"): ["--learning_rat", "1"],
+        ("train_sft.py", "no weight"): ["--weight_column", "weight"],
         ("train_oswft.py", "no reward"): ["--reward", folder / "absent.py:f"],
         ("train_oswft.py", "reward fails"): ["--reward", f"{folder}/own.py:fails"],
     }
@@ -78,6 +79,11 @@ def bad_inputs(tiny, tmp_path_factory):
         *((script, "another run", "is not empty: choose another") for script in SCRIPTS),
         ("train_sft.py", "not json", "not_json.jsonl:2: not JSON"),
         ("train_sft.py", "no such model", "no tokenizer there"),
+        (
+            "train_sft.py",
+            "no weight",
+            "train.jsonl:1: field 'weight' must be a number of 0 or more",
+        ),
         (
             "train_oswft.py",
             "no reward",

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from data import Trajectory, collate
+from data import Example, InputError, TokenizedExample, Trajectory, collate
 from train_oswft import oswft_loss
-from train_sft import Args, sft_loss, update
+from train_sft import Args, get_weight, sft_loss, update
 
 
 def random_case():
@@ -51,27 +51,55 @@ def test_loss_is_the_sum_over_any_split_of_the_batch(objective):
     torch.testing.assert_close(sum(parts), sft_loss(logprobs, mask, 9, objective))
 
 
+class Recorder:
+    """Stands in for the engine: one pass over what is kept, with these log-probabilities."""
+
+    def __init__(self, logprobs):
+        self.all_logprobs, self.loss = logprobs, 0.0
+
+    def passes(self, rows, max_tokens, keep):
+        assert max_tokens == 77
+        yield collate(rows, keep.nonzero()[:, 0].tolist())
+
+    def logprobs(self, batch):
+        return self.all_logprobs[batch.rows]
+
+    def backward(self, loss):
+        self.loss += loss
+
+    def step(self):
+        return {"loss": self.loss}
+
+    device = torch.device("cpu")
+
+
 @pytest.mark.parametrize("objective", ["sft", "dft"])
 def test_a_step_takes_the_objective_of_the_command_line_over_all_completion_tokens(objective):
-    logprobs = -torch.rand(1, 3)
+    logprobs = -torch.rand(2, 3)
     row = Trajectory("id", [1, 2], [3, 4])
-
-    class Recorder:
-        def passes(self, rows, max_tokens):
-            assert max_tokens == 77
-            yield collate(rows, [0])
-
-        def logprobs(self, batch):
-            return logprobs
-
-        def backward(self, loss):
-            self.loss = loss
-
-        def step(self):
-            return {"loss": self.loss}
-
     args = Args(model="m", data="d", objective=objective, max_tokens_per_micro_batch=77)
-    stats = update(Recorder(), [row, row], args)
-    mask = torch.tensor([[False, True, True]])
+    stats = update(Recorder(logprobs), [row, row], args)
+    mask = torch.tensor([[False, True, True]] * 2)
     torch.testing.assert_close(stats["loss"], sft_loss(logprobs, mask, 4, objective))
     assert stats["train_tokens"] == 8
+
+
+def weighted(weight) -> TokenizedExample:
+    example = Example("id", "1", "1", "1", "s", {"w": weight}, "rows.jsonl:1")
+    return TokenizedExample("id", [1, 2], [3, 4], example)
+
+
+def test_weights_from_the_data_give_the_loss_of_osw_ft_and_weight_0_costs_no_pass():
+    logprobs, weights = -torch.rand(3, 3), torch.tensor([0.5, 0.0, 1.0])
+    args = Args(model="m", data="d", weight_column="w", max_tokens_per_micro_batch=77)
+    stats = update(Recorder(logprobs), [weighted(w) for w in (0.5, 0, 1.0)], args)
+    mask = torch.tensor([[False, True, True]] * 3)
+    torch.testing.assert_close(stats["loss"], oswft_loss(logprobs, mask, weights, 6))
+    assert stats["train_tokens"] == 8
+
+
+@pytest.mark.parametrize("weight", [-0.5, "1", None, True, float("nan"), float("inf")])
+def test_a_weight_that_is_none_is_refused_with_its_row(weight):
+    args = Args(model="m", data="d", weight_column="w")
+    with pytest.raises(InputError, match="'w' must be a number of 0 or more"):
+        get_weight(weighted(weight), args)
