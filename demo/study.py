@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import tyro
@@ -95,7 +95,7 @@ class Job:
 
     @property
     def base(self) -> "Job":
-        return Job(self.world, "base", 0.0, 0, self.seed)
+        return replace(self, method="base", rate=0.0, steps=0)
 
     def command(self, root: Path) -> str:
         """As one would type it; a script's first word is then `deepspeed`."""
@@ -112,6 +112,10 @@ class Job:
             f"--output_dir {folder} --learning_rate {self.rate:g} --max_steps {self.steps} "
             f"--save_every 24 --keep_checkpoints 6 --seed {self.seed} {LENGTHS}{workers}"
         )
+
+
+def job_of(row: dict) -> Job:
+    return Job(**{name: row[name] for name in Job.__annotations__})
 
 
 # ------------------------------------------------------------------------------------------------
@@ -262,8 +266,8 @@ def run_command(command: str) -> None:
         runpy.run_module(sys.argv[0], run_name="__main__")
 
 
-def run_job(job: Job, root: Path) -> dict:
-    """Do a run and score its checkpoints; returns its row."""
+def run_job(job: Job, root: Path, offline_pass: bool = True) -> dict:
+    """Do a run and score its checkpoints; returns its row. With a base comes its offline pass."""
     folder, command, started = root / job.name, job.command(root), time.perf_counter()
     shutil.rmtree(folder, ignore_errors=True)  # half a run: its process was killed
     folder.mkdir(parents=True)
@@ -274,10 +278,11 @@ def run_job(job: Job, root: Path) -> dict:
     if job.method == "base":
         models, base = {0: folder / "model"}, folder
     else:
-        scored = [step for step in STEPS if step <= job.steps]
-        models = {step: folder / f"checkpoint-{step:06d}" for step in scored}
+        scored = {*(step for step in STEPS if step < job.steps), job.steps}
+        models = {step: folder / f"checkpoint-{step:06d}" for step in sorted(scored)}
         base = root / job.base.name
-    in_process(score, log, base, models, job.seed, folder / "scores.json")
+    offline_pass &= job.method == "base"
+    in_process(score, log, base, models, job.seed, folder / "scores.json", offline_pass)
     row = {**asdict(job), "command": command, **provenance(), "machine": machine()}
     row["seconds"] = round(time.perf_counter() - started)
     scores = json.loads((folder / "scores.json").read_text())
@@ -301,8 +306,6 @@ def run_job(job: Job, root: Path) -> dict:
         )
     if (folder / "rollouts").exists() and job.method != "grpo":
         row["weights"] = weights_by_tier(folder)
-    if job.method != "base":
-        shutil.rmtree(folder)  # the log stays
     return row
 
 
@@ -341,11 +344,13 @@ def machine() -> str:
 # Scores
 
 
-def score(base: Path, models: dict[int, Path], seed: int, path: Path) -> None:
+def score(
+    base: Path, models: dict[int, Path], seed: int, path: Path, offline_pass: bool = False
+) -> None:
     """Answer the held-out problems with each model, and write scores by step and tier to `path`.
 
-    One process for all checkpoints of a run; every model gets the same problems and seeds. From
-    the base itself, the weights of an offline pass are added to its training files.
+    One process for all checkpoints of a run; every model gets the same problems and seeds. After
+    that, an offline pass adds the weights that the last model gives to the base's training files.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -380,7 +385,7 @@ def score(base: Path, models: dict[int, Path], seed: int, path: Path) -> None:
             completions, correct = answer(queries, NUM_SAMPLES)
             kl = kl_from_base(model, reference, queries, completions[::NUM_SAMPLES])
             scores[step] = by_tier(queries, completions, correct, kl)
-        if base / "model" in models.values():
+        if offline_pass:
             train = load_examples(str(base / "train.jsonl"))
             queries, _ = tokenize_examples(train, tokenizer, 160, 128)
             completions, correct = answer(queries, OFFLINE_SAMPLES)
@@ -462,7 +467,7 @@ class Study:
 
     def missing(self, jobs: Sequence[Job]) -> list[Job]:
         """The runs without a row, and the bases that they need, first."""
-        done = {Job(**{name: row[name] for name in Job.__annotations__}).name for row in self.rows}
+        done = {job_of(row).name for row in self.rows}
         wanted = {job.name: job for job in [job.base for job in jobs] + list(jobs)}
         return [job for name, job in wanted.items() if name not in done]
 
@@ -492,6 +497,9 @@ class Study:
         self.rows.append(row)
         with self.path.open("a") as out:
             out.write(json.dumps(row) + "\n")
+        job = job_of(row)
+        if job.method != "base":
+            shutil.rmtree(self.root / job.name)  # gigabytes, of all runs; the log stays
 
 
 def study(output_dir: Path = Path("runs/study"), full: bool = False, workers: int = 2) -> None:
