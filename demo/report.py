@@ -35,7 +35,6 @@ from demo.study import (
     balance,
     grid,
     points,
-    settings_of,
 )
 from demo.world import GAIN, RETENTION, TIERS, TRAIN_MIX
 from paper.plot import STYLE
@@ -120,20 +119,22 @@ def difference(values: Sequence[float]) -> Difference:
 class Results:
     """The rows of a study: each is a run, with a list of scored checkpoints."""
 
-    def __init__(self, rows: Sequence[dict]):
+    def __init__(self, rows: Sequence[dict], settings: dict):
         self.rows = rows
+        self.settings = {
+            (world, method): {name: tuple(pair) for name, pair in purposes.items()}
+            for world, methods in settings.items()
+            for method, purposes in methods.items()
+        }
         self.by_key = {
             (row["world"], row["method"], row["rate"], point["steps"], row["seed"]): point
             for row in rows
             for point in row["checkpoints"]
         }
-        self.settings = {
-            (world, method): self._settings(world, method) for world in WORLDS for method in METHODS
-        }
 
-    def _settings(self, world: str, method: str) -> dict[str, tuple[float, int]]:
-        chosen = {point["method"] for point in points(self.rows, world, CHOOSING_SEEDS)}
-        return settings_of(self.rows, world, method) if {method, "oswft"} <= chosen else {}
+    def setting(self, world: str, method: str, purpose: str = "best") -> tuple[float, int]:
+        """The learning rate and the steps; zeros if none is chosen yet."""
+        return self.settings.get((world, method), {}).get(purpose, (0.0, 0))
 
     def seeds(self, world: str, method: str, purpose: str = "best") -> dict[int, dict]:
         """The checkpoints of a method at the settings of a purpose, by reported seed."""
@@ -142,8 +143,8 @@ class Results:
             found = {key: point for key, point in self.by_key.items() if key[1] == "base"}
             own = {k: p for k, p in found.items() if WORLDS[k[0]][0] == kind}
             return {key[4]: point for key, point in own.items() if key[4] in SEEDS}
-        setting = self.settings[world, method].get(purpose)
-        keys = {seed: (world, method, *(setting or (0, 0)), seed) for seed in SEEDS}
+        setting = self.setting(world, method, purpose)
+        keys = {seed: (world, method, *setting, seed) for seed in SEEDS}
         return {seed: self.by_key[key] for seed, key in keys.items() if key in self.by_key}
 
     def compare(
@@ -158,7 +159,7 @@ class Results:
 
     def weights(self, world: str) -> list[dict[str, np.ndarray]]:
         """OSW-FT's mean weight at each step, by tier, of each reported seed at its best rate."""
-        rate, steps = self.settings[world, "oswft"].get("best", (0, 0))
+        rate, steps = self.setting(world, "oswft")
         own = [row for row in self.rows if row["seed"] in SEEDS and row["world"] == world]
         found = []
         for row in own:
@@ -188,7 +189,7 @@ def table_of(results: Results, world: str, methods: Sequence[str]) -> str:
     """Scores and costs of the methods at each of their settings, on the reported seeds."""
     rows = []
     for method in ("base", *methods):
-        purposes = {"best": (0, 0)} if method == "base" else results.settings[world, method]
+        purposes = results.settings.get((world, method), {"best": (0.0, 0)})
         for setting in dict.fromkeys(purposes.values()):
             own = [PURPOSES[name] for name, other in purposes.items() if other == setting]
             purpose = next(name for name, other in purposes.items() if other == setting)
@@ -224,7 +225,7 @@ def sweep_table(results: Results, world: str, methods: Sequence[str]) -> str:
     rows = []
     tried = points(results.rows, world, CHOOSING_SEEDS)
     for method in methods:
-        best = results.settings[world, method].get("best")
+        best = results.setting(world, method)
         for rate in grid(method):
             cells = []
             for steps in STEPS:
@@ -355,8 +356,7 @@ def cost_table(results: Results) -> str:
         found = results.seeds("style", method)
         if not (sft and found):
             continue
-        _, steps = results.settings["style", method]["best"]
-        _, sft_steps = results.settings["style", "sft"]["best"]
+        (_, steps), (_, sft_steps) = (results.setting("style", m) for m in (method, "sft"))
         ours, theirs = (np.mean([p["flops"] for p in x.values()]) for x in (found, sft))
         ratios = ours / steps / (theirs / sft_steps), ours / theirs
         rows.append([TITLES[method], *(f"{ratio:.2f}" for ratio in ratios)])
@@ -397,8 +397,8 @@ def draw_front(results: Results, path: Path) -> None:
     for axes, (world, title) in zip(panels, titles.items(), strict=True):
         base = list(results.seeds(world, "base").values())
         for method in MAIN:
-            setting = results.settings[world, method].get("best")
-            if not setting or not base:
+            setting = results.setting(world, method)
+            if not base:
                 continue
             curve = [(np.mean(list(map(gain, base))), np.mean(list(map(retention, base))))]
             for steps in STEPS:
@@ -501,7 +501,8 @@ def fill(text: str, tables: dict[str, str]) -> str:
 def read_results(path: Path) -> Results:
     if not path.exists():
         raise InputError(f"{path}: no such file; python -m demo.study writes one")
-    return Results(parse_row(path.read_bytes(), str(path))["rows"])
+    read = parse_row(path.read_bytes(), str(path))
+    return Results(read["rows"], read["settings"])
 
 
 def report(

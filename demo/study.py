@@ -29,6 +29,7 @@ from tqdm import tqdm
 
 from data import (
     InputError,
+    atomic_write,
     collate,
     derive_seed,
     load_examples,
@@ -63,6 +64,7 @@ OTHERS = tuple(name for name in METHODS if name not in MAIN)
 STEPS = (24, 48, 72, 144)  # checkpoints that are scored; 32 steps are an epoch
 GRID = {5e-5: 144, 1e-4: 144, 3e-4: 72, 1e-3: 24}  # learning rate -> steps, with all before
 GRPO_GRID = {5e-5: 48, 1e-4: 48, 3e-4: 48, 1e-3: 48, 3e-3: 24}
+RESULTS = Path(__file__).parent.parent / "docs" / "study" / "results.json"
 LENGTHS = "--max_length 160 --max_completion_length 128 --precision fp32"
 NUM_HELDOUT, NUM_SAMPLES = 48, 8  # problems of each tier, and answers to each
 OFFLINE_SAMPLES = 2  # answers of the base to each training problem, for the static weights
@@ -210,6 +212,19 @@ def reported(
             for rate, steps in longest.items()
         ]
     return jobs
+
+
+def all_settings(rows: Sequence[dict]) -> dict[str, dict[str, dict]]:
+    """World -> method -> purpose -> (learning rate, steps), as far as the sweeps are done."""
+    tried = {(row["world"], row["method"]) for row in rows if row["seed"] in CHOOSING_SEEDS}
+    return {
+        world: {
+            method: settings_of(rows, world, method)
+            for method in METHODS
+            if {(world, method), (world, "oswft")} <= tried
+        }
+        for world in WORLDS
+    }
 
 
 # The study in order; each entry plans its runs from the rows that are there by then.
@@ -502,20 +517,45 @@ class Study:
             shutil.rmtree(self.root / job.name)  # gigabytes, of all runs; the log stays
 
 
+def write_results(rows: Sequence[dict], settings: dict, path: Path) -> None:
+    """Write results.json, a line for each run."""
+    lines = ",\n".join(json.dumps(row, sort_keys=True) for row in rows)
+    with atomic_write(path) as partial:
+        partial.write_text(f'{{"settings": {json.dumps(settings)},\n"rows": [\n{lines}\n]}}\n')
+
+
+def short(settings: dict) -> list[Job]:
+    """Four methods at their best settings, on four seeds, in the two worlds of the picture."""
+    return [
+        Job(world, method, *settings[world][method]["best"], seed)
+        for world in ("style", "own")
+        for seed in SEEDS[:4]
+        for method in MAIN
+    ]
+
+
 def study(output_dir: Path = Path("runs/study"), full: bool = False, workers: int = 2) -> None:
-    """Train and score all runs that are missing, then write results.json and the report.
+    """Train and score all runs that are missing, then write results.json, tables and pictures.
 
     Args:
         output_dir: a study that was stopped there goes on.
-        full: everything that docs/study.md reports; otherwise four methods on four seeds.
+        full: choose settings, and do all that docs/study.md reports. Otherwise four methods with
+            the settings of docs/study/results.json, on four seeds.
         workers: runs side by side, one core each.
     """
+    from demo.report import report
+
     os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
     study = Study(output_dir, workers)
-    for plan in FULL:
-        jobs = plan(study.rows)
-        study.run(jobs, f"{jobs[0].world}")
-        write_json({"rows": study.rows}, output_dir / "results.json")
+    if full:
+        for number, plan in enumerate(FULL, start=1):
+            study.run(plan(study.rows), f"part {number} of {len(FULL)}")
+        settings = all_settings(study.rows)
+    else:
+        settings = json.loads(RESULTS.read_text())["settings"]
+        study.run(short(settings), "study")
+    write_results(study.rows, settings, output_dir / "results.json")
+    report(output_dir / "results.json", output_dir / "report.md")
 
 
 if __name__ == "__main__":
