@@ -1,4 +1,5 @@
 # make demo    installs into .venv if needed, then trains SFT, OSW-FT and GRPO from one tiny base
+# make study   the same over seeds, with intervals: half an hour (python -m demo.study --full: hours)
 # make test    installs into .venv if needed, the loggers too, then runs every test
 # make bench   installs what is compared with, too, and writes BENCHMARKS.md: most of an hour
 # make soak    kills, changes of shape and hostile answers at random, outside the tests: 20 minutes
@@ -12,7 +13,7 @@ BENCH_INSTALLED := .venv/installed-requirements-bench.txt
 LOGGERS_INSTALLED := .venv/installed-requirements-loggers.txt
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: install demo test bench soak lint
+.PHONY: install demo study test bench soak lint
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -40,6 +41,9 @@ $(BENCH_INSTALLED) $(LOGGERS_INSTALLED): .venv/installed-%: % $(INSTALLED)
 
 demo: $(INSTALLED)
 	@python -m demo
+
+study: $(INSTALLED)
+	@python -m demo.study
 
 test: $(LOGGERS_INSTALLED)
 	python -m pytest -n 2 --dist loadfile --no-loadscope-reorder

@@ -243,6 +243,8 @@ FULL: tuple[Callable[[Sequence[dict]], list[Job]], ...] = (
 # ------------------------------------------------------------------------------------------------
 # One run, in processes of its own
 
+PRELOADED = ["train_sft", "train_oswft", "train_grpo", "vllm"]
+
 
 def in_process(function: Callable, log: Path, *args) -> None:
     """Run a function in a fresh process that has torch, vLLM and DeepSpeed imported already.
@@ -250,7 +252,7 @@ def in_process(function: Callable, log: Path, *args) -> None:
     What it prints goes to `log`. Raises ChildProcessError with the log's last line if it fails.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["train_sft", "train_oswft", "train_grpo", "vllm"])
+    context.set_forkserver_preload(PRELOADED)
     process = context.Process(target=_logged, args=(function, log, *args))
     process.start()
     process.join()
@@ -491,8 +493,9 @@ class Study:
         missing = self.missing(jobs)
         print(f"{what}: {len(jobs)} runs, missing with bases: {len(missing)}", flush=True)
         bases = [job for job in missing if job.method == "base"]
-        longest_first = sorted(missing, key=lambda job: (job.method != "grpo", -job.steps))
-        for group in (bases, [job for job in longest_first if job.method != "base"]):
+        runs = [job for job in missing if job.method != "base"]
+        runs.sort(key=lambda job: (job.seed, job.method != "grpo", -job.steps))  # the longest first
+        for group in (bases, runs):
             with (
                 ThreadPoolExecutor(self.workers) as pool,
                 tqdm(total=len(group), desc=what, unit="run", disable=not group) as bar,
