@@ -483,10 +483,14 @@ class Study:
         return [row for _, row in read_rows(str(self.path))]
 
     def missing(self, jobs: Sequence[Job]) -> list[Job]:
-        """The runs without a row, and the bases that they need, first."""
+        """The runs without a row; first the bases that have none, or whose folder is gone."""
         done = {job_of(row).name for row in self.rows}
-        wanted = {job.name: job for job in [job.base for job in jobs] + list(jobs)}
-        return [job for name, job in wanted.items() if name not in done]
+        runs = [job for job in jobs if job.name not in done]
+        bases = {job.base.name: job.base for job in jobs if job.base.name not in done}
+        bases |= {
+            job.base.name: job.base for job in runs if not (self.root / job.base.name).is_dir()
+        }
+        return [*bases.values(), *runs]
 
     def run(self, jobs: Sequence[Job], what: str) -> None:
         """Do the runs that are missing, `workers` at a time; each appends its row."""

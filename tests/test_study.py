@@ -169,6 +169,8 @@ def test_an_unfinished_study_says_what_is_missing_and_does_each_run_once(tmp_pat
     assert [job.name for job in study.missing(jobs)] == [jobs[2].name]
     assert (tmp_path / "base-usual-10").exists() and not (tmp_path / jobs[1].name).exists()
     assert [job_of(each).name for each in study.rows].count(jobs[1].name) == 1
+    (tmp_path / "base-usual-12").rmdir()
+    assert [job.name for job in study.missing(jobs)] == ["base-usual-12", jobs[2].name]
 
 
 def test_another_setting_or_another_machine_is_refused(tmp_path, monkeypatch):
