@@ -1,0 +1,533 @@
+"""The paper's theory, statement by statement: what holds, what does not (docs/theory.md)."""
+
+import itertools
+import math
+import random
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from conftest import ROOT
+from train_oswft import oswft_loss, oswft_weights
+from train_sft import sft_loss
+
+each_k = pytest.mark.parametrize("k", range(1, 9))
+SHARES = (0.0, 0.1, 0.5, 0.9, 1.0)  # success probabilities p
+
+
+def enumerate_rollouts(k: int, p: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """All outcomes of K rollouts (2^K, K), and how probable each is (2^K,)."""
+    rewards = torch.tensor(list(itertools.product([0, 1], repeat=k)))
+    right = rewards.sum(dim=1).double()
+    return rewards, p**right * (1 - p) ** (k - right)
+
+
+def solution(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Parameters, and log-probabilities and mask (1, 4) of one expert solution under them."""
+    generator = torch.Generator().manual_seed(seed)
+    theta = torch.randn(1, 4, 5, dtype=torch.float64, generator=generator).requires_grad_()
+    tokens = torch.randint(5, (1, 4, 1), generator=generator)
+    logprobs = theta.log_softmax(-1).gather(-1, tokens)[..., 0]
+    return theta, logprobs, torch.tensor([[False, True, True, True]])
+
+
+def updates(rewards: torch.Tensor) -> torch.Tensor:
+    """The ascent direction w * g0 that the loss gives for each row of rewards (N, K) -> (N, 20)."""
+    theta, logprobs, mask = solution()
+    losses = [oswft_loss(logprobs, mask, w, 1) for w in oswft_weights(rewards).split(1)]
+    rows = [-torch.autograd.grad(loss, theta, retain_graph=True)[0].flatten() for loss in losses]
+    return torch.stack(rows)
+
+
+def g0(seed: int = 0) -> torch.Tensor:
+    """The gradient of log pi(o*|q), from autograd alone."""
+    theta, logprobs, mask = solution(seed)
+    return torch.autograd.grad(logprobs[mask].sum(), theta)[0].flatten()
+
+
+# ------------------------------------------------------------------------------------------------
+# Theorem 1 and its remarks
+
+
+@each_k
+def test_the_update_is_unbiased(k):
+    sampled = updates(enumerate_rollouts(k, 0.5)[0])
+    for p in SHARES:
+        _, probability = enumerate_rollouts(k, p)
+        mean = probability @ sampled
+        torch.testing.assert_close(mean, (1 - p) * g0(), rtol=1e-6, atol=1e-7)
+
+
+@each_k
+def test_all_signal_is_lost_with_probability_p_to_the_k(k):
+    lost = updates(enumerate_rollouts(k, 0.5)[0]).norm(dim=1) == 0
+    for p in SHARES:
+        _, probability = enumerate_rollouts(k, p)
+        assert probability[lost].sum().item() == pytest.approx(p**k)
+
+
+@each_k
+def test_the_second_moment_and_the_error_are_those_of_the_remarks(k):
+    sampled, square = updates(enumerate_rollouts(k, 0.5)[0]), g0().square().sum().item()
+    for p in SHARES:
+        _, probability = enumerate_rollouts(k, p)
+        second = (probability @ sampled.square().sum(dim=1)).item()
+        error = (probability @ (sampled - (1 - p) * g0()).square().sum(dim=1)).item()
+        assert second == pytest.approx(((1 - p) ** 2 + p * (1 - p) / k) * square, abs=1e-6)
+        assert error == pytest.approx(p * (1 - p) / k * square, abs=1e-6)
+
+
+def test_one_rollout_is_hard_example_selection():
+    for batch in itertools.product([0.0, 1.0], repeat=4):
+        rewards = torch.tensor(batch)[:, None]
+        assert oswft_weights(rewards).tolist() == oswft_weights(rewards, "hard").tolist()
+    soft = torch.tensor([[1.0, 0.0]])
+    assert oswft_weights(soft).tolist() != oswft_weights(soft, "hard").tolist()
+
+
+def test_a_gradient_through_the_weight_would_be_another_one():
+    theta, logprobs, mask = solution()
+    p = logprobs[mask].sum().exp()  # only the expert's own answer is right
+    loss = oswft_loss(logprobs, mask, oswft_weights(p[None, None]), 1)
+    (ours,) = torch.autograd.grad(-loss, theta, retain_graph=True)
+    torch.testing.assert_close(ours.flatten(), (1 - p) * g0(), rtol=1e-6, atol=1e-7)
+    (naive,) = torch.autograd.grad((1 - p) * logprobs[mask].sum(), theta)
+    extra = -p * logprobs[mask].sum() * g0()  # -grad p * log pi, as grad p = p * g0 here
+    torch.testing.assert_close(naive.flatten() - (1 - p) * g0(), extra)
+    assert extra.norm() > 0.01 * g0().norm()
+
+
+def test_weight_one_is_sft():
+    theta, logprobs, mask = solution()
+    weights = oswft_weights(torch.zeros(1, 2))
+    (sft,) = torch.autograd.grad(sft_loss(logprobs, mask, 3), theta, retain_graph=True)
+    (ours,) = torch.autograd.grad(oswft_loss(logprobs, mask, weights, 3), theta)
+    assert weights.tolist() == [1.0]
+    assert torch.equal(ours, sft)
+
+
+def test_a_mastered_query_mostly_loses_its_signal_even_with_several_rollouts():
+    lost = {}
+    for k in (2, 4, 8):
+        rewards, probability = enumerate_rollouts(k, 0.9)
+        lost[k] = probability[oswft_weights(rewards) == 0].sum().item()
+    assert lost == pytest.approx({2: 0.81, 4: 0.6561, 8: 0.43046721})
+
+
+# ------------------------------------------------------------------------------------------------
+# Section 2.1: the constant c, and Equation 6
+
+
+def squared_errors(p: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """101 constants c between 0 and 1, and E[(R - c)^2] for each."""
+    constants = torch.linspace(0, 1, 101, dtype=torch.float64)
+    rewards, probability = enumerate_rollouts(1, p)
+    return constants, probability @ (rewards - constants).square()  # (2,) @ (2, 101)
+
+
+def test_p_is_the_constant_with_the_least_mean_squared_error():
+    for p in SHARES:
+        constants, errors = squared_errors(p)
+        torch.testing.assert_close(errors, p * (1 - p) + (constants - p) ** 2)
+        assert constants[errors.argmin()].item() == pytest.approx(p)
+
+
+def test_that_constant_is_the_oracles_advantage_only_at_one_half():
+    equal = []
+    for p in torch.linspace(0, 1, 11, dtype=torch.float64).tolist():
+        constants, errors = squared_errors(p)
+        rewards, probability = enumerate_rollouts(1, p)
+        advantage = 1 - probability @ rewards[:, 0].double()  # Equation 5, with R(o*) = 1
+        if (constants[errors.argmin()] - advantage).abs() < 1e-6:
+            equal.append(p)
+    assert equal == [0.5]
+
+
+def test_equation_6_is_the_gradient_of_expected_correctness():
+    theta = torch.tensor([0.3, -1.0, 0.8, 0.0, 0.5], dtype=torch.float64, requires_grad=True)
+    rewards = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0], dtype=torch.float64)
+    probability = theta.softmax(0)
+    p = probability @ rewards
+    (gradient,) = torch.autograd.grad(p, theta, retain_graph=True)
+    scores = torch.eye(5, dtype=torch.float64) - probability  # row o: gradient of log pi(o)
+    if_right = (probability * rewards / p) @ scores
+    if_wrong = (probability * (1 - rewards) / (1 - p)) @ scores
+    torch.testing.assert_close(p * (1 - p) * if_right + (1 - p) * (0 - p) * if_wrong, gradient)
+    assert gradient.norm() > 0.1
+
+
+# ------------------------------------------------------------------------------------------------
+# The corollary, and variance
+
+
+def second_moment(shares: list[float], gradients: torch.Tensor, k: int) -> float:
+    """Sigma^2: queries (with their g0, (N, D)) are equally likely; rollouts are enumerated."""
+    total = 0.0
+    for p, gradient in zip(shares, gradients, strict=True):
+        rewards, probability = enumerate_rollouts(k, p)
+        total += (probability @ oswft_weights(rewards).double() ** 2 * (gradient @ gradient)).item()
+    return total / len(shares)
+
+
+def sft_second_moment(gradients: torch.Tensor) -> float:
+    return gradients.square().sum(dim=1).mean().item()
+
+
+@each_k
+def test_the_second_moment_shrinks_by_one_to_two_times_the_mean_of_p_g0_squared(k):
+    """So it shrinks if, and only if, that mean is above 0."""
+    for seed in range(10):
+        rng = random.Random(seed)
+        shares = [rng.choice([0.0, rng.random(), 1.0]) for _ in range(4)]
+        gradients = torch.stack([g0(4 * seed + i) * rng.choice([0, 1]) for i in range(4)])
+        gap = sft_second_moment(gradients) - second_moment(shares, gradients, k)
+        mean = (torch.tensor(shares).double() @ gradients.square().sum(dim=1) / 4).item()
+        assert mean - 1e-6 <= gap <= 2 * mean + 1e-6
+        if k == 1:
+            assert gap == pytest.approx(mean, abs=1e-6)  # the lower bound is reached
+
+
+def test_the_second_moment_need_not_shrink_where_p_is_above_zero():
+    gradients = torch.stack([g0(), torch.zeros_like(g0())])  # the second: pi(o*) = 1 already
+    shares = [0.0, 1.0]  # half of the queries are solved
+    for k in range(1, 9):
+        assert second_moment(shares, gradients, k) == sft_second_moment(gradients) > 0
+
+
+def two_equal_queries() -> tuple[torch.Tensor, torch.Tensor]:
+    """Updates (8, 20) and their probabilities: one of p = 0 or p = 1/2 is drawn, K = 2."""
+    rewards, never = enumerate_rollouts(2, 0.0)
+    _, half = enumerate_rollouts(2, 0.5)
+    return updates(rewards).repeat(2, 1), torch.cat([never, half]) / 2
+
+
+def test_the_variance_can_grow():
+    update, probability = two_equal_queries()
+    deviation = update - probability @ update
+    variance = (probability @ deviation.square().sum(dim=1)).item()
+    assert variance == pytest.approx(0.125 * (g0() @ g0()).item())
+    sft = g0().repeat(2, 1)  # either query, weight 1
+    assert (sft - sft.mean(dim=0)).norm() == 0
+
+
+def test_a_constant_weight_of_the_same_mean_has_a_smaller_second_moment():
+    update, probability = two_equal_queries()
+    square = (g0() @ g0()).item()
+    mean = probability @ update
+    torch.testing.assert_close(mean, 0.75 * g0())
+    assert (mean @ mean).item() == pytest.approx(0.5625 * square)  # every update w = 0.75
+    oswft = (probability @ update.square().sum(dim=1)).item()
+    assert oswft == pytest.approx(0.6875 * square)  # and SFT has 1 * square
+
+
+# ------------------------------------------------------------------------------------------------
+# Theorem 2
+
+
+class World(NamedTuple):
+    """Queries are directions v in the plane, all equally likely."""
+
+    directions: list[tuple[float, float]]
+    log_prob: Callable[[float], tuple[float, float]]  # v.theta -> log pi(o*), and its slope
+    success: Callable[[float, float], list[float]]  # theta -> p of each query
+    smoothness: Callable[[list[float]], float]  # p -> L of the surrogate with weights 1 - p
+    start: tuple[float, float]
+
+
+class Descent(NamedTuple):
+    left: float  # the average of |grad J|^2 over the T iterates at which a step is taken
+    smoothness: float  # L, sigma2, drift (epsilon_p) and bound (B): the largest values on the way
+    sigma2: float
+    drift: float
+    bound: float
+    first: float  # J^0(theta_0)
+    switching: float  # what J loses at all changes of the weights together
+
+    def theorem_2(self, steps: int, gap: float, bound: float) -> float:
+        """The theorem's right side, for an initial optimality gap."""
+        return (2 * gap + self.smoothness * self.sigma2) / steps**0.5 + bound * self.drift
+
+    def repaired(self, steps: int, every: int) -> float:
+        once = -self.first + self.smoothness * self.sigma2 / 2
+        return (once + (steps / every - 1) * self.drift * self.bound) / steps**0.5
+
+
+def surrogate(world: World, shares: list[float], theta: tuple[float, float]) -> float:
+    """J(theta) = mean of (1 - p) log pi(o*), for fixed p."""
+    x, y = theta
+    values = [world.log_prob(a * x + b * y)[0] for a, b in world.directions]
+    return sum((1 - p) * value for p, value in zip(shares, values, strict=True)) / len(values)
+
+
+def expected_update(
+    world: World, shares: list[float], theta: tuple[float, float]
+) -> tuple[tuple[float, float], float, list[float]]:
+    """The gradient of J, the second moment of its estimate with K = 2, and the slopes."""
+    x, y = theta
+    slopes = [world.log_prob(a * x + b * y)[1] for a, b in world.directions]
+    along_x = along_y = square = 0.0
+    for (a, b), p, slope in zip(world.directions, shares, slopes, strict=True):
+        along_x += (1 - p) * slope * a
+        along_y += (1 - p) * slope * b
+        square += ((1 - p) ** 2 + p * (1 - p) / 2) * slope * slope * (a * a + b * b)
+    n = len(slopes)
+    return (along_x / n, along_y / n), square / n, slopes
+
+
+def descend(world: World, steps: int, every: int = 1, sample: bool = False) -> Descent:
+    """T steps of plain SGD, step size 1/sqrt(T), new weights every S steps.
+
+    A step is the expected update; with `sample`, that of one drawn query with K = 2 rollouts.
+    """
+    rng, rate, theta = random.Random(0), steps**-0.5, world.start
+    shares = world.success(*theta)
+    first = surrogate(world, shares, theta)
+    left = smoothness = sigma2 = drift = bound = switching = 0.0
+    for step in range(steps):
+        if step % every == 0:
+            x, y = theta
+            old, shares = shares, world.success(*theta)
+            values = [world.log_prob(a * x + b * y)[0] for a, b in world.directions]
+            moves = [new - p for p, new in zip(old, shares, strict=True)]
+            switching += sum(m * v for m, v in zip(moves, values, strict=True)) / len(values)
+            drift = max(drift, *map(abs, moves))
+            bound = max(bound, *map(abs, values))
+            smoothness = max(smoothness, world.smoothness(shares))
+        gradient, square, slopes = expected_update(world, shares, theta)
+        left += gradient[0] ** 2 + gradient[1] ** 2
+        sigma2 = max(sigma2, square)
+        if sample:
+            query = rng.randrange(len(slopes))
+            wrong = (rng.random() >= shares[query]) + (rng.random() >= shares[query])
+            scale = wrong / 2 * slopes[query]
+            gradient = tuple(scale * coordinate for coordinate in world.directions[query])
+        theta = theta[0] + rate * gradient[0], theta[1] + rate * gradient[1]
+    return Descent(left / steps, smoothness, sigma2, drift, bound, first, switching)
+
+
+def sine(z: float) -> tuple[float, float]:
+    return -8 + 4 * math.sin(z), 4 * math.cos(z)
+
+
+def turning_success(x: float, y: float) -> list[float]:
+    """1/2 -+ u/2, where u leads round the unit circle; between 0.3 and 0.7 on it."""
+    inward = 1 - x * x - y * y
+    u, v = 0.4 * (-y + inward * x), 0.4 * (x + inward * y)
+    return [0.5 - u / 2, 0.5 + u / 2, 0.5 - v / 2, 0.5 + v / 2]
+
+
+# J = -4 + u sin x + v sin y for fixed u and v, so L = max(|u|, |v|), and B = 8 + 4 everywhere.
+CYCLE = World(
+    directions=[(1, 0), (-1, 0), (0, 1), (0, -1)],
+    log_prob=sine,
+    success=turning_success,
+    smoothness=lambda shares: max(abs(1 - 2 * p) for p in shares),
+    start=(1.0, 0.0),
+)
+CYCLE_GAP = 0.4  # u = 0 and v = 0.4 at the start, where sin y = 0, and could be 1
+CYCLE_BOUND = 12
+
+
+def log_sigmoid(z: float) -> tuple[float, float]:
+    return -math.log1p(math.exp(-z)), 1 / (1 + math.exp(z))
+
+
+# Two answers to each query, and only the expert's is right: p = pi(o*).
+CONCAVE_DIRECTIONS = [(1.0, 0.0), (0.0, 1.0), (-1.0, 0.5), (0.5, -1.0)]
+CONCAVE = World(
+    directions=CONCAVE_DIRECTIONS,
+    log_prob=log_sigmoid,
+    success=lambda x, y: [math.exp(log_sigmoid(a * x + b * y)[0]) for a, b in CONCAVE_DIRECTIONS],
+    smoothness=lambda shares: sum(a * a + b * b for a, b in CONCAVE_DIRECTIONS) / 4 / 4,
+    start=(2.0, -1.0),
+)
+
+
+def field(world: World, x: float, y: float) -> tuple[float, float]:
+    """The expected update where the weights are those of the same point."""
+    return expected_update(world, world.success(x, y), (x, y))[0]
+
+
+def curl(world: World, x: float, y: float, h: float = 1e-5) -> float:
+    """0 at every point if the field is the gradient of something."""
+    across = field(world, x + h, y)[1] - field(world, x - h, y)[1]
+    along = field(world, x, y + h)[0] - field(world, x, y - h)[0]
+    return (across - along) / (2 * h)
+
+
+POINTS = [(0.0, 0.0), (1.0, 0.0), (0.6, -0.8), (-0.3, 0.9)]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_the_field_that_turns_is_the_expected_update_of_the_code(point):
+    theta = torch.tensor(point, dtype=torch.float64, requires_grad=True)
+    shares = turning_success(*point)
+    logprobs = -8 + 4 * torch.sin(torch.tensor(CYCLE.directions).double() @ theta)
+    expected = torch.zeros(2, dtype=torch.float64)
+    for logprob, p in zip(logprobs, shares, strict=True):
+        for rewards, probability in zip(*enumerate_rollouts(2, p), strict=True):
+            weights = oswft_weights(rewards[None])
+            loss = oswft_loss(logprob[None, None], torch.ones(1, 1), weights, len(shares))
+            expected -= probability * torch.autograd.grad(loss, theta, retain_graph=True)[0]
+    assert expected.tolist() == pytest.approx(field(CYCLE, *point))
+    # a policy can do this: the expert's answer is right, so it is no likelier than a right one
+    assert all(0 < logprob.exp() < p < 1 for logprob, p in zip(logprobs, shares, strict=True))
+
+
+def test_the_expected_update_need_not_be_a_gradient():
+    assert curl(CYCLE, 0.0, 0.0) == pytest.approx(0.8)
+    for point in POINTS:  # where p depends on pi(o*) alone, it is one
+        assert curl(CONCAVE, *point) == pytest.approx(0, abs=1e-8)
+
+
+@pytest.fixture(scope="module")
+def cycle() -> Descent:
+    return descend(CYCLE, steps=100_000)
+
+
+def test_theorem_2_fails_where_the_update_goes_in_circles(cycle):
+    right = cycle.theorem_2(100_000, CYCLE_GAP, CYCLE_BOUND)
+    assert cycle.left == pytest.approx(0.1213, abs=1e-4)
+    assert right == pytest.approx(0.0112, abs=1e-4)
+    assert cycle.smoothness < 1  # |1 - 2p| < 1: every p on the way is a probability
+    # with any weights in [0, 1] L is at most 1 and Sigma^2 at most 16: not even these would do
+    loosest = cycle._replace(smoothness=1, sigma2=16)
+    assert loosest.theorem_2(100_000, CYCLE_GAP, CYCLE_BOUND) < 0.06
+
+
+def test_theorem_2_fails_with_sampled_queries_and_rollouts_as_well():
+    descent = descend(CYCLE, steps=100_000, sample=True)
+    assert descent.left == pytest.approx(0.124, abs=0.004)
+    assert descent.smoothness < 1
+    assert descent.theorem_2(100_000, CYCLE_GAP, CYCLE_BOUND) < 0.08
+
+
+def test_theorem_2_holds_there_if_t_is_at_most_s_squared():
+    descent = descend(CYCLE, steps=2_500, every=50)
+    assert 0.1 < descent.left < descent.theorem_2(2_500, CYCLE_GAP, CYCLE_BOUND)
+
+
+def test_what_a_cycle_gains_it_loses_when_the_weights_change(cycle):
+    """The switching cost, which the theorem leaves out, is all of the left side."""
+    per_step = cycle.switching / 100_000**0.5
+    assert per_step == pytest.approx(cycle.left, rel=0.001)
+    assert cycle.switching < 99_999 * cycle.drift * cycle.bound
+
+
+@pytest.mark.parametrize("sample", [False, True])
+@pytest.mark.parametrize("every", [1, 10, 50])
+@pytest.mark.parametrize("world", [CYCLE, CONCAVE], ids=["cycle", "concave"])
+def test_the_repaired_bound_holds(world, every, sample):
+    descent = descend(world, 2_500, every, sample)
+    once = -descent.first + descent.smoothness * descent.sigma2 / 2
+    # the ascent lemma's own terms, before the switching cost is replaced by its worst case
+    assert descent.left <= (once + descent.switching) / 2_500**0.5
+    assert descent.left <= descent.repaired(2_500, every)
+
+
+def test_longer_runs_help_where_the_update_is_a_gradient_and_not_where_it_circles():
+    short, long = (descend(CONCAVE, steps).left for steps in (100, 10_000))
+    assert long < 0.15 * short
+    short, long = (descend(CYCLE, steps).left for steps in (100, 10_000))
+    assert long > 0.9 * short
+
+
+# ------------------------------------------------------------------------------------------------
+# Outside the theory: Adam and clipping
+
+ALL_WRONG = torch.zeros(4, 4)  # weight 1
+ONE_WRONG = torch.tensor([[1.0, 1.0, 1.0, 0.0]] * 4)  # weight 1/4, a power of two: no rounding
+SOME_WRONG = torch.tensor([[1.0] * 4, [1.0] * 4, [1.0] * 4, [0.0] * 4])  # the same mean weight
+
+
+def batch_loss(theta: torch.Tensor, rewards: torch.Tensor, normalizer: float = 12) -> torch.Tensor:
+    """Four solutions of three tokens under a linear softmax with parameters theta (6, 5)."""
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(4, 3, 6, dtype=torch.float64, generator=generator)
+    tokens = torch.randint(5, (4, 3, 1), generator=generator)
+    logprobs = (features @ theta).log_softmax(-1).gather(-1, tokens)[..., 0]
+    return oswft_loss(logprobs, torch.ones(4, 3), oswft_weights(rewards), normalizer)
+
+
+def train(
+    optimizer_class, rewards: torch.Tensor, normalizer: float = 12, **options
+) -> torch.Tensor:
+    """The parameters after each of 50 steps: (50, 6, 5)."""
+    theta = torch.zeros(6, 5, dtype=torch.float64, requires_grad=True)
+    optimizer = optimizer_class([theta], lr=0.01, **options)
+    path = []
+    for _ in range(50):
+        optimizer.zero_grad()
+        batch_loss(theta, rewards, normalizer).backward()
+        optimizer.step()
+        path.append(theta.detach().clone())
+    return torch.stack(path)
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Between the ends of two paths, beside the length of the first one's way."""
+    return ((a[-1] - b[-1]).norm() / a[-1].norm()).item()
+
+
+def adam(rewards: torch.Tensor, eps: float, normalizer: float = 12) -> torch.Tensor:
+    return train(torch.optim.AdamW, rewards, normalizer, eps=eps, weight_decay=0.0)
+
+
+def test_adam_does_not_see_a_weight_that_all_queries_share():
+    assert torch.equal(adam(ALL_WRONG, eps=0.0), adam(ONE_WRONG, eps=0.0))
+    assert 0 < distance(adam(ALL_WRONG, eps=1e-8), adam(ONE_WRONG, eps=1e-8)) < 1e-6
+    # SGD sees it; so does Adam if gradients are as small as its epsilon
+    assert distance(train(torch.optim.SGD, ALL_WRONG), train(torch.optim.SGD, ONE_WRONG)) > 0.7
+    assert distance(adam(ALL_WRONG, 1e-8, 1e8), adam(ONE_WRONG, 1e-8, 1e8)) > 0.3
+
+
+def test_adam_sees_weights_that_differ_within_a_batch():
+    assert distance(adam(ONE_WRONG, eps=1e-8), adam(SOME_WRONG, eps=1e-8)) > 0.5
+
+
+def test_adam_sees_a_weight_that_falls_during_a_run():
+    """10,000 queries in batches of 128 are 78 steps: fewer than Adam's memory of 1,000."""
+    theta = torch.zeros(1, 1, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.AdamW([theta], lr=1.0, weight_decay=0.0)
+    path = [0.0]
+    for step in range(78):
+        weights = oswft_weights(torch.tensor([[0.0, 0.0]] if step < 39 else [[1.0, 0.0]]))
+        optimizer.zero_grad()
+        oswft_loss(theta, torch.ones(1, 1), weights, 1).backward()  # a constant gradient, -w
+        optimizer.step()
+        path.append(theta.item())
+    assert path[39] - path[38] == pytest.approx(1)
+    # 0.5 / sqrt(mean of w^2 over the run), where a learning rate schedule would give 0.5
+    assert path[78] - path[77] == pytest.approx(0.64, abs=0.01)
+
+
+def clipped(rewards: torch.Tensor, normalizer: float) -> tuple[float, torch.Tensor]:
+    """The norm before clipping at 1, and the gradient after it."""
+    theta = torch.zeros(6, 5, dtype=torch.float64, requires_grad=True)
+    batch_loss(theta, rewards, normalizer).backward()
+    norm = torch.nn.utils.clip_grad_norm_([theta], max_norm=1.0).item()
+    return norm, theta.grad
+
+
+def test_clipping_does_not_see_a_shared_weight_while_the_norm_is_above_its_limit():
+    (full, a), (quarter, b) = clipped(ALL_WRONG, 0.1), clipped(ONE_WRONG, 0.1)
+    assert full == pytest.approx(4 * quarter) and quarter > 1
+    torch.testing.assert_close(a, b, rtol=1e-5, atol=0)
+    (full, a), (_, b) = clipped(ALL_WRONG, 100), clipped(ONE_WRONG, 100)
+    assert full < 1
+    torch.testing.assert_close(a, 4 * b)
+
+
+def test_clipping_sees_weights_that_differ_within_a_batch():
+    (_, a), (norm, b) = clipped(ALL_WRONG, 0.1), clipped(SOME_WRONG, 0.1)
+    assert norm > 1
+    assert torch.nn.functional.cosine_similarity(a.flatten(), b.flatten(), dim=0) < 0.9
+
+
+def test_the_page_cites_every_test_here_and_no_other():
+    cited = re.findall(r"`(test_\w+)`", (ROOT / "docs" / "theory.md").read_text())
+    here = {name for name in globals() if name.startswith("test_")}
+    assert {*cited} == here - {"test_the_page_cites_every_test_here_and_no_other"}
