@@ -1,6 +1,5 @@
 """The method itself: weights, loss, and what the paper claims about the estimator."""
 
-import itertools
 
 import pytest
 import torch
@@ -133,21 +132,3 @@ def test_masked_positions_have_no_gradient_and_no_value():
     loss = oswft_loss(logprobs, torch.tensor([[True, False, True]]), torch.ones(1), 2)
     loss.backward()
     assert logprobs.grad.tolist() == [[-0.5, 0.0, -0.5]]
-
-
-@pytest.mark.parametrize("num_rollouts", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9, 1.0])
-def test_estimator_is_unbiased_and_loses_its_signal_with_probability_p_to_the_k(num_rollouts, p):
-    """Theorem 1 and its proof, by enumeration of all outcomes of K rollouts."""
-    g0 = torch.tensor([2.0, -3.0], dtype=torch.float64)
-    outcomes = torch.tensor(list(itertools.product([0, 1], repeat=num_rollouts)))  # (2^K, K)
-    right = outcomes.sum(1)
-    probability = p ** right.double() * (1 - p) ** (num_rollouts - right).double()
-    weights = oswft_weights(outcomes).double()
-    assert probability.sum().item() == pytest.approx(1)
-    mean = (probability[:, None] * weights[:, None] * g0).sum(0)
-    torch.testing.assert_close(mean, (1 - p) * g0)
-    assert probability[weights == 0].sum().item() == pytest.approx(p**num_rollouts)
-    # the second moment of the paper's remark, (1-p)^2 + p(1-p)/K
-    second = (probability * weights**2).sum().item()
-    assert second == pytest.approx((1 - p) ** 2 + p * (1 - p) / num_rollouts)
