@@ -22,7 +22,7 @@ from demo.report import TITLES, gain, pass_at_8, retention
 from demo.study import Job, run_job
 from demo.world import TIERS
 
-RATES = {"sft": 3e-4, "oswft": 3e-4, "grpo": 1e-3}
+RATES = {"sft": 3e-4, "oswft": 3e-4, "grpo": 3e-4}
 ADVICE = """Gain is pass@1 on middle and hard, which fine-tuning shows, and retention that on keep
 and long, which it never shows: look at how much retention SFT and OSW-FT pay for their gain.
 One seed of a tiny model proves nothing: docs/study.md has more of them, with intervals."""
