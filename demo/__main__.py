@@ -18,8 +18,8 @@ from pathlib import Path
 
 import tyro
 
-from demo.report import TITLES, gain, pass_at_8, retention
-from demo.study import Job, run_job
+from demo.report import TITLES
+from demo.study import Job, points, run_job
 from demo.world import TIERS
 
 RATES = {"sft": 3e-4, "oswft": 3e-4, "grpo": 3e-4}
@@ -83,13 +83,14 @@ def scores_table(rows: list[dict]) -> str:
     lines = [
         f"{'':16}{'gain':>8}{'retention':>11}{'pass@8':>8}{'trained':>10}{'sampled':>10}{names}"
     ]
-    for row in rows:
-        point = row["checkpoints"][-1]
-        tiers = "".join(f"{100 * point['tiers'][tier]['pass@1']:8.1f}" for tier in TIERS)
-        lines.append(
-            f"{TITLES[row['method']]:16}{gain(point):8.1f}{retention(point):11.1f}"
-            f"{pass_at_8(point):8.1f}{point['trained_tokens']:10,}{point['sampled_tokens']:10,}{tiers}"
-        )
+    for point in points(rows):
+        if point["world"] == "style":
+            tiers = "".join(f"{point[tier]:8.1f}" for tier in TIERS)
+            lines.append(
+                f"{TITLES[point['method']]:16}{point['gain']:8.1f}{point['retention']:11.1f}"
+                f"{point['pass@8']:8.1f}{point['trained_tokens']:10,}"
+                f"{point['sampled_tokens']:10,}{tiers}"
+            )
     return "\n".join(lines) + "\n"
 
 

@@ -68,6 +68,12 @@ RESULTS = Path(__file__).parent.parent / "docs" / "study" / "results.json"
 LENGTHS = "--max_length 160 --max_completion_length 128 --precision fp32"
 NUM_HELDOUT, NUM_SAMPLES = 48, 8  # problems of each tier, and answers to each
 OFFLINE_SAMPLES = 2  # answers of the base to each training problem, for the static weights
+SCORES = {  # name -> tiers, and what is averaged over them
+    "gain": (GAIN, "pass@1"),
+    "retention": (RETENTION, "pass@1"),
+    "pass@8": (GAIN, "pass@8"),
+    **{tier: ((tier,), "pass@1") for tier in TIERS},
+}
 SETTINGS = {  # what may not change while a study grows
     "worlds": WORLDS,
     "bases": {name: str(base) for name, base in BASES.items()},
@@ -137,24 +143,25 @@ def sweep(world: str, methods: Sequence[str], seeds: Sequence[int]) -> list[Job]
     ]
 
 
-def points(rows: Sequence[dict], world: str, seeds: Sequence[int]) -> list[dict]:
-    """Every scored checkpoint of a world on these seeds, with its run's settings."""
-    return [
-        {**row, **checkpoint}
-        for row in rows
-        for checkpoint in row["checkpoints"]
-        if row["world"] == world and row["seed"] in seeds
-    ]
+def points(rows: Sequence[dict]) -> list[dict]:
+    """Every scored checkpoint, flat: its run's settings, tokens, and scores in percent.
 
-
-def axis(point: dict, tiers: Sequence[str], score: str = "pass@1") -> float:
-    """The mean score of some tiers, in percent."""
-    return 100 * sum(point["tiers"][tier][score] for tier in tiers) / len(tiers)
-
-
-def balance(point: dict) -> float:
-    """What settings are chosen by: the mean of gain and retention."""
-    return (axis(point, GAIN) + axis(point, RETENTION)) / 2
+    `balance`, by which settings are chosen, is the mean of gain and retention. A base is in every
+    world that starts from it.
+    """
+    found = []
+    for row in rows:
+        kind = WORLDS[row["world"]][0]
+        same_base = [world for world in WORLDS if WORLDS[world][0] == kind]
+        for checkpoint in row["checkpoints"]:
+            means = {
+                name: 100 * sum(checkpoint["tiers"][tier][score] for tier in tiers) / len(tiers)
+                for name, (tiers, score) in SCORES.items()
+            }
+            means["balance"] = (means["gain"] + means["retention"]) / 2
+            for world in same_base if row["method"] == "base" else [row["world"]]:
+                found.append({**row, **checkpoint, **means, "world": world})
+    return found
 
 
 def choose(
@@ -165,12 +172,14 @@ def choose(
     Args:
         limit: "flops" or "trained_tokens", of which no more than `most` may be spent.
     """
-    sums: dict[tuple[float, int], list[float]] = {}
-    for point in points(rows, world, CHOOSING_SEEDS):
-        if point["method"] == method and (not limit or point[limit] <= most):
-            sums.setdefault((point["rate"], point["steps"]), []).append(balance(point))
-    complete = max(map(len, sums.values()), default=0)
-    means = {key: sum(own) / len(own) for key, own in sums.items() if len(own) == complete}
+    balances: dict[tuple[float, int], list[float]] = {}
+    for point in points(rows):
+        if (point["world"], point["method"]) == (world, method) and (
+            point["seed"] in CHOOSING_SEEDS and (not limit or point[limit] <= most)
+        ):
+            balances.setdefault((point["rate"], point["steps"]), []).append(point["balance"])
+    complete = max(map(len, balances.values()), default=0)
+    means = {key: sum(own) / len(own) for key, own in balances.items() if len(own) == complete}
     return max(means, key=means.get, default=None)
 
 
@@ -188,8 +197,10 @@ def settings_of(rows: Sequence[dict], world: str, method: str) -> dict[str, tupl
     if method in ("sft", "static"):
         spent = [
             point
-            for point in points(rows, world, CHOOSING_SEEDS)
-            if point["method"] == "oswft" and (point["rate"], point["steps"]) == found["same"]
+            for point in points(rows)
+            if (point["world"], point["method"]) == (world, "oswft")
+            and point["seed"] in CHOOSING_SEEDS
+            and (point["rate"], point["steps"]) == found["same"]
         ]
         for limit in ("trained_tokens", "flops"):
             most = 1.05 * sum(point[limit] for point in spent) / len(spent)

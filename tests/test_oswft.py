@@ -1,6 +1,5 @@
 """The method itself: weights, loss, and what the paper claims about the estimator."""
 
-
 import pytest
 import torch
 

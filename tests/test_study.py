@@ -9,7 +9,7 @@ import pytest
 import demo.study
 from conftest import ROOT
 from data import InputError
-from demo.report import Results, difference, fill, gain, read_results, report, retention
+from demo.report import Results, difference, fill, report
 from demo.study import (
     CHOOSING_SEEDS,
     FULL,
@@ -227,7 +227,7 @@ def test_an_interval_is_students_and_the_p_value_that_of_all_flips_of_signs():
     found = difference([1.0, 2.0, 3.0, 2.0])
     assert found.mean == 2 and found.half == pytest.approx(3.182 * (2 / 3) ** 0.5 / 2)
     assert found.p == 2 / 16  # only all signs alike reach the mean
-    assert found.verdict(1) == "holds" and found.verdict(-1) == "the opposite holds"
+    assert found.verdict(1) == "holds" and "opposite" in found.verdict(-1)
     rng = np.random.default_rng(0)
     samples = rng.normal(size=(2000, 8))
     covered = np.mean([abs(d.mean) <= d.half for d in map(difference, samples)])
@@ -237,16 +237,15 @@ def test_an_interval_is_students_and_the_p_value_that_of_all_flips_of_signs():
 
 def test_an_interval_that_holds_zero_is_written_out():
     said = difference([-1.0, 2.0, -1.0, 1.0]).verdict(1)
-    assert said.startswith("not decided: between -") and " and +" in said
+    assert said.startswith("between -") and " and +" in said
 
 
 def test_differences_are_paired_by_seed(all_rows):
     results = Results(all_rows, json.loads(json.dumps(all_settings(all_rows))))
     ours, theirs = results.seeds("style", "oswft"), results.seeds("style", "sft")
-    expected = [retention(ours[seed]) - retention(theirs[seed]) for seed in SEEDS]
-    found = results.compare("style", ("oswft", "best"), ("sft", "best"), retention)
-    assert found == difference(expected)
-    assert gain(ours[10]) == pytest.approx(100 * ours[10]["tiers"]["hard"]["pass@1"])
+    expected = [ours[seed]["retention"] - theirs[seed]["retention"] for seed in SEEDS]
+    assert results.compare("oswft", "sft", "retention") == difference(expected)
+    assert ours[10]["gain"] == pytest.approx(100 * ours[10]["tiers"]["hard"]["pass@1"])
 
 
 @pytest.mark.parametrize("share", [0.2, 1])
@@ -282,7 +281,7 @@ def test_the_committed_settings_are_those_that_the_choosing_seeds_give():
 
 
 def test_every_committed_row_says_how_it_came_about():
-    for each in read_results(RESULTS).rows:
+    for each in json.loads(RESULTS.read_text())["rows"]:
         assert each["command"].startswith(("deepspeed train_", "python -m demo.tiny make "))
         assert len(each["git_commit"]) == 40 and each["versions"]["torch"] and each["seconds"]
         assert "/" not in each["machine"] and each["command"].count(" /") == 0
