@@ -20,7 +20,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -504,27 +504,41 @@ class Study:
         return [*bases.values(), *runs]
 
     def run(self, jobs: Sequence[Job], what: str) -> None:
-        """Do the runs that are missing, `workers` at a time; each appends its row."""
+        """Do the runs that are missing, `workers` at a time; each appends its row.
+
+        Raises ChildProcessError if one fails, after those beside it have ended.
+        """
         missing = self.missing(jobs)
         print(f"{what}: {len(jobs)} runs, missing with bases: {len(missing)}", flush=True)
         bases = [job for job in missing if job.method == "base"]
         runs = [job for job in missing if job.method != "base"]
         runs.sort(key=lambda job: (job.seed, job.method != "grpo", -job.steps))  # the longest first
-        for group in (bases, runs):
-            with (
-                ThreadPoolExecutor(self.workers) as pool,
-                tqdm(total=len(group), desc=what, unit="run", disable=not group) as bar,
-            ):
-                futures = [pool.submit(run_job, job, self.root) for job in group]
-                try:
-                    for future in as_completed(futures):
-                        self.append(future.result())
-                        bar.update(1)
-                except BaseException:
-                    pool.shutdown(wait=False, cancel_futures=True)
-                    for process in multiprocessing.active_children():
-                        process.terminate()
-                    raise
+        for group in filter(None, (bases, runs)):
+            bar = tqdm(total=len(group), desc=what, unit="run")
+            with bar, ThreadPoolExecutor(self.workers) as pool:
+                self.collect([pool.submit(run_job, job, self.root) for job in group], bar)
+
+    def collect(self, futures: Sequence[Future], bar: tqdm) -> None:
+        failed = None
+        try:
+            for future in as_completed(futures):
+                if future.cancelled():
+                    continue
+                if future.exception():
+                    failed = future.exception()
+                    for other in futures:
+                        other.cancel()
+                else:
+                    self.append(future.result())
+                    bar.update(1)
+        except KeyboardInterrupt:
+            for future in futures:
+                future.cancel()
+            for process in multiprocessing.active_children():
+                process.terminate()
+            raise
+        if failed:
+            raise failed
 
     def append(self, row: dict) -> None:
         self.rows.append(row)
