@@ -41,7 +41,9 @@ TITLES = {
 }
 PURPOSES = {  # of settings
     "best": "",
+    "epoch": " in one epoch",
     "same": " at OSW-FT's settings",
+    "same_epoch": " at OSW-FT's settings for one epoch",
     "trained_tokens": " with as many trained tokens",
     "flops": " with as many FLOPs",
     "tenfold": " at ten times the rate",
@@ -151,13 +153,18 @@ def title(name: str) -> str:
 # Claims: what is said, a, b, the score in which a - b decides it, and its expected sign, or 0
 
 PAPER_CLAIMS = (
-    ("SFT harms what it does not show", "sft@same", "base", "retention", -1),
+    ("SFT harms what it does not show", "sft@same_epoch", "base", "retention", -1),
+    ("", "sft@same", "base", "retention", -1),
     ("", "sft", "base", "retention", -1),
-    ("OSW-FT preserves it", "oswft", "sft@same", "retention", 1),
+    ("OSW-FT preserves it", "oswft@epoch", "sft@same_epoch", "retention", 1),
+    ("", "oswft@epoch", "sft@epoch", "retention", 1),
+    ("", "oswft", "sft@same", "retention", 1),
     ("", "oswft", "sft", "retention", 1),
     ("", "oswft", "sft@flops", "retention", 1),
     ("", "oswft", "base", "retention", 0),
-    ("OSW-FT is better than SFT on the task", "oswft", "sft@same", "gain", 1),
+    ("OSW-FT is better than SFT on the task", "oswft@epoch", "sft@same_epoch", "gain", 1),
+    ("", "oswft@epoch", "sft@epoch", "gain", 1),
+    ("", "oswft", "sft@same", "gain", 1),
     ("", "oswft", "sft", "gain", 1),
     ("", "oswft", "sft@flops", "gain", 1),
     ("", "oswft", "sft@trained_tokens", "gain", 1),

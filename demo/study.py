@@ -61,7 +61,8 @@ METHODS = {
 }
 MAIN = ("sft", "oswft", "static", "grpo")
 OTHERS = tuple(name for name in METHODS if name not in MAIN)
-STEPS = (24, 48, 72, 144)  # checkpoints that are scored; 32 steps are an epoch
+STEPS = (24, 48, 72, 144)  # checkpoints that are scored
+EPOCH = 32  # steps, of 128 queries each
 GRID = {5e-5: 144, 1e-4: 144, 3e-4: 72, 1e-3: 24}  # learning rate -> steps, with all before
 GRPO_GRID = {5e-5: 48, 1e-4: 48, 3e-4: 48, 1e-3: 48, 3e-3: 24}
 RESULTS = Path(__file__).parent.parent / "docs" / "study" / "results.json"
@@ -170,7 +171,7 @@ def choose(
     """The learning rate and the steps of the best balance, on the choosing seeds alone.
 
     Args:
-        limit: "flops" or "trained_tokens", of which no more than `most` may be spent.
+        limit: "steps", "flops" or "trained_tokens", of which no more than `most` may be spent.
     """
     balances: dict[tuple[float, int], list[float]] = {}
     for point in points(rows):
@@ -184,17 +185,19 @@ def choose(
 
 
 def settings_of(rows: Sequence[dict], world: str, method: str) -> dict[str, tuple[float, int]]:
-    """A method's settings in the report, each with what it is for.
+    """A method's settings in the report, by what they are for.
 
-    Beside its own best ones there are OSW-FT's, and, for SFT, the best ones that spend no more
-    than OSW-FT does on training tokens, or on all tokens.
+    Its own best ones and OSW-FT's. For the main methods, both within one epoch too, as the paper
+    trains. For SFT, the best that spend no more than OSW-FT's on trained tokens, or on all.
     """
-    found = {"best": choose(rows, world, method)}
+    found = {"best": choose(rows, world, method), "same": choose(rows, world, "oswft")}
     if method == "grpo":
         rate, steps = found["best"]
-        return {**found, "tenfold": (10 * rate, steps)}
-    found["same"] = choose(rows, world, "oswft")
-    if method in ("sft", "static"):
+        return {"best": (rate, steps), "tenfold": (10 * rate, steps)}
+    if method in MAIN:
+        found["epoch"] = choose(rows, world, method, "steps", EPOCH)
+        found["same_epoch"] = choose(rows, world, "oswft", "steps", EPOCH)
+    if method == "sft":
         spent = [
             point
             for point in points(rows)
