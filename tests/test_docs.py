@@ -17,6 +17,7 @@ from deepspeed.launcher.runner import parse_args as parse_launcher
 from torch.distributed.run import get_args_parser
 
 from conftest import ROOT, SHARED, needs_shared
+from data import read_rows, write_rows
 from run import TrainArgs
 
 README = ROOT / "README.md"
@@ -214,3 +215,19 @@ def test_the_citation_and_the_workflow_are_what_github_reads():
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
     steps = [step.get("run") for step in workflow["jobs"]["test"]["steps"]]
     assert steps[-2:] == ["make lint", "make test"]
+
+
+def test_the_training_sets_page_turns_an_evaluation_into_weights(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "pass" / "samples").mkdir(parents=True)
+    (tmp_path / "data").mkdir()
+    samples = [{"id": "a", "correct": True}, {"id": "a", "correct": False}]
+    samples += [{"id": "b", "correct": False}] * 2
+    rows = [{"id": "b", "question": "1"}, {"id": "a", "question": "2"}]
+    write_rows(samples, "runs/pass/samples/train.jsonl")
+    write_rows(rows, "data/train.jsonl")
+    exec(block(ROOT / "docs" / "training-set.md", "python"), {})
+    weighted = [row for _, row in read_rows("data/weighted.jsonl")]
+    assert weighted == [
+        {**row, "weight": weight} for row, weight in zip(rows, (1.0, 0.5), strict=True)
+    ]
