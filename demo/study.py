@@ -27,16 +27,8 @@ from pathlib import Path
 import tyro
 from tqdm import tqdm
 
-from data import (
-    InputError,
-    atomic_write,
-    collate,
-    derive_seed,
-    load_examples,
-    read_rows,
-    write_json,
-    write_rows,
-)
+from data import InputError, atomic_write, read_rows
+from demo.score import NUM_SAMPLES, OFFLINE_SAMPLES, offline_weights, score
 from demo.world import BASES, GAIN, RETENTION, TIERS, TRAIN_MIX
 from run import differences, provenance, read_args, write_args
 
@@ -67,8 +59,7 @@ GRID = {5e-5: 144, 1e-4: 144, 3e-4: 72, 1e-3: 24}  # learning rate -> steps, wit
 GRPO_GRID = {5e-5: 48, 1e-4: 48, 3e-4: 48, 1e-3: 48, 3e-3: 24}
 RESULTS = Path(__file__).parent.parent / "docs" / "study" / "results.json"
 LENGTHS = "--max_length 160 --max_completion_length 128 --precision fp32"
-NUM_HELDOUT, NUM_SAMPLES = 48, 8  # problems of each tier, and answers to each
-OFFLINE_SAMPLES = 2  # answers of the base to each training problem, for the static weights
+NUM_HELDOUT = 48  # problems of each tier
 SCORES = {  # name -> tiers, and what is averaged over them
     "gain": (GAIN, "pass@1"),
     "retention": (RETENTION, "pass@1"),
@@ -257,7 +248,7 @@ FULL: tuple[Callable[[Sequence[dict]], list[Job]], ...] = (
 # ------------------------------------------------------------------------------------------------
 # One run, in processes of its own
 
-PRELOADED = ["train_sft", "train_oswft", "train_grpo", "vllm"]
+PRELOADED = ["train_sft", "train_oswft", "train_grpo", "vllm", "demo.score"]
 
 
 def in_process(function: Callable, log: Path, *args) -> None:
@@ -306,21 +297,21 @@ def run_job(job: Job, root: Path, offline_pass: bool = True) -> dict:
     log.parent.mkdir(exist_ok=True)
     log.write_text(f"$ {command}\n")
     in_process(run_command, log, command)
-    if job.method == "base":
-        models, base = {0: folder / "model"}, folder
-    else:
+    base, models = root / job.base.name, {0: folder / "model"}
+    if job.method != "base":
         scored = {*(step for step in STEPS if step < job.steps), job.steps}
         models = {step: folder / f"checkpoint-{step:06d}" for step in sorted(scored)}
-        base = root / job.base.name
-    offline_pass &= job.method == "base"
-    in_process(score, log, base, models, job.seed, folder / "scores.json", offline_pass)
+    in_process(score, log, base, models, job.seed, folder / "scores.json")
+    if job.method == "base" and offline_pass:
+        files = sorted({f"{data}.jsonl" for _, data in WORLDS.values()})
+        in_process(offline_weights, log, base, files, job.seed, folder / "offline.json")
     row = {**asdict(job), "command": command, **provenance(), "machine": machine()}
     row["seconds"] = round(time.perf_counter() - started)
     scores = json.loads((folder / "scores.json").read_text())
-    row |= {name: scores.pop(name) for name in ("parameters", "offline_tokens") if name in scores}
+    row["parameters"] = scores.pop("parameters")
     spent = tokens(folder)
     if job.method == "static":
-        offline = json.loads((base / "scores.json").read_text())["offline_tokens"]
+        offline = json.loads((base / "offline.json").read_text())["sampled_tokens"]
         spent = {step: (trained, offline) for step, (trained, _) in spent.items()}
     row["checkpoints"] = []
     for step in models:
@@ -369,107 +360,6 @@ def machine() -> str:
     lines = info.read_text().splitlines() if info.exists() else []
     model = next((line.split(":")[1].strip() for line in lines if "model name" in line), "")
     return f"{model or platform.processor()}, {os.cpu_count()} cores, {platform.machine()}"
-
-
-# ------------------------------------------------------------------------------------------------
-# Scores
-
-
-def score(
-    base: Path, models: dict[int, Path], seed: int, path: Path, offline_pass: bool = False
-) -> None:
-    """Answer the held-out problems with each model, and write scores by step and tier to `path`.
-
-    One process for all checkpoints of a run; every model gets the same problems and seeds. After
-    that, an offline pass adds the weights that the last model gives to the base's training files.
-    """
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from prompts import load_tokenizer, tokenize_examples
-    from rollout import Rollout
-    from verify import Verifier
-
-    torch.set_num_threads(1)
-    tokenizer = load_tokenizer(str(base / "model"))
-    files = [str(base / "heldout" / f"{tier}.jsonl") for tier in TIERS]
-    heldout = [problem for file in files for problem in load_examples(file)]
-    queries, _ = tokenize_examples(heldout, tokenizer, 160, 128)
-    reference = AutoModelForCausalLM.from_pretrained(base / "model")
-    rollout = Rollout(str(base / "model"), tokenizer, 160, "fp32", memory_share=0.1)
-    scores: dict = {"parameters": reference.num_parameters()}
-    with Verifier() as verifier:
-
-        def answer(queries: Sequence, num_samples: int) -> tuple[list, list[bool]]:
-            completions = rollout.generate(
-                [query.prompt_ids for query in queries],
-                num_samples=num_samples,
-                max_tokens=128,
-                seeds=[derive_seed(seed, query.id) for query in queries],
-            )
-            answers = [queries[completion.query].example.answer for completion in completions]
-            return completions, verifier.score([c.text for c in completions], answers)
-
-        for step, folder in models.items():
-            model = AutoModelForCausalLM.from_pretrained(folder)
-            rollout.load_weights(model.named_parameters())
-            completions, correct = answer(queries, NUM_SAMPLES)
-            kl = kl_from_base(model, reference, queries, completions[::NUM_SAMPLES])
-            scores[step] = by_tier(queries, completions, correct, kl)
-        if offline_pass:
-            train = load_examples(str(base / "train.jsonl"))
-            queries, _ = tokenize_examples(train, tokenizer, 160, 128)
-            completions, correct = answer(queries, OFFLINE_SAMPLES)
-            scores["offline_tokens"] = sum(len(c.token_ids) for c in completions)
-            add_weights(base, correct)
-    write_json(scores, path)
-
-
-def add_weights(base: Path, correct: list[bool]) -> None:
-    """Write the offline pass's 1 - p̂ into the training files, as column `weight`."""
-    rights = [correct[n : n + OFFLINE_SAMPLES] for n in range(0, len(correct), OFFLINE_SAMPLES)]
-    for _, data in WORLDS.values():
-        path = base / f"{data}.jsonl"
-        examples = load_examples(str(path))
-        rows = [
-            {**example.columns, "weight": 1 - sum(right) / OFFLINE_SAMPLES}
-            for example, right in zip(examples, rights, strict=True)
-        ]
-        write_rows(rows, path)
-
-
-def kl_from_base(model, base, queries: Sequence, completions: Sequence) -> list[float]:
-    """KL(model || base) along a completion of each query: nats, summed over its tokens."""
-    import torch
-
-    from rollout import trajectories
-
-    rows = trajectories(queries, completions)
-    batch = collate(rows, range(len(rows)))
-    with torch.no_grad():
-        ours, theirs = (
-            m(input_ids=batch.input_ids).logits.log_softmax(dim=2) for m in (model, base)
-        )
-    kl = (ours.exp() * (ours - theirs)).sum(dim=2)  # (N, T), exact over the vocabulary
-    return torch.where(batch.mask, kl, 0).sum(dim=1).tolist()
-
-
-def by_tier(queries: Sequence, completions: Sequence, correct: list[bool], kl: list[float]) -> dict:
-    """Scores of each tier: pass@1, pass@8, shares of scratch and of truncated answers, mean KL."""
-    scores = {}
-    for tier in TIERS:
-        problems = [n for n, query in enumerate(queries) if query.example.source == tier]
-        own = [n * NUM_SAMPLES + k for n in problems for k in range(NUM_SAMPLES)]
-        solved = {n // NUM_SAMPLES for n in own if correct[n]}
-        values = {
-            "pass@1": sum(correct[n] for n in own) / len(own),
-            f"pass@{NUM_SAMPLES}": len(solved) / len(problems),
-            "scratch": sum(completions[n].text.startswith("@") for n in own) / len(own),
-            "truncated": sum(completions[n].finish_reason == "length" for n in own) / len(own),
-            "kl": sum(kl[n] for n in problems) / len(problems),
-        }
-        scores[tier] = {name: round(value, 4) for name, value in values.items()}
-    return scores
 
 
 # ------------------------------------------------------------------------------------------------

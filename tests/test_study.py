@@ -10,16 +10,15 @@ import demo.study
 from conftest import ROOT
 from data import InputError
 from demo.report import Results, difference, fill, report
+from demo.score import OFFLINE_SAMPLES, add_weights
 from demo.study import (
     CHOOSING_SEEDS,
     FULL,
     METHODS,
-    OFFLINE_SAMPLES,
     SEEDS,
     STEPS,
     Job,
     Study,
-    add_weights,
     all_settings,
     choose,
     in_process,
@@ -208,15 +207,13 @@ def test_tokens_are_counted_up_to_each_step(tmp_path):
 
 def test_an_offline_pass_gives_each_problem_one_less_the_share_that_was_right(tmp_path):
     examples = make_examples(3, {"easy": 1}, np.random.default_rng(0), set())
-    for name in ("train", "train-plain"):
-        lines = "".join(json.dumps(example.columns) + "\n" for example in examples)
-        (tmp_path / f"{name}.jsonl").write_text(lines)
+    path = tmp_path / "train.jsonl"
+    path.write_text("".join(json.dumps(example.columns) + "\n" for example in examples))
     assert OFFLINE_SAMPLES == 2
-    add_weights(tmp_path, [True, True, True, False, False, False])
-    for name in ("train", "train-plain"):
-        rows = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").open()]
-        assert [each["weight"] for each in rows] == [0.0, 0.5, 1.0]
-        assert [each["id"] for each in rows] == [example.id for example in examples]
+    add_weights(path, [True, True, True, False, False, False])
+    rows = [json.loads(line) for line in path.open()]
+    assert [each["weight"] for each in rows] == [0.0, 0.5, 1.0]
+    assert [each["id"] for each in rows] == [example.id for example in examples]
 
 
 # ------------------------------------------------------------------------------------------------
