@@ -19,10 +19,10 @@ from pathlib import Path
 import tyro
 
 from demo.report import TITLES
-from demo.study import Job, points, run_job
+from demo.study import DEMO, Job, points, run_job
 from demo.world import TIERS
 
-RATES = {"sft": 3e-4, "oswft": 3e-4, "grpo": 3e-4}
+METHODS = ("sft", "oswft", "grpo")
 ADVICE = """Gain is pass@1 on middle and hard, which fine-tuning shows, and retention that on keep
 and long, which it never shows: look at how much retention SFT and OSW-FT pay for their gain.
 One seed of a tiny model proves nothing: docs/study.md has more of them, with intervals."""
@@ -36,7 +36,7 @@ class DemoJob(Job):
         return self.method
 
 
-def demo(output_dir: Path = Path("runs/demo"), steps: int = 24, seed: int = 0) -> None:
+def demo(output_dir: Path = Path("runs/demo"), steps: int = DEMO[1], seed: int = 0) -> None:
     """Run SFT, OSW-FT and GRPO from the same base to a table and pictures.
 
     Args:
@@ -47,7 +47,7 @@ def demo(output_dir: Path = Path("runs/demo"), steps: int = 24, seed: int = 0) -
     shutil.rmtree(output_dir, ignore_errors=True)
     started = time.perf_counter()
     os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
-    jobs = [DemoJob("style", name, rate, steps, seed) for name, rate in RATES.items()]
+    jobs = [DemoJob("style", name, DEMO[0], steps, seed) for name in METHODS]
 
     def run(job: Job) -> dict:
         print(f"\n$ {job.command(output_dir)}\n  log: {output_dir}/logs/{job.name}.log", flush=True)
