@@ -21,7 +21,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import tyro
 
-from data import InputError, atomic_write, parse_row
+from data import InputError, atomic_write, get_fields, parse_row
 from demo.study import CHOOSING_SEEDS, MAIN, METHODS, OTHERS, SEEDS, STEPS, WORLDS, grid, points
 from demo.world import TIERS, TRAIN_MIX
 from paper.plot import STYLE
@@ -393,7 +393,7 @@ def read_results(path: Path) -> Results:
     if not path.exists():
         raise InputError(f"{path}: no such file; python -m demo.study writes one")
     read = parse_row(path.read_bytes(), str(path))
-    return Results(read["rows"], read["settings"])
+    return Results(*get_fields(str(path), read, "rows", "settings"))
 
 
 def report(

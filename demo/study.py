@@ -373,7 +373,10 @@ class Study:
     def __init__(self, root: Path, workers: int):
         self.root, self.workers, self.path = root, workers, root / "rows.jsonl"
         settings = json.loads(json.dumps(SETTINGS))
-        if changed := differences(read_args(root).get("settings", settings), settings):
+        before = read_args(root).get("settings")
+        if before is None and root.is_dir() and any(root.iterdir()):
+            raise InputError(f"{root} holds something else: choose another --output_dir")
+        if changed := differences(before or settings, settings):
             raise InputError(f"{root} holds a study with other settings: {'; '.join(changed)}")
         write_args(root, settings=settings)
         self.rows = self.read() if self.path.exists() else []
@@ -471,6 +474,8 @@ def study(output_dir: Path = Path("runs/study"), full: bool = False, workers: in
     """
     from demo.report import report
 
+    if workers < 1:
+        raise InputError(f"--workers must be at least 1, got {workers}")
     os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
     study = Study(output_dir, workers)
     if full:

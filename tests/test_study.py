@@ -187,6 +187,13 @@ def test_another_setting_or_another_machine_is_refused(tmp_path, monkeypatch):
         Study(tmp_path, workers=1)
 
 
+def test_a_folder_with_something_else_is_refused_and_left_as_it_is(tmp_path):
+    (tmp_path / "args.json").write_text('{"args": {}}')
+    with pytest.raises(InputError, match="holds something else"):
+        Study(tmp_path, workers=1)
+    assert (tmp_path / "args.json").read_text() == '{"args": {}}'
+
+
 def fail(word: str) -> None:
     print(word, flush=True)
     raise SystemExit(3)
