@@ -18,6 +18,7 @@ from pathlib import Path
 
 import tyro
 
+from data import InputError
 from demo.report import TITLES
 from demo.study import DEMO, Job, points, run_job
 from demo.world import TIERS
@@ -44,6 +45,9 @@ def demo(output_dir: Path = Path("runs/demo"), steps: int = DEMO[1], seed: int =
         steps: optimizer steps of each method, of 128 queries each.
         seed: of data, weights and sampling.
     """
+    before = list(output_dir.glob("*"))
+    if before and output_dir / "logs" not in before:
+        raise InputError(f"{output_dir} holds something else than a demo: choose another folder")
     shutil.rmtree(output_dir, ignore_errors=True)
     started = time.perf_counter()
     os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
@@ -97,5 +101,5 @@ def scores_table(rows: list[dict]) -> str:
 if __name__ == "__main__":
     try:
         tyro.cli(demo, description=__doc__, use_underscores=True)
-    except (ChildProcessError, OSError) as error:
+    except (InputError, ChildProcessError, OSError) as error:
         sys.exit(f"error: {error}")

@@ -40,3 +40,11 @@ def test_each_method_of_the_demo_gains_and_osw_ft_keeps_more_than_sft(tmp_path):
     pictures = {path.stem for path in (folder / "plots").iterdir()}
     assert {"loss", "mean_weight", "pass_rate", "reward", "seconds"} == pictures
     assert files_of_the_repository() == before  # it may be read-only
+
+
+def test_a_folder_of_something_else_is_not_deleted(tmp_path):
+    (tmp_path / "thesis.tex").write_text("x")
+    demo = [sys.executable, "-m", "demo", "--output_dir", tmp_path]
+    result = subprocess.run(demo, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 1 and "holds something else than a demo" in result.stderr
+    assert "Traceback" not in result.stderr and (tmp_path / "thesis.tex").exists()
