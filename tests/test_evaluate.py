@@ -195,11 +195,11 @@ def finished(tiny, tmp_path_factory) -> Path:
     return folder
 
 
-def test_the_tiny_model_knows_the_easy_tier_the_middle_partly_and_the_hard_hardly(finished):
+def test_the_tiny_model_knows_the_easy_tier_and_the_middle_and_the_hard_partly(finished):
     results = json.loads((finished / "results.json").read_text())
     assert {result["problems"] for result in results.values()} == {64}
     easy, middle, hard = (results[tier]["pass@1"] for tier in ("easy", "middle", "hard"))
-    assert easy > 0.85 > middle > 0.2 > hard
+    assert easy > 0.9 and 0.85 > middle > hard > 0.2
     for tier, result in results.items():
         rows = [json.loads(line) for line in (finished / "samples" / f"{tier}.jsonl").open()]
         assert len(rows) == 64 * 8 == len({(row["id"], row["sample"]) for row in rows})
