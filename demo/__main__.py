@@ -20,8 +20,9 @@ import tyro
 
 from data import InputError
 from demo.report import TITLES
-from demo.study import DEMO, Job, points, run_job
+from demo.study import DEMO, Job, points, run_job, stop
 from demo.world import TIERS
+from run import read_args, write_args
 
 METHODS = ("sft", "oswft", "grpo")
 ADVICE = """Gain is pass@1 on middle and hard, which fine-tuning shows, and retention that on keep
@@ -45,10 +46,10 @@ def demo(output_dir: Path = Path("runs/demo"), steps: int = DEMO[1], seed: int =
         steps: optimizer steps of each method, of 128 queries each.
         seed: of data, weights and sampling.
     """
-    before = list(output_dir.glob("*"))
-    if before and output_dir / "logs" not in before:
+    if any(output_dir.glob("*")) and "demo" not in read_args(output_dir):
         raise InputError(f"{output_dir} holds something else than a demo: choose another folder")
     shutil.rmtree(output_dir, ignore_errors=True)
+    write_args(output_dir, demo={"steps": steps, "seed": seed})
     started = time.perf_counter()
     os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
     jobs = [DemoJob("style", name, DEMO[0], steps, seed) for name in METHODS]
@@ -61,24 +62,22 @@ def demo(output_dir: Path = Path("runs/demo"), steps: int = DEMO[1], seed: int =
 
     rows = [run(jobs[0].base)]
     with ThreadPoolExecutor(2) as pool:  # two at a time, the longest first
-        rows += reversed(list(pool.map(run, reversed(jobs))))
-    folders = shlex.join(str(output_dir / job.name) for job in jobs)
-    plots = f"{shlex.quote(str(output_dir))}/plots"
-    call(f"python -m paper.plot {folders} --output_dir {plots}")
+        futures = [pool.submit(run, job) for job in reversed(jobs)]
+        try:
+            rows += reversed([future.result() for future in futures])
+        except BaseException:
+            stop(futures)
+            raise
+    folders = [str(output_dir / job.name) for job in jobs]
+    plot = ["python", "-m", "paper.plot", *folders, "--output_dir", str(output_dir / "plots")]
+    print(f"\n$ {shlex.join(plot)}", flush=True)
+    subprocess.run(plot, check=True)
 
     table = f"{scores_table(rows)}\n{time.perf_counter() - started:.0f} s in all\n\n{ADVICE}\n"
     (output_dir / "report.txt").write_text(table)
     print(f"\n{table}\nwritten:")
     for path in sorted([*output_dir.glob("*/*"), output_dir / "report.txt"]):
         print(f"  {path}")
-
-
-def call(command: str) -> None:
-    """Show a command and run it; exit if it fails."""
-    print(f"\n$ {command}", flush=True)
-    status = subprocess.run(shlex.split(command)).returncode
-    if status:
-        sys.exit(f"error: status {status} from: {command}")
 
 
 def scores_table(rows: list[dict]) -> str:
@@ -103,3 +102,5 @@ if __name__ == "__main__":
         tyro.cli(demo, description=__doc__, use_underscores=True)
     except (InputError, ChildProcessError, OSError) as error:
         sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("stopped")

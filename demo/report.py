@@ -22,7 +22,19 @@ import numpy as np
 import tyro
 
 from data import InputError, atomic_write, get_fields, parse_row
-from demo.study import CHOOSING_SEEDS, MAIN, METHODS, OTHERS, SEEDS, STEPS, WORLDS, grid, points
+from demo.study import (
+    CHOOSING_SEEDS,
+    MAIN,
+    METHODS,
+    OTHERS,
+    SEEDS,
+    STEPS,
+    WORLDS,
+    along,
+    curves,
+    grid,
+    points,
+)
 from demo.world import TIERS, TRAIN_MIX
 from paper.plot import STYLE
 
@@ -41,14 +53,17 @@ TITLES = {
 }
 PURPOSES = {  # of settings
     "best": "",
-    "epoch": " in one epoch",
     "same": " at OSW-FT's settings",
-    "demo": " at the demo's settings",
-    "trained_tokens": " with as many trained tokens",
+    "epoch": " within one epoch",
     "flops": " with as many FLOPs",
+    "trained_tokens": " with as many trained tokens",
+    "gain": " at equal gain",
+    "demo": " at the demo's settings",
     "tenfold": " at ten times the rate",
 }
-T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365}  # Student's t
+BETWEEN = ("flops", "trained_tokens", "gain")  # where a curve has reached what OSW-FT has
+# Student's t of 95 %, by degrees of freedom
+T_95 = dict(enumerate((12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262), start=1))
 WINDOW = 8  # optimizer steps over which weights are averaged
 
 
@@ -61,26 +76,32 @@ class Difference:
     """A paired difference over seeds: its mean, half of its 95 % interval, p, and the seeds."""
 
     mean: float
-    half: float
+    half_width: float
     p: float
     seeds: int
 
     def verdict(self, expected: int) -> str:
-        """Whether the whole interval lies on the expected side of zero; 0: nothing is expected."""
-        low, high = self.mean - self.half, self.mean + self.half
+        """Whether the claim holds; the interval, if that contains zero or nothing was claimed.
+
+        Args:
+            expected: the sign of the difference if the claim holds, or 0 if it names no direction.
+        """
+        low, high = self.mean - self.half_width, self.mean + self.half_width
         if not expected or low <= 0 <= high:
-            return f"between {low:+.1f} and {high:+.1f}"
+            return f"between {low:+.2f} and {high:+.2f}"
         return "holds" if self.mean * expected > 0 else "**the opposite holds**"
 
 
 def difference(values: Sequence[float]) -> Difference:
     """The mean of differences, one for each seed, with its interval and its p-value."""
     x = np.array(values)
-    half = T_95[len(x) - 1] * x.std(ddof=1) / len(x) ** 0.5
+    if len(x) - 1 not in T_95:
+        raise InputError(f"intervals need 2 to {max(T_95) + 1} seeds, there are {len(x)}")
+    half_width = T_95[len(x) - 1] * x.std(ddof=1) / len(x) ** 0.5
     signs = np.array(list(itertools.product((1, -1), repeat=len(x))))
     means = np.abs((signs * x).mean(axis=1))
     p = float((means >= abs(x.mean()) - 1e-9).mean())
-    return Difference(float(x.mean()), float(half), p, len(x))
+    return Difference(float(x.mean()), float(half_width), p, len(x))
 
 
 def spread(values: Sequence[float]) -> str:
@@ -97,34 +118,51 @@ class Results:
     """A study's scored checkpoints, and the settings that were chosen."""
 
     def __init__(self, rows: Sequence[dict], settings: dict):
-        self.settings, self.points = settings, points(rows)
+        self.rows, self.settings, self.points = rows, settings, points(rows)
         for point in self.points:
             point["TFLOPs"] = point["flops"] / 1e12
             if "weights" in point:
                 weights = 100 * mean_weights(point)[: point["steps"]]
-                point["first weights"] = weights[:WINDOW].mean()
+                point["first weights"] = weights[0]
                 point["change of weights"] = weights[-WINDOW:].mean() - weights[:WINDOW].mean()
 
     def setting(self, world: str, method: str, purpose: str = "best") -> tuple[float, int]:
         """The learning rate and the steps; zeros for a base, or if none is chosen yet."""
         return tuple(self.settings[world].get(method, {}).get(purpose, (0.0, 0)))
 
-    def reported(self, world: str, method: str, rate: float) -> list[dict]:
-        """The checkpoints of a method at a learning rate, on the reported seeds."""
-        wanted = (world, method, rate)
-        found = [p for p in self.points if (p["world"], p["method"], p["rate"]) == wanted]
-        return [point for point in found if point["seed"] in SEEDS]
+    def curves(self, world: str, method: str, rate: float) -> dict[int, list[dict]]:
+        """The checkpoints at a learning rate, from the base on, by reported seed."""
+        return curves(self.points, world, method, SEEDS).get(rate, {})
 
-    def seeds(self, world: str, method: str, purpose: str = "best") -> dict[int, dict]:
-        """The checkpoints of a method at the settings of a purpose, by seed."""
+    def by_seed(self, world: str, method: str, purpose: str = "best") -> dict[int, dict]:
+        """A method's scores at the settings of a purpose, by reported seed."""
         rate, steps = self.setting(world, method, purpose)
-        found = self.reported(world, method, rate)
-        return {point["seed"]: point for point in found if point["steps"] == steps}
+        if method == "base":
+            bases = [p for p in self.points if (p["world"], p["method"]) == (world, "base")]
+            return {point["seed"]: point for point in bases if point["seed"] in SEEDS}
+        if purpose in BETWEEN:
+            targets = self.by_seed(world, "oswft")
+            found = {
+                seed: along(curve, purpose, targets[seed][purpose])
+                for seed, curve in self.curves(world, method, rate).items()
+                if seed in targets
+            }
+            return {
+                seed: {**point, "TFLOPs": point["flops"] / 1e12}
+                for seed, point in found.items()
+                if point
+            }
+        return {
+            seed: point
+            for seed, curve in self.curves(world, method, rate).items()
+            for point in curve[1:]
+            if point["steps"] == steps
+        }
 
     def compare(self, a: str, b: str | None, score: str) -> Difference | None:
         """a - b over the seeds that both have, each named as "world:method@purpose"."""
-        ours = self.seeds(*parse(a))
-        theirs = self.seeds(*parse(b)) if b else {seed: {score: 0.0} for seed in ours}
+        ours = self.by_seed(*parse(a))
+        theirs = self.by_seed(*parse(b)) if b else {seed: {score: 0.0} for seed in ours}
         both = [seed for seed in ours if seed in theirs]
         if len(both) < 2:
             return None
@@ -153,21 +191,24 @@ def title(name: str) -> str:
 # Claims: what is said, a, b, the score in which a - b decides it, and its expected sign, or 0
 
 PAPER_CLAIMS = (
-    ("SFT harms what it does not show", "sft@demo", "base", "retention", -1),
+    ("SFT harms what it does not show", "sft", "base", "retention", -1),
     ("", "sft@same", "base", "retention", -1),
-    ("", "sft", "base", "retention", -1),
-    ("OSW-FT preserves it", "oswft@demo", "sft@demo", "retention", 1),
+    ("", "sft@demo", "base", "retention", -1),
+    ("OSW-FT preserves it", "oswft", "base", "retention", 0),
     ("", "oswft", "sft@same", "retention", 1),
+    ("", "oswft@demo", "sft@demo", "retention", 1),
     ("", "oswft", "sft", "retention", 1),
     ("", "oswft@epoch", "sft@epoch", "retention", 1),
     ("", "oswft", "sft@flops", "retention", 1),
-    ("", "oswft", "base", "retention", 0),
-    ("OSW-FT is better than SFT on the task", "oswft@demo", "sft@demo", "gain", 1),
-    ("", "oswft", "sft@same", "gain", 1),
+    ("", "oswft", "sft@gain", "retention", 1),
+    ("OSW-FT is better than SFT on the task", "oswft", "sft@same", "gain", 1),
+    ("", "oswft@demo", "sft@demo", "gain", 1),
     ("", "oswft", "sft", "gain", 1),
     ("", "oswft@epoch", "sft@epoch", "gain", 1),
     ("", "oswft", "sft@flops", "gain", 1),
     ("", "oswft", "sft@trained_tokens", "gain", 1),
+    ("OSW-FT is better than SFT in both together", "oswft", "sft", "balance", 1),
+    ("", "oswft", "sft@flops", "balance", 1),
     ("OSW-FT keeps pass@k better than GRPO", "oswft", "grpo", "pass@8", 1),
     ("", "grpo", "base", "pass@8", -1),
     ("Soft weights are better than hard ones", "oswft", "hard@same", "balance", 1),
@@ -179,14 +220,16 @@ PAPER_CLAIMS = (
     ("They are lower for a stronger base", "oswft", "weak:oswft", "first weights", -1),
     ("GRPO collapses at ten times the rate", "grpo@tenfold", "grpo", "gain", -1),
     ("", "grpo@tenfold", "grpo", "retention", -1),
-    ("OSW-FT costs little more than SFT", "oswft", "sft@same", "TFLOPs", 0),
-    ("and much less than GRPO", "oswft", "grpo", "TFLOPs", -1),
+    ("OSW-FT costs little more than SFT", "oswft@demo", "sft@demo", "TFLOPs", 0),
+    ("and much less than GRPO", "oswft@demo", "grpo@demo", "TFLOPs", -1),
 )
 OUR_QUESTIONS = (
     ("GRPO or OSW-FT?", "oswft", "grpo", "gain", 0),
     ("", "oswft", "grpo", "retention", 0),
+    ("", "oswft", "grpo", "balance", 0),
     ("Is one offline pass as good?", "static@same", "oswft", "gain", 0),
     ("", "static@same", "oswft", "retention", 0),
+    ("", "static@demo", "oswft@demo", "balance", 0),
     ("Does DFT do the same?", "dft", "sft", "gain", 0),
     ("", "dft", "sft", "retention", 0),
     ("What if the expert has the base's style?", "own:sft@same", "own:base", "retention", 0),
@@ -202,7 +245,8 @@ def claims_table(results: Results, claims: Sequence[tuple]) -> str:
     for text, a, b, score, expected in claims:
         cells = [text, title(a) + (f" − {title(b)}" if b else ""), score]
         if found := results.compare(a, b, score):
-            cells += [f"{found.mean:+.1f} ± {found.half:.1f}", f"{found.p:.3f}", found.seeds]
+            mean = f"{found.mean:+.2f} ± {found.half_width:.2f}"
+            cells += [mean, f"{found.p:.3f}", found.seeds]
             rows.append([*cells, found.verdict(expected)])
         else:
             rows.append([*cells, "", "", "", "not run yet"])
@@ -223,23 +267,24 @@ def scores_table(results: Results, world: str, methods: Sequence[str]) -> str:
     scores = ("gain", "retention", "pass@8", "easy", "far")
     rows = []
     for method in ("base", *methods):
-        purposes: dict[tuple, list[str]] = {}
+        alike: dict[tuple, list[str]] = {}  # purposes with the same settings
         for purpose in results.settings[world].get(method, {"best": None}):
             setting = results.setting(world, method, purpose)
-            purposes.setdefault(setting, []).append(purpose)
-        for (rate, steps), names in purposes.items():
-            found = list(results.seeds(world, method, names[0]).values())
-            said = ",".join(PURPOSES[name] for name in names if name != "best")
-            cells = [TITLES[method] + said, f"{rate:g}, {steps}" if steps else ""]
+            alike.setdefault((setting, purpose if purpose in BETWEEN else ""), []).append(purpose)
+        for ((rate, _), _), purposes in alike.items():
+            found = list(results.by_seed(world, method, purposes[0]).values())
+            said = ",".join(PURPOSES[purpose] for purpose in purposes if purpose != "best")
+            cells = [TITLES[method] + said]
             if not found:
-                rows.append([*cells, "not run yet", *[""] * 8])
+                rows.append([*cells, "not run yet", *[""] * 9])
                 continue
-            mean = {key: np.mean([p[key] for p in found]) for key in (*TOKENS, "TFLOPs")}
+            mean = {key: np.mean([p[key] for p in found]) for key in (*TOKENS, "TFLOPs", "steps")}
+            cells += [f"{rate:g}, {mean['steps']:.0f}" if rate else ""]
             cells += [spread([point[score] for point in found]) for score in scores]
             cells += [f"{mean[key] / 1e3:.0f}" for key in TOKENS]
             rows.append([*cells, f"{mean['TFLOPs']:.2f}", len(found)])
     costs = ("trained, k", "sampled, k", "TFLOPs", "seeds")
-    return markdown(["method", "rate, steps", *scores, *costs], rows)
+    return markdown(["method", "learning rate, steps", *scores, *costs], rows)
 
 
 TOKENS = ("trained_tokens", "sampled_tokens")
@@ -269,7 +314,7 @@ def bases_table(results: Results) -> str:
     """pass@1 by tier, and in brackets the share of answers in scratch, of each base."""
     rows = []
     for world in ("style", "weak"):
-        found = list(results.seeds(world, "base").values())
+        found = list(results.by_seed(world, "base").values())
         if found:
             scratch = [
                 100 * np.mean([p["tiers"][tier]["scratch"] for p in found]) for tier in TIERS
@@ -280,6 +325,20 @@ def bases_table(results: Results) -> str:
     return markdown(["base", *TIERS, "seeds"], rows)
 
 
+def runs_table(results: Results) -> str:
+    """What made the rows: commit, versions, kind of machine; how many, and how long they took."""
+    found: dict[tuple, list[dict]] = {}
+    for row in results.rows:
+        versions = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
+        origin = ((row["git_commit"] or "none")[:12], versions, row["machine"])
+        found.setdefault(origin, []).append(row)
+    rows = [
+        [*origin, len(own), f"{sum(row['seconds'] for row in own) / 3600:.1f}"]
+        for origin, own in found.items()
+    ]
+    return markdown(["commit", "versions", "machine", "runs", "hours of one core"], rows)
+
+
 TABLES: dict[str, Callable[[Results], str]] = {
     "bases": bases_table,
     "claims": lambda results: claims_table(results, PAPER_CLAIMS),
@@ -288,6 +347,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "others": lambda results: scores_table(results, "style", OTHERS),
     "own": lambda results: scores_table(results, "own", MAIN),
     "weak": lambda results: scores_table(results, "weak", MAIN),
+    "runs": runs_table,
     "sweep": lambda results: sweep_table(results, "style", tuple(METHODS)),
     "sweep-own": lambda results: sweep_table(results, "own", MAIN),
     "sweep-weak": lambda results: sweep_table(results, "weak", MAIN),
@@ -314,10 +374,11 @@ def draw_front(results: Results, path: Path) -> None:
     for axes, (world, name) in zip(panels, titles.items(), strict=True):
         for method in MAIN:
             rate, last = results.setting(world, method)
-            runs: dict[int, list[dict]] = {0: list(results.seeds(world, "base").values())}
-            for point in results.reported(world, method, rate):
-                runs.setdefault(point["steps"], []).append(point)
-            if runs[0] and last in runs and last:
+            runs: dict[int, list[dict]] = {}
+            for curve in results.curves(world, method, rate).values():
+                for point in curve:
+                    runs.setdefault(point["steps"], []).append(point)
+            if last in runs:
                 draw_curve(axes, method, [runs[n] for n in sorted(runs) if n <= last])
         axes.set(title=name, xlabel="gain: pass@1 on the trained tiers middle and hard (%)")
     panels[0].set_ylabel("retention: pass@1 on tiers\nnever trained on, keep and long (%)")
@@ -335,8 +396,8 @@ def draw_curve(axes, method: str, runs: list[list[dict]]) -> None:
     axes.plot(x[0], y[0], "*", color="black", markersize=9, zorder=3)
     last = runs[-1]
     if len(last) > 1:
-        halves = [difference([p[score] for p in last]).half for score in ("retention", "gain")]
-        axes.errorbar(x[-1], y[-1], *halves, color=COLORS[method], alpha=0.4)
+        widths = [difference([p[key] for p in last]).half_width for key in ("retention", "gain")]
+        axes.errorbar(x[-1], y[-1], *widths, color=COLORS[method], alpha=0.4)
     trained, sampled = (np.mean([p[key] for p in last]) / 1e3 for key in TOKENS)
     place = {"xytext": (5, -9), "textcoords": "offset points", "fontsize": 7}
     text = f"{trained:.0f}k / {sampled:.0f}k"
@@ -346,14 +407,14 @@ def draw_curve(axes, method: str, runs: list[list[dict]]) -> None:
 def draw_mechanism(results: Results, path: Path) -> None:
     """Weights by tier over the steps; share of scratch, and KL from the base, by tier."""
     figure, (weights, scratch, kl) = plt.subplots(1, 3, figsize=(11, 3.4))
-    runs = results.seeds("style", "oswft").values()
+    runs = results.by_seed("style", "oswft").values()
     for n, tier in enumerate(TRAIN_MIX if runs else ()):
         mean = np.mean([run["weights"][tier][: run["steps"]] for run in runs], axis=0)
         color = plt.get_cmap("viridis")(0.4 * n)
         weights.plot(range(1, len(mean) + 1), mean, label=tier, color=color)
     weights.set(title="OSW-FT's mean weight", xlabel="optimizer step", ylim=(0, None))
-    names = ["base", "sft@same", "oswft", "static@same", "grpo"]
-    shown = {name: results.seeds(*parse(name)).values() for name in names}
+    names = ["base", "sft@demo", "oswft@demo", "static@demo", "grpo@demo"]
+    shown = {name: results.by_seed(*parse(name)).values() for name in names}
     shown = {name: found for name, found in shown.items() if found}
     for axes, key, scale in ((scratch, "scratch", 100), (kl, "kl", 1)):
         for n, (name, found) in enumerate(shown.items()):

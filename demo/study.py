@@ -9,17 +9,22 @@ own on one core. Its checkpoints are scored on the six tiers of demo/world.py. A
 are those that score best on CHOOSING_SEEDS; what is reported comes from SEEDS.
 """
 
+import fcntl
+import itertools
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
 import platform
+import re
 import runpy
 import shlex
 import shutil
 import socket
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,7 +33,14 @@ import tyro
 from tqdm import tqdm
 
 from data import InputError, atomic_write, read_rows
-from demo.score import NUM_SAMPLES, OFFLINE_SAMPLES, offline_weights, score
+from demo.score import (
+    MAX_COMPLETION_LENGTH,
+    MAX_LENGTH,
+    NUM_SAMPLES,
+    OFFLINE_SAMPLES,
+    offline_weights,
+    score,
+)
 from demo.world import BASES, GAIN, RETENTION, TIERS, TRAIN_MIX
 from run import differences, provenance, read_args, write_args
 
@@ -53,13 +65,12 @@ METHODS = {
 }
 MAIN = ("sft", "oswft", "static", "grpo")
 OTHERS = tuple(name for name in METHODS if name not in MAIN)
-STEPS = (24, 48, 72, 144)  # checkpoints that are scored
+STEPS = (24, 48, 72, 144)  # checkpoints that are scored, multiples of the first
 EPOCH = 32  # steps, of 128 queries each
 DEMO = (3e-4, 24)  # learning rate and steps of the demo
 GRID = {5e-5: 144, 1e-4: 144, 3e-4: 72, 1e-3: 24}  # learning rate -> steps, with all before
 GRPO_GRID = {5e-5: 48, 1e-4: 48, 3e-4: 48, 1e-3: 48, 3e-3: 24}
 RESULTS = Path(__file__).parent.parent / "docs" / "study" / "results.json"
-LENGTHS = "--max_length 160 --max_completion_length 128 --precision fp32"
 NUM_HELDOUT = 48  # problems of each tier
 SCORES = {  # name -> tiers, and what is averaged over them
     "gain": (GAIN, "pass@1"),
@@ -67,15 +78,7 @@ SCORES = {  # name -> tiers, and what is averaged over them
     "pass@8": (GAIN, "pass@8"),
     **{tier: ((tier,), "pass@1") for tier in TIERS},
 }
-SETTINGS = {  # what may not change while a study grows
-    "worlds": WORLDS,
-    "bases": {name: str(base) for name, base in BASES.items()},
-    "tiers": TIERS,
-    "train_mix": TRAIN_MIX,
-    "methods": METHODS,
-    "lengths": LENGTHS,
-    "samples": [NUM_HELDOUT, NUM_SAMPLES, OFFLINE_SAMPLES],
-}
+BATCH, NUM_TRAIN, PROMPT_TOKENS = 128, 4096, 17  # queries, problems, and tokens of a prompt
 
 
 @dataclass(frozen=True)
@@ -111,12 +114,28 @@ class Job:
         return (
             f"deepspeed {METHODS[self.method]} --model {base}/model --data {base}/{data}.jsonl "
             f"--output_dir {folder} --learning_rate {self.rate:g} --max_steps {self.steps} "
-            f"--save_every 24 --keep_checkpoints 6 --seed {self.seed} {LENGTHS}{workers}"
+            f"--save_every {STEPS[0]} --keep_checkpoints {STEPS[-1] // STEPS[0]} "
+            f"--seed {self.seed} --max_length {MAX_LENGTH} "
+            f"--max_completion_length {MAX_COMPLETION_LENGTH} --precision fp32{workers}"
         )
 
 
 def job_of(row: dict) -> Job:
     return Job(**{name: row[name] for name in Job.__annotations__})
+
+
+SETTINGS = {  # what may not change while a study grows
+    "bases": {name: str(base) for name, base in BASES.items()},
+    "tiers": TIERS,
+    "train_mix": TRAIN_MIX,
+    "steps": STEPS,
+    "samples": [NUM_SAMPLES, OFFLINE_SAMPLES],
+    "commands": [
+        Job(world, method, 1e-4, 144, 0).command(Path())
+        for world in WORLDS
+        for method in ("base", *METHODS)
+    ],
+}
 
 
 # ------------------------------------------------------------------------------------------------
@@ -137,95 +156,145 @@ def sweep(world: str, methods: Sequence[str], seeds: Sequence[int]) -> list[Job]
 
 
 def points(rows: Sequence[dict]) -> list[dict]:
-    """Every scored checkpoint, flat: its run's settings, tokens, and scores in percent.
+    """Every scored checkpoint, flat: its run's settings, its costs, and scores in percent.
 
     `balance`, by which settings are chosen, is the mean of gain and retention. A base is in every
-    world that starts from it.
+    world that starts from it. Of two runs at one learning rate, one goes through the other's steps.
     """
-    found = []
+    found = {}
     for row in rows:
-        kind = WORLDS[row["world"]][0]
-        same_base = [world for world in WORLDS if WORLDS[world][0] == kind]
+        base = WORLDS[row["world"]][0]
+        same_base = [world for world in WORLDS if WORLDS[world][0] == base]
         for checkpoint in row["checkpoints"]:
             means = {
                 name: 100 * sum(checkpoint["tiers"][tier][score] for tier in tiers) / len(tiers)
                 for name, (tiers, score) in SCORES.items()
             }
             means["balance"] = (means["gain"] + means["retention"]) / 2
+            flops = count_flops(row, checkpoint)
             for world in same_base if row["method"] == "base" else [row["world"]]:
-                found.append({**row, **checkpoint, **means, "world": world})
-    return found
+                point = {**row, **checkpoint, **means, "flops": flops, "world": world}
+                found[world, row["method"], row["rate"], point["steps"], row["seed"]] = point
+    return list(found.values())
 
 
-def choose(
-    rows: Sequence[dict], world: str, method: str, limit: str = "", most: float = 0.0
-) -> tuple[float, int] | None:
-    """The learning rate and the steps of the best balance, on the choosing seeds alone.
+def count_flops(row: dict, checkpoint: dict) -> float:
+    """6 for each parameter and trained token, 2 for each that is sampled, or read to sample.
 
-    Args:
-        limit: "steps", "flops" or "trained_tokens", of which no more than `most` may be spent.
+    Prompts count in both: vLLM reads them anew for each answer, as they are shorter than a block.
     """
+    command = METHODS.get(row["method"], "")
+    answers = int((re.findall(r"num_rollouts (\d)", command) or [0])[0])
+    prompts = answers * BATCH * checkpoint["steps"]
+    if row["method"] == "static":
+        prompts = OFFLINE_SAMPLES * NUM_TRAIN
+    read = checkpoint["sampled_tokens"] + prompts * PROMPT_TOKENS
+    return row["parameters"] * (6 * checkpoint["trained_tokens"] + 2 * read)
+
+
+def curves(
+    found: Sequence[dict], world: str, method: str, seeds: Sequence[int]
+) -> dict[float, dict[int, list[dict]]]:
+    """Learning rate -> seed -> the method's checkpoints in order, from the base on."""
+    bases = {p["seed"]: p for p in found if (p["world"], p["method"]) == (world, "base")}
+    rates: dict[float, dict[int, list[dict]]] = {}
+    for point in sorted(found, key=lambda point: point["steps"]):
+        if (point["world"], point["method"]) == (world, method) and point["seed"] in seeds:
+            curve = rates.setdefault(point["rate"], {}).setdefault(
+                point["seed"], [bases[point["seed"]]]
+            )
+            curve.append(point)
+    return rates
+
+
+def along(curve: Sequence[dict], key: str, value: float) -> dict | None:
+    """A curve's scores where `key` has a value, between its checkpoints; None if it ends before."""
+    for before, after in itertools.pairwise(curve):
+        if before[key] <= value <= after[key]:
+            share = (value - before[key]) / ((after[key] - before[key]) or 1)
+            names = (*SCORES, "balance", "flops", "trained_tokens", "sampled_tokens", "steps")
+            return {name: before[name] + share * (after[name] - before[name]) for name in names}
+    return None
+
+
+def mean_balances(found: Sequence[dict], world: str, method: str) -> dict[tuple, float]:
+    """(learning rate, steps) -> mean balance, over the choosing seeds alone."""
     balances: dict[tuple[float, int], list[float]] = {}
-    for point in points(rows):
-        if (point["world"], point["method"]) == (world, method) and (
-            point["seed"] in CHOOSING_SEEDS and (not limit or point[limit] <= most)
-        ):
-            balances.setdefault((point["rate"], point["steps"]), []).append(point["balance"])
-    complete = max(map(len, balances.values()), default=0)
-    means = {key: sum(own) / len(own) for key, own in balances.items() if len(own) == complete}
-    return max(means, key=means.get, default=None)
+    for rate, by_seed in curves(found, world, method, CHOOSING_SEEDS).items():
+        for point in itertools.chain.from_iterable(curve[1:] for curve in by_seed.values()):
+            balances.setdefault((rate, point["steps"]), []).append(point["balance"])
+    return {setting: sum(own) / len(own) for setting, own in balances.items()}
 
 
-def settings_of(rows: Sequence[dict], world: str, method: str) -> dict[str, tuple[float, int]]:
-    """A method's settings in the report, by what they are for.
+def choose_rate(found: Sequence[dict], world: str, method: str, key: str, best: tuple) -> float:
+    """The learning rate at which a curve is best where its `key` equals OSW-FT's at its best.
 
-    Its own best ones and OSW-FT's. For the main methods, the best within one epoch, as the paper
-    trains, and those of the demo, whose rate is higher. For SFT, the best that spend no more than
-    OSW-FT's on trained tokens, or on all.
+    On the choosing seeds alone; a rate whose curve ends before that is left out.
     """
-    found = {"best": choose(rows, world, method), "same": choose(rows, world, "oswft")}
+    ours = curves(found, world, "oswft", CHOOSING_SEEDS)[best[0]]
+    targets = {seed: p[key] for seed, curve in ours.items() for p in curve if p["steps"] == best[1]}
+    means = {}
+    for rate, by_seed in curves(found, world, method, CHOOSING_SEEDS).items():
+        reached = [along(curve, key, targets[seed]) for seed, curve in by_seed.items()]
+        if all(reached):
+            means[rate] = sum(point["balance"] for point in reached) / len(reached)
+    return max(means, key=means.get, default=0.0)
+
+
+def settings_of(found: Sequence[dict], world: str, method: str) -> dict[str, tuple[float, int]]:
+    """The learning rate and steps at which a method is reported, by purpose.
+
+    best: of all that was tried. same: OSW-FT's best. epoch: the best within one epoch, as the paper
+    trains. demo: the demo's. tenfold: GRPO's best, at ten times the learning rate. trained_tokens,
+    flops, gain: the rate that is best where a curve has spent, or gained, as much as OSW-FT.
+    """
+    balances = mean_balances(found, world, method)
+    settings = {"best": max(balances, key=balances.get)}
     if method == "grpo":
-        rate, steps = found["best"]
-        return {"best": (rate, steps), "tenfold": (float(f"{10 * rate:g}"), steps)}
+        rate, steps = settings["best"]
+        settings["tenfold"] = (float(f"{10 * rate:g}"), steps)
     if method in MAIN:
-        found |= {"epoch": choose(rows, world, method, "steps", EPOCH), "demo": DEMO}
+        settings["demo"] = DEMO
+    if method not in ("grpo", "oswft"):
+        ours = mean_balances(found, world, "oswft")
+        best = settings["same"] = max(ours, key=ours.get)
+    if method in ("sft", "oswft"):
+        short = {setting: mean for setting, mean in balances.items() if setting[1] <= EPOCH}
+        settings["epoch"] = max(short, key=short.get)
     if method == "sft":
-        spent = [
-            point
-            for point in points(rows)
-            if (point["world"], point["method"]) == (world, "oswft")
-            and point["seed"] in CHOOSING_SEEDS
-            and (point["rate"], point["steps"]) == found["same"]
-        ]
-        for limit in ("trained_tokens", "flops"):
-            most = 1.05 * sum(point[limit] for point in spent) / len(spent)
-            found[limit] = choose(rows, world, method, limit, most)
-    return {purpose: setting for purpose, setting in found.items() if setting}
+        for key in ("trained_tokens", "flops", "gain"):
+            rate = choose_rate(found, world, method, key, best)
+            settings[key] = (rate, grid(method).get(rate, 0))
+    return settings
 
 
-def reported(
+def report_jobs(
     rows: Sequence[dict], world: str, methods: Sequence[str], seeds: Sequence[int]
 ) -> list[Job]:
-    """The runs at the settings of the report: one for each learning rate, to the most steps."""
-    jobs = []
+    """The runs of the report: one for each learning rate, as long as any purpose needs."""
+    jobs, found = [], points(rows)
     for method in methods:
         longest: dict[float, int] = {}
-        for rate, steps in settings_of(rows, world, method).values():
+        for rate, steps in settings_of(found, world, method).values():
             longest[rate] = max(steps, longest.get(rate, 0))
         jobs += [
             Job(world, method, rate, steps, seed)
             for seed in seeds
             for rate, steps in longest.items()
+            if steps
         ]
     return jobs
 
 
 def all_settings(rows: Sequence[dict]) -> dict[str, dict[str, dict]]:
     """World -> method -> purpose -> (learning rate, steps), as far as the sweeps are done."""
-    tried = {(row["world"], row["method"]) for row in rows if row["seed"] in CHOOSING_SEEDS}
+    found = points(rows)
+    tried = {
+        (point["world"], point["method"]) for point in found if point["seed"] in CHOOSING_SEEDS
+    }
     return {
         world: {
-            method: settings_of(rows, world, method)
+            method: settings_of(found, world, method)
             for method in METHODS
             if {(world, method), (world, "oswft")} <= tried
         }
@@ -234,15 +303,15 @@ def all_settings(rows: Sequence[dict]) -> dict[str, dict[str, dict]]:
 
 
 # The study in order; each entry plans its runs from the rows that are there by then.
-FULL: tuple[Callable[[Sequence[dict]], list[Job]], ...] = (
+PARTS: tuple[Callable[[Sequence[dict]], list[Job]], ...] = (
     lambda rows: sweep("style", MAIN, CHOOSING_SEEDS),
-    lambda rows: reported(rows, "style", MAIN, SEEDS),
+    lambda rows: report_jobs(rows, "style", MAIN, SEEDS),
     lambda rows: sweep("own", MAIN, CHOOSING_SEEDS[:1]),
-    lambda rows: reported(rows, "own", MAIN, SEEDS[:4]),
+    lambda rows: report_jobs(rows, "own", MAIN, SEEDS[:4]),
     lambda rows: sweep("style", OTHERS, CHOOSING_SEEDS[:1]),
-    lambda rows: reported(rows, "style", OTHERS, SEEDS[:4]),
+    lambda rows: report_jobs(rows, "style", OTHERS, SEEDS[:4]),
     lambda rows: sweep("weak", MAIN, CHOOSING_SEEDS[:1]),
-    lambda rows: reported(rows, "weak", MAIN, SEEDS[:4]),
+    lambda rows: report_jobs(rows, "weak", MAIN, SEEDS[:4]),
 )
 
 
@@ -250,6 +319,8 @@ FULL: tuple[Callable[[Sequence[dict]], list[Job]], ...] = (
 # One run, in processes of its own
 
 PRELOADED = ["train_sft", "train_oswft", "train_grpo", "vllm", "demo.score"]
+_polling = threading.Lock()  # two threads that ask for a child's status at once lose it
+_stopped = threading.Event()
 
 
 def in_process(function: Callable, log: Path, *args) -> None:
@@ -260,18 +331,30 @@ def in_process(function: Callable, log: Path, *args) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     process = context.Process(target=_logged, args=(function, log, *args))
-    process.start()
-    process.join()
+    with _polling:
+        if _stopped.is_set():
+            raise ChildProcessError(f"{log}: stopped")
+        process.start()
+    multiprocessing.connection.wait([process.sentinel])
+    with _polling:
+        process.join()
     if process.exitcode:
         last = log.read_text(errors="replace").strip().splitlines()[-1:]
         raise ChildProcessError(f"{log}: status {process.exitcode}: {' '.join(last)}")
 
 
 def _logged(function: Callable, log: Path, *args) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     with log.open("a") as out:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
     function(*args)
+
+
+def _end_with_parent() -> None:
+    """Else, after a kill, it would write into the folder of the run that takes its place."""
+    multiprocessing.parent_process().join()
+    os._exit(1)
 
 
 def run_command(command: str) -> None:
@@ -290,7 +373,7 @@ def run_command(command: str) -> None:
 
 
 def run_job(job: Job, root: Path, offline_pass: bool = True) -> dict:
-    """Do a run and score its checkpoints; returns its row. With a base comes its offline pass."""
+    """Do a run and score its checkpoints; returns its row. After a base comes its offline pass."""
     folder, command, started = root / job.name, job.command(root), time.perf_counter()
     shutil.rmtree(folder, ignore_errors=True)  # half a run: its process was killed
     folder.mkdir(parents=True)
@@ -306,27 +389,22 @@ def run_job(job: Job, root: Path, offline_pass: bool = True) -> dict:
     if job.method == "base" and offline_pass:
         files = sorted({f"{data}.jsonl" for _, data in WORLDS.values()})
         in_process(offline_weights, log, base, files, job.seed, folder / "offline.json")
-    row = {**asdict(job), "command": command, **provenance(), "machine": machine()}
-    row["seconds"] = round(time.perf_counter() - started)
+    row = {**asdict(job), "command": command, "seconds": round(time.perf_counter() - started)}
     scores = json.loads((folder / "scores.json").read_text())
     row["parameters"] = scores.pop("parameters")
     spent = tokens(folder)
     if job.method == "static":
         offline = json.loads((base / "offline.json").read_text())["sampled_tokens"]
         spent = {step: (trained, offline) for step, (trained, _) in spent.items()}
-    row["checkpoints"] = []
-    for step in models:
-        trained, sampled = spent[step]
-        flops = row["parameters"] * (6 * trained + 2 * sampled)
-        row["checkpoints"].append(
-            {
-                "steps": step,
-                "trained_tokens": trained,
-                "sampled_tokens": sampled,
-                "flops": flops,
-                "tiers": scores[str(step)],
-            }
-        )
+    row["checkpoints"] = [
+        {
+            "steps": step,
+            "trained_tokens": spent[step][0],
+            "sampled_tokens": spent[step][1],
+            "tiers": scores[str(step)],
+        }
+        for step in models
+    ]
     if (folder / "rollouts").exists() and job.method != "grpo":
         row["weights"] = weights_by_tier(folder)
     return row
@@ -379,22 +457,38 @@ class Study:
         if changed := differences(before or settings, settings):
             raise InputError(f"{root} holds a study with other settings: {'; '.join(changed)}")
         write_args(root, settings=settings)
-        self.rows = self.read() if self.path.exists() else []
-        others = {row["machine"] for row in self.rows} - {machine()}
+        self.lock = (root / "lock").open("w")
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(f"{root}: another study is running in it") from None
+        # of the code that is imported now, whatever is committed while it runs
+        self.origin = {**provenance(), "machine": machine()}
+        self.rows = {job_of(row).name: row for row in self.read()} if self.path.exists() else {}
+        others = {row["machine"] for row in self.rows.values()} - {machine()}
         if others:
             raise InputError(f"{root} holds rows of another machine ({', '.join(others)})")
 
     def read(self) -> list[dict]:
         lines = self.path.read_bytes().splitlines(keepends=True)
         if lines and not lines[-1].endswith(b"\n"):  # a kill left half a row: its run is done again
-            self.path.write_bytes(b"".join(lines[:-1]))
+            os.truncate(self.path, sum(map(len, lines[:-1])))
         return [row for _, row in read_rows(str(self.path))]
 
     def missing(self, jobs: Sequence[Job]) -> list[Job]:
-        """The runs without a row; first the bases that have none, or whose folder is gone."""
-        done = {job_of(row).name for row in self.rows}
-        runs = [job for job in jobs if job.name not in done]
-        bases = {job.base.name: job.base for job in jobs if job.base.name not in done}
+        """The runs without a row; first the bases that have none, or whose folder is gone.
+
+        A longer run at the same learning rate has a shorter one's checkpoints.
+        """
+        done = [job_of(row) for row in self.rows.values()]
+        runs = [
+            job
+            for job in jobs
+            if not any(
+                replace(old, steps=job.steps) == job and old.steps >= job.steps for old in done
+            )
+        ]
+        bases = {job.base.name: job.base for job in jobs if job.base.name not in self.rows}
         bases |= {
             job.base.name: job.base for job in runs if not (self.root / job.base.name).is_dir()
         }
@@ -429,31 +523,40 @@ class Study:
                     self.append(future.result())
                     bar.update(1)
         except KeyboardInterrupt:
-            for future in futures:
-                future.cancel()
-            for process in multiprocessing.active_children():
-                process.terminate()
+            stop(futures)
             raise
         if failed:
             raise failed
 
     def append(self, row: dict) -> None:
-        self.rows.append(row)
-        with self.path.open("a") as out:
-            out.write(json.dumps(row) + "\n")
         job = job_of(row)
+        self.rows[job.name] = {**row, **self.origin}
+        with self.path.open("a") as out:
+            out.write(json.dumps(self.rows[job.name]) + "\n")
+            out.flush()
+            os.fsync(out.fileno())
         if job.method != "base":
             shutil.rmtree(self.root / job.name)  # gigabytes, of all runs; the log stays
 
 
-def write_results(rows: Sequence[dict], settings: dict, path: Path) -> None:
+def stop(futures: Sequence[Future]) -> None:
+    """End what runs, and begin nothing more."""
+    _stopped.set()
+    for future in futures:
+        future.cancel()
+    with _polling:
+        for process in multiprocessing.active_children():
+            process.terminate()
+
+
+def write_results(rows: Iterable[dict], settings: dict, path: Path) -> None:
     """Write results.json, a line for each run."""
     lines = ",\n".join(json.dumps(row, sort_keys=True) for row in rows)
     with atomic_write(path) as partial:
         partial.write_text(f'{{"settings": {json.dumps(settings)},\n"rows": [\n{lines}\n]}}\n')
 
 
-def short(settings: dict) -> list[Job]:
+def short_jobs(settings: dict) -> list[Job]:
     """Four methods at their best settings, on four seeds, in the two worlds of the picture."""
     return [
         Job(world, method, *settings[world][method]["best"], seed)
@@ -479,13 +582,14 @@ def study(output_dir: Path = Path("runs/study"), full: bool = False, workers: in
     os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
     study = Study(output_dir, workers)
     if full:
-        for number, plan in enumerate(FULL, start=1):
-            study.run(plan(study.rows), f"part {number} of {len(FULL)}")
-        settings = all_settings(study.rows)
+        for number, plan in enumerate(PARTS, start=1):
+            study.run(plan([*study.rows.values()]), f"part {number} of {len(PARTS)}")
+        settings = all_settings([*study.rows.values()])
     else:
         settings = json.loads(RESULTS.read_text())["settings"]
-        study.run(short(settings), "study")
-    write_results(study.rows, settings, output_dir / "results.json")
+        study.run(short_jobs(settings), "study")
+    write_results(study.rows.values(), settings, output_dir / "results.json")
+    (output_dir / "report.md").unlink(missing_ok=True)
     report(output_dir / "results.json", output_dir / "report.md")
 
 

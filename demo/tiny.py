@@ -102,7 +102,8 @@ def pretrain(
     """Plain supervised training on a base's mix, without the questions that are `taken`.
 
     It goes on until the model knows enough, as the moving average of its weights says: that comes
-    at another step for every seed. Returns the averaged model, and the share known of each probe.
+    at another step for every seed. Returns the averaged model, and the share known of each kind of
+    solution. Raises InputError if that never comes.
     """
     rng, mix = np.random.default_rng([seed, 1]), BASES[base].mix
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98), fused=True)
@@ -134,13 +135,11 @@ def pretrain(
         optimizer.zero_grad()
         average.update_parameters(model)
         if step % 20 == 0:
-            known = {kind: known_share(average, rows) for kind, rows in probes.items()}
+            known = {kind: known_share(average, probe) for kind, probe in probes.items()}
             progress.set_postfix({" ".join(kind): f"{share:.2f}" for kind, share in known.items()})
             if all(known[kind] >= level for kind, level in BASES[base].levels.items()):
-                break
-    else:
-        print(f"warning: after {max_steps} steps the model knows too little; try another --seed")
-    return average.module, {" ".join(kind): share for kind, share in known.items()}
+                return average.module, {" ".join(kind): share for kind, share in known.items()}
+    raise InputError(f"after {max_steps} steps the model knows too little: try another --seed")
 
 
 def save_model(model: Qwen3ForCausalLM, tokenizer, folder: Path) -> None:

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from conftest import ROOT
 from demo.world import TIERS
 
@@ -42,9 +44,11 @@ def test_each_method_of_the_demo_gains_and_osw_ft_keeps_more_than_sft(tmp_path):
     assert files_of_the_repository() == before  # it may be read-only
 
 
-def test_a_folder_of_something_else_is_not_deleted(tmp_path):
-    (tmp_path / "thesis.tex").write_text("x")
+@pytest.mark.parametrize("args", ["{}", '{"settings": {}}'])
+def test_a_folder_of_something_else_is_not_deleted(tmp_path, args):
+    (tmp_path / "logs").mkdir()  # a study has one too
+    (tmp_path / "args.json").write_text(args)
     demo = [sys.executable, "-m", "demo", "--output_dir", tmp_path]
     result = subprocess.run(demo, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 1 and "holds something else than a demo" in result.stderr
-    assert "Traceback" not in result.stderr and (tmp_path / "thesis.tex").exists()
+    assert "Traceback" not in result.stderr and (tmp_path / "logs").exists()

@@ -2,32 +2,48 @@
 
 import copy
 import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
 
 import numpy as np
+import psutil
 import pytest
+import torch
+from transformers import Qwen3ForCausalLM
 
 import demo.study
 from conftest import ROOT
-from data import InputError
+from data import InputError, TokenizedExample, write_rows
 from demo.report import Results, difference, fill, report
-from demo.score import OFFLINE_SAMPLES, add_weights
+from demo.score import OFFLINE_SAMPLES, add_weights, kl_from_base, summarize
 from demo.study import (
+    BATCH,
     CHOOSING_SEEDS,
-    FULL,
     METHODS,
+    NUM_TRAIN,
+    PARTS,
+    PROMPT_TOKENS,
     SEEDS,
     STEPS,
     Job,
     Study,
     all_settings,
-    choose,
+    along,
+    count_flops,
     in_process,
-    job_of,
-    short,
+    points,
+    short_jobs,
     tokens,
+    weights_by_tier,
     write_results,
 )
+from demo.tiny import make_config, make_tokenizer
 from demo.world import BASES, TIERS, TRAIN_MIX, make_examples, solve
+from prompts import tokenize_examples
+from rollout import Completion
 
 PAGE, RESULTS = ROOT / "docs" / "study.md", ROOT / "docs" / "study" / "results.json"
 
@@ -81,19 +97,19 @@ def test_neither_base_has_seen_the_retention_tiers_in_the_experts_style():
 
 
 def row(job: Job, score: float = 0.5) -> dict:
-    """What a run leaves, with one score for all tiers; a step costs 1,000 tokens and FLOPs."""
+    """What a run leaves, with one score for all tiers; a step trains on 1,000 tokens."""
     scores = {"pass@1": score, "pass@8": score, "scratch": 0.0, "truncated": 0.0, "kl": 0.0}
     checkpoints = [
         {
             "steps": steps,
             "trained_tokens": 1000 * steps,
-            "sampled_tokens": 1000 * steps,
-            "flops": 1000 * steps,
+            "sampled_tokens": 500 * steps,
             "tiers": {tier: dict(scores) for tier in TIERS},
         }
         for steps in ([0] if job.method == "base" else [s for s in STEPS if s <= job.steps])
     ]
-    found = {**vars(job), "machine": demo.study.machine(), "checkpoints": checkpoints}
+    found = {**vars(job), "parameters": 10, "seconds": 60, "checkpoints": checkpoints}
+    found |= {"machine": demo.study.machine(), "git_commit": "0" * 40, "versions": {"torch": "2"}}
     if "oswft" in METHODS.get(job.method, ""):
         found["weights"] = {tier: [0.5] * job.steps for tier in TRAIN_MIX}
     return found
@@ -103,7 +119,7 @@ def row(job: Job, score: float = 0.5) -> dict:
 def all_rows() -> list[dict]:
     """A full study; the scores are random."""
     rng, rows, done = np.random.default_rng(0), [], set()
-    for plan in FULL:
+    for plan in PARTS:
         for job in plan(rows):
             for each in (job.base, job):
                 if each.name not in done:
@@ -129,23 +145,57 @@ def test_settings_are_chosen_on_other_seeds_than_those_that_are_reported(all_row
     assert all_settings(changed)["style"]["sft"]["best"] == (5e-5, 24)
 
 
-def test_a_limit_leaves_out_what_costs_more(all_rows):
-    assert choose(all_rows, "style", "sft", "flops", 30_000)[1] == 24
-    assert choose(all_rows, "style", "sft", "flops", 10_000) is None
+def test_flops_are_6_for_a_trained_token_and_2_for_one_that_is_sampled_or_read_to_sample():
+    point = {"steps": 3, "trained_tokens": 100, "sampled_tokens": 10}
+    cost = {m: count_flops({"method": m, "parameters": 1}, point) for m in ("base", *METHODS)}
+    prompts = 3 * BATCH * PROMPT_TOKENS
+    assert cost["base"] == cost["sft"] == cost["dft"] == 620
+    assert cost["oswft"] == cost["hard"] == cost["random"] == 620 + 2 * 2 * prompts
+    assert cost["oswft-k1"] == 620 + 2 * prompts and cost["grpo"] == 620 + 16 * prompts
+    assert cost["static"] == 620 + 2 * 2 * NUM_TRAIN * PROMPT_TOKENS
+
+
+def test_prompts_of_the_training_set_have_as_many_tokens_as_are_counted():
+    tokenizer = make_tokenizer()
+    examples = make_examples(40, TRAIN_MIX, np.random.default_rng(0), set())
+    queries, _ = tokenize_examples(examples, tokenizer, 160, 128)
+    assert {len(query.prompt_ids) for query in queries} == {PROMPT_TOKENS}
+
+
+def test_between_checkpoints_a_curve_is_a_line():
+    curve = points([row(Job("style", "sft", 1e-4, 48, 10), 0.5)])
+    curve[1]["gain"] = 70.0
+    middle = along(curve, "trained_tokens", 30_000)
+    assert middle["steps"] == 30 and middle["gain"] == 55 and middle["retention"] == 50
+    assert along(curve, "gain", 60.0)["steps"] == 36
+    assert along(curve, "trained_tokens", 50_000) is None
+
+
+def test_two_runs_at_one_learning_rate_are_one_curve(tmp_path):
+    short, long = (Job("style", "sft", 1e-4, steps, 10) for steps in (48, 72))
+    steps = [point["steps"] for point in points([row(short), row(long)])]
+    assert sorted(steps) == [24, 48, 72]
+    study = Study(tmp_path, workers=1)
+    study.append(row(short.base))
+    (tmp_path / short.base.name).mkdir()
+    (tmp_path / long.name).mkdir()
+    study.append(row(long))
+    assert study.missing([short]) == [] and len(study.missing([replace(long, steps=144)])) == 1
 
 
 def test_every_method_is_reported_on_the_seeds_that_are_promised(all_rows):
     results = Results(all_rows, json.loads(json.dumps(all_settings(all_rows))))
     for method in METHODS:
         promised = 8 if method in demo.study.MAIN else 4
-        assert len(results.seeds("style", method)) == promised
-    assert len(results.seeds("own", "grpo")) == len(results.seeds("weak", "oswft")) == 4
+        assert len(results.by_seed("style", method)) == promised
+    assert len(results.by_seed("own", "grpo")) == len(results.by_seed("weak", "oswft")) == 4
     rate, steps = results.setting("style", "grpo")
     assert results.setting("style", "grpo", "tenfold") == (pytest.approx(10 * rate), steps)
 
 
 def test_an_unfinished_study_says_what_is_missing_and_does_each_run_once(tmp_path, monkeypatch):
-    study, begun = Study(tmp_path, workers=2), []
+    begun = []
+    Study(tmp_path, workers=2).lock.close()
     jobs = [Job("style", "sft", 1e-4, 24, seed) for seed in (10, 11, 12)]
     (tmp_path / "rows.jsonl").write_text(json.dumps(row(jobs[0])) + '\n{"half')
     study = Study(tmp_path, workers=2)
@@ -164,20 +214,24 @@ def test_an_unfinished_study_says_what_is_missing_and_does_each_run_once(tmp_pat
     monkeypatch.setattr(demo.study, "run_job", run_job)
     with pytest.raises(ChildProcessError):
         study.run(jobs, "part")
+    study.lock.close()
     study = Study(tmp_path, workers=1)
     assert [job.name for job in study.missing(jobs)] == [jobs[2].name]
     assert (tmp_path / "base-usual-10").exists() and not (tmp_path / jobs[1].name).exists()
-    assert [job_of(each).name for each in study.rows].count(jobs[1].name) == 1
+    assert jobs[1].name in study.rows and jobs[2].name not in study.rows
     (tmp_path / "base-usual-12").rmdir()
     assert [job.name for job in study.missing(jobs)] == ["base-usual-12", jobs[2].name]
 
 
 def test_another_setting_or_another_machine_is_refused(tmp_path, monkeypatch):
-    Study(tmp_path, workers=1)
+    study = Study(tmp_path, workers=1)
+    with pytest.raises(InputError, match="another study is running"):
+        Study(tmp_path, workers=1)
+    study.lock.close()
     (tmp_path / "rows.jsonl").write_text(json.dumps(row(Job("style", "sft", 1e-4, 24, 10))) + "\n")
-    Study(tmp_path, workers=1)
-    with monkeypatch.context() as changed, pytest.raises(InputError, match="lengths"):
-        changed.setitem(demo.study.SETTINGS, "lengths", "--max_length 99")
+    Study(tmp_path, workers=1).lock.close()
+    with monkeypatch.context() as changed, pytest.raises(InputError, match="steps"):
+        changed.setitem(demo.study.SETTINGS, "steps", [1])
         Study(tmp_path, workers=1)
     with (
         monkeypatch.context() as changed,
@@ -206,10 +260,79 @@ def test_a_run_that_fails_is_named_with_its_log_and_its_last_line(tmp_path, monk
         in_process(fail, tmp_path / "logs" / "run.log", "why it failed")
 
 
+def linger(path) -> None:
+    path.write_text(str(os.getpid()))
+    time.sleep(600)
+
+
+def test_a_run_ends_with_the_study_that_was_killed(tmp_path):
+    code = (
+        "import sys; sys.path[:0] = ['.', 'tests']; import demo.study, test_study\n"
+        "from pathlib import Path; demo.study.PRELOADED = ['json']; folder = Path(sys.argv[1])\n"
+        "if __name__ == '__main__':\n"
+        "    demo.study.in_process(test_study.linger, folder / 'log', folder / 'pid')\n"
+    )
+    (tmp_path / "killed.py").write_text(code)
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    study = subprocess.Popen(
+        [sys.executable, tmp_path / "killed.py", tmp_path], cwd=ROOT, env=environment
+    )
+    wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    run = psutil.Process(int((tmp_path / "pid").read_text()))
+    study.kill()
+    study.wait()
+    wait_until(lambda: not run.is_running() or run.status() == psutil.STATUS_ZOMBIE)
+
+
+def wait_until(condition) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def test_tokens_are_counted_up_to_each_step(tmp_path):
     rows = [{"step": n, "train_tokens": 10, "rollout_tokens": 5} for n in (1, 2)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
     assert tokens(tmp_path) == {0: (0, 0), 1: (10, 5), 2: (20, 10)}
+
+
+def test_weights_are_averaged_by_tier_and_step(tmp_path):
+    (tmp_path / "rollouts").mkdir()
+    for step, hard in ((1, 1.0), (2, 0.5)):
+        ids = ("easy-1", "easy-2", "middle-1", "hard-1")
+        rows = [{"id": i, "weight": w} for i, w in zip(ids, (0.0, 1.0, 0.5, hard), strict=True)]
+        write_rows(rows, tmp_path / "rollouts" / f"step_{step:06d}.jsonl")
+    expected = {"easy": [0.5, 0.5], "middle": [0.5, 0.5], "hard": [1.0, 0.5]}
+    assert weights_by_tier(tmp_path) == expected
+
+
+def completion(query: int, token_ids: list[int], text: str = "") -> Completion:
+    return Completion(query, token_ids, text, "stop", [], 0)
+
+
+def test_the_kl_is_that_of_the_two_models_along_the_answers_tokens():
+    torch.manual_seed(0)
+    model, base = (Qwen3ForCausalLM(make_config(make_tokenizer())).eval() for _ in range(2))
+    queries = [TokenizedExample(str(n), [5, 6, 7 + n], [8], None) for n in range(2)]
+    answers = [completion(0, [9, 10]), completion(1, [11])]
+    assert kl_from_base(model, model, queries, answers) == [0, 0]
+    found = kl_from_base(model, base, queries, answers)
+    for n, answer in enumerate(answers):
+        ids = torch.tensor([queries[n].prompt_ids + answer.token_ids])
+        with torch.no_grad():
+            ours, theirs = (m(ids).logits[0].log_softmax(1) for m in (model, base))
+        positions = range(2, 2 + len(answer.token_ids))  # those that predict the answer's tokens
+        expected = sum((ours[t].exp() @ (ours[t] - theirs[t])).item() for t in positions)
+        assert found[n] == pytest.approx(expected, rel=1e-4) and expected > 0.01
+
+
+def test_a_tiers_scores_are_shares_of_its_answers():
+    texts = ["@1"] * 4 + ["1"] * 12
+    answers = [completion(n // 8, [1], text) for n, text in enumerate(texts)]
+    found = summarize(answers, [True] + [False] * 15, [1.0, 3.0])
+    expected = {"pass@1": 0.0625, "pass@8": 0.5, "scratch": 0.25, "truncated": 0.0, "kl": 2.0}
+    assert found == expected
 
 
 def test_an_offline_pass_gives_each_problem_one_less_the_share_that_was_right(tmp_path):
@@ -229,12 +352,12 @@ def test_an_offline_pass_gives_each_problem_one_less_the_share_that_was_right(tm
 
 def test_an_interval_is_students_and_the_p_value_that_of_all_flips_of_signs():
     found = difference([1.0, 2.0, 3.0, 2.0])
-    assert found.mean == 2 and found.half == pytest.approx(3.182 * (2 / 3) ** 0.5 / 2)
+    assert found.mean == 2 and found.half_width == pytest.approx(3.182 * (2 / 3) ** 0.5 / 2)
     assert found.p == 2 / 16  # only all signs alike reach the mean
     assert found.verdict(1) == "holds" and "opposite" in found.verdict(-1)
     rng = np.random.default_rng(0)
     samples = rng.normal(size=(2000, 8))
-    covered = np.mean([abs(d.mean) <= d.half for d in map(difference, samples)])
+    covered = np.mean([abs(d.mean) <= d.half_width for d in map(difference, samples)])
     assert 0.93 < covered < 0.97
     assert np.mean([difference(x).p <= 0.05 for x in samples[:400]]) < 0.08
 
@@ -246,7 +369,7 @@ def test_an_interval_that_holds_zero_is_written_out():
 
 def test_differences_are_paired_by_seed(all_rows):
     results = Results(all_rows, json.loads(json.dumps(all_settings(all_rows))))
-    ours, theirs = results.seeds("style", "oswft"), results.seeds("style", "sft")
+    ours, theirs = results.by_seed("style", "oswft"), results.by_seed("style", "sft")
     expected = [ours[seed]["retention"] - theirs[seed]["retention"] for seed in SEEDS]
     assert results.compare("oswft", "sft", "retention") == difference(expected)
     assert ours[10]["gain"] == pytest.approx(100 * ours[10]["tiers"]["hard"]["pass@1"])
@@ -281,7 +404,7 @@ def test_the_page_is_what_its_results_say(tmp_path):
 def test_the_committed_settings_are_those_that_the_choosing_seeds_give():
     read = json.loads(RESULTS.read_text())
     assert read["settings"] == json.loads(json.dumps(all_settings(read["rows"])))
-    assert {job.seed for job in short(read["settings"])} == set(SEEDS[:4])
+    assert {job.seed for job in short_jobs(read["settings"])} == set(SEEDS[:4])
 
 
 def test_every_committed_row_says_how_it_came_about():
