@@ -64,6 +64,7 @@ PURPOSES = {  # of settings
 BETWEEN = ("flops", "trained_tokens", "gain")  # where a curve has reached what OSW-FT has
 # Student's t of 95 %, by degrees of freedom
 T_95 = dict(enumerate((12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262), start=1))
+NO_RUNS = "not run, or not reached"
 WINDOW = 8  # optimizer steps over which weights are averaged
 
 
@@ -80,7 +81,7 @@ class Difference:
     p: float
     seeds: int
 
-    def verdict(self, expected: int) -> str:
+    def verdict(self, expected: int, digits: int = 1) -> str:
         """Whether the claim holds; the interval, if that contains zero or nothing was claimed.
 
         Args:
@@ -88,7 +89,7 @@ class Difference:
         """
         low, high = self.mean - self.half_width, self.mean + self.half_width
         if not expected or low <= 0 <= high:
-            return f"between {low:+.2f} and {high:+.2f}"
+            return f"between {low:+.{digits}f} and {high:+.{digits}f}"
         return "holds" if self.mean * expected > 0 else "**the opposite holds**"
 
 
@@ -245,11 +246,12 @@ def claims_table(results: Results, claims: Sequence[tuple]) -> str:
     for text, a, b, score, expected in claims:
         cells = [text, title(a) + (f" − {title(b)}" if b else ""), score]
         if found := results.compare(a, b, score):
-            mean = f"{found.mean:+.2f} ± {found.half_width:.2f}"
+            digits = 2 if score == "TFLOPs" else 1
+            mean = f"{found.mean:+.{digits}f} ± {found.half_width:.{digits}f}"
             cells += [mean, f"{found.p:.3f}", found.seeds]
-            rows.append([*cells, found.verdict(expected)])
+            rows.append([*cells, found.verdict(expected, digits)])
         else:
-            rows.append([*cells, "", "", "", "not run yet"])
+            rows.append([*cells, "", "", "", NO_RUNS])
     return markdown(["", "difference", "of", "mean, 95 %", "p", "seeds", "verdict"], rows)
 
 
@@ -276,7 +278,7 @@ def scores_table(results: Results, world: str, methods: Sequence[str]) -> str:
             said = ",".join(PURPOSES[purpose] for purpose in purposes if purpose != "best")
             cells = [TITLES[method] + said]
             if not found:
-                rows.append([*cells, "not run yet", *[""] * 9])
+                rows.append([*cells, NO_RUNS, *[""] * 9])
                 continue
             mean = {key: np.mean([p[key] for p in found]) for key in (*TOKENS, "TFLOPs", "steps")}
             cells += [f"{rate:g}, {mean['steps']:.0f}" if rate else ""]

@@ -1,7 +1,7 @@
 """What a model of the study has learnt and kept: its answers to the held-out problems, by tier.
 
-One process scores all checkpoints of a run, with one vLLM engine. Every model gets the same
-problems and the same seeds.
+Unlike evaluate.py, one process scores all checkpoints of a run, with one vLLM engine. Every model
+gets the same problems and the same seeds.
 """
 
 from collections.abc import Sequence

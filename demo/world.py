@@ -20,7 +20,7 @@ import numpy as np
 
 from data import Example
 
-TIERS = {  # operators, the newest last, which occurs at least once; and how many to a problem
+TIERS = {  # operators (the last one is new, and always occurs), and how many a problem has
     "easy": ("+-", 3),
     "middle": ("+-*", 3),
     "hard": ("+-*^", 3),
@@ -37,7 +37,7 @@ class Base:
     """A model to fine-tune: what it is pre-trained on, and when that ends."""
 
     mix: dict[tuple[str, str], float]  # style and tier of a row -> its share
-    levels: dict[tuple[str, str], float]  # the share of such solutions that it writes rightly
+    levels: dict[tuple[str, str], float]  # the share of such solutions that it then writes
 
 
 # "bare" is scratch in a document without the chat template: such solutions are known, but no habit.
