@@ -348,11 +348,11 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "main": lambda results: scores_table(results, "style", MAIN),
     "others": lambda results: scores_table(results, "style", OTHERS),
     "own": lambda results: scores_table(results, "own", MAIN),
-    "weak": lambda results: scores_table(results, "weak", MAIN),
+    "weak": lambda results: scores_table(results, "weak", MAIN[:2]),
     "runs": runs_table,
     "sweep": lambda results: sweep_table(results, "style", tuple(METHODS)),
     "sweep-own": lambda results: sweep_table(results, "own", MAIN),
-    "sweep-weak": lambda results: sweep_table(results, "weak", MAIN),
+    "sweep-weak": lambda results: sweep_table(results, "weak", MAIN[:2]),
 }
 
 
