@@ -559,12 +559,13 @@ def write_results(rows: Iterable[dict], settings: dict, path: Path) -> None:
 
 
 def short_jobs(settings: dict) -> list[Job]:
-    """Four methods at their best settings, on four seeds; two of them in the picture's other world."""
+    """Four methods at their best settings, and two in the picture's other world, on four seeds."""
     return [
         Job(world, method, *settings[world][method]["best"], seed)
         for world, methods in (("style", MAIN), ("own", MAIN[:2]))
         for seed in SEEDS[:4]
         for method in methods
+        if method in settings[world]
     ]
 
 
