@@ -65,10 +65,11 @@ METHODS = {
 }
 MAIN = ("sft", "oswft", "static", "grpo")
 OTHERS = tuple(name for name in METHODS if name not in MAIN)
-STEPS = (24, 48, 72, 144)  # checkpoints that are scored, multiples of the first
+STEPS = (24, 48, 72, 144, 288)  # checkpoints that are scored, multiples of the first
 EPOCH = 32  # steps, of 128 queries each
 DEMO = (3e-4, 24)  # learning rate and steps of the demo
 GRID = {5e-5: 144, 1e-4: 144, 3e-4: 72, 1e-3: 24}  # learning rate -> steps, with all before
+SFT_GRID = {**GRID, 5e-5: 288}  # a lower rate for longer is OSW-FT's strongest rival
 GRPO_GRID = {5e-5: 48, 1e-4: 48, 3e-4: 48, 1e-3: 48, 3e-3: 24}
 RESULTS = Path(__file__).parent.parent / "docs" / "study" / "results.json"
 NUM_HELDOUT = 48  # problems of each tier
@@ -114,7 +115,7 @@ class Job:
         return (
             f"deepspeed {METHODS[self.method]} --model {base}/model --data {base}/{data}.jsonl "
             f"--output_dir {folder} --learning_rate {self.rate:g} --max_steps {self.steps} "
-            f"--save_every {STEPS[0]} --keep_checkpoints {STEPS[-1] // STEPS[0]} "
+            f"--save_every {STEPS[0]} --keep_checkpoints {-(-self.steps // STEPS[0])} "
             f"--seed {self.seed} --max_length {MAX_LENGTH} "
             f"--max_completion_length {MAX_COMPLETION_LENGTH} --precision fp32{workers}"
         )
@@ -143,7 +144,7 @@ SETTINGS = {  # what may not change while a study grows
 
 
 def grid(method: str) -> dict[float, int]:
-    return GRPO_GRID if method == "grpo" else GRID
+    return {"grpo": GRPO_GRID, "sft": SFT_GRID}.get(method, GRID)
 
 
 def sweep(world: str, methods: Sequence[str], seeds: Sequence[int]) -> list[Job]:
