@@ -428,8 +428,8 @@ def draw_mechanism(results: Results, path: Path) -> None:
         axes.grid(axis="x", visible=False)
     scratch.set(title="answers in the expert's style (%)")
     kl.set(title="KL from the base (nats an answer)")
-    for axes in (weights, kl):
-        axes.legend(*axes.get_legend_handles_labels())
+    weights.legend(*weights.get_legend_handles_labels())
+    figure.legend(*kl.get_legend_handles_labels(), loc="outside lower center", ncols=5)
     plt.savefig(path)
     plt.close(figure)
 
