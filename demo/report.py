@@ -121,7 +121,6 @@ class Results:
     def __init__(self, rows: Sequence[dict], settings: dict):
         self.rows, self.settings, self.points = rows, settings, points(rows)
         for point in self.points:
-            point["TFLOPs"] = point["flops"] / 1e12
             if "weights" in point:
                 weights = 100 * mean_weights(point)[: point["steps"]]
                 point["first weights"] = weights[0]
@@ -148,11 +147,7 @@ class Results:
                 for seed, curve in self.curves(world, method, rate).items()
                 if seed in targets
             }
-            return {
-                seed: {**point, "TFLOPs": point["flops"] / 1e12}
-                for seed, point in found.items()
-                if point
-            }
+            return {seed: point for seed, point in found.items() if point}
         return {
             seed: point
             for seed, curve in self.curves(world, method, rate).items()
@@ -309,7 +304,7 @@ def sweep_table(results: Results, world: str, methods: Sequence[str]) -> str:
             cells.append(f"**{text}**" if best else text)
         if any(cells):
             rows.append([TITLES[method], f"{rate:g}", *cells])
-    return markdown(["method", "rate", *(f"{steps} steps" for steps in STEPS)], rows)
+    return markdown(["method", "learning rate", *(f"{steps} steps" for steps in STEPS)], rows)
 
 
 def bases_table(results: Results) -> str:

@@ -172,9 +172,10 @@ def points(rows: Sequence[dict]) -> list[dict]:
                 for name, (tiers, score) in SCORES.items()
             }
             means["balance"] = (means["gain"] + means["retention"]) / 2
-            flops = count_flops(row, checkpoint)
+            means["flops"] = count_flops(row, checkpoint)
+            means["TFLOPs"] = means["flops"] / 1e12
             for world in same_base if row["method"] == "base" else [row["world"]]:
-                point = {**row, **checkpoint, **means, "flops": flops, "world": world}
+                point = {**row, **checkpoint, **means, "world": world}
                 found[world, row["method"], row["rate"], point["steps"], row["seed"]] = point
     return list(found.values())
 
@@ -213,7 +214,8 @@ def along(curve: Sequence[dict], key: str, value: float) -> dict | None:
     for before, after in itertools.pairwise(curve):
         if before[key] <= value <= after[key]:
             share = (value - before[key]) / ((after[key] - before[key]) or 1)
-            names = (*SCORES, "balance", "flops", "trained_tokens", "sampled_tokens", "steps")
+            costs = ("flops", "TFLOPs", "trained_tokens", "sampled_tokens", "steps")
+            names = (*SCORES, "balance", *costs)
             return {name: before[name] + share * (after[name] - before[name]) for name in names}
     return None
 
@@ -362,7 +364,7 @@ def _end_with_parent() -> None:
 
 def run_command(command: str) -> None:
     """Run a command as its only rank, without the launcher or Python's imports."""
-    with socket.socket() as probe:
+    with socket.socket() as probe:  # a port of its own: DeepSpeed names shared memory after it
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
@@ -468,7 +470,7 @@ class Study:
         # of the code that is imported now, whatever is committed while it runs
         self.origin = {**provenance(), "machine": machine()}
         self.rows = {job_of(row).name: row for row in self.read()} if self.path.exists() else {}
-        others = {row["machine"] for row in self.rows.values()} - {machine()}
+        others = {row["machine"] for row in self.rows.values()} - {self.origin["machine"]}
         if others:
             raise InputError(f"{root} holds rows of another machine ({', '.join(others)})")
 
@@ -525,7 +527,7 @@ class Study:
                 else:
                     self.append(future.result())
                     bar.update(1)
-        except KeyboardInterrupt:
+        except BaseException:  # Ctrl-C, or a row that cannot be written
             stop(futures)
             raise
         if failed:

@@ -111,10 +111,7 @@ def pretrain(
     template = tuple(PAPER_PROMPT.text(tokenizer, "QUESTION", ASK_FREE).split("QUESTION"))
 
     def draw(style: str, tier: str) -> Trajectory:
-        question = None
-        while question is None or question in taken:
-            question = make_question(tier, rng)
-        return tokenize_row(question, style, tokenizer, template)
+        return tokenize_row(make_question(tier, rng, taken), style, tokenizer, template)
 
     probes = {kind: [draw(*kind) for _ in range(NUM_PROBES)] for kind in BASES[base].levels}
     kinds, shares = list(mix), np.array(list(mix.values())) / sum(mix.values())

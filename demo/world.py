@@ -5,8 +5,8 @@ is harder than all of them, and `keep` and `long` are skills that the model shou
 `>` (the smaller, the larger of two numbers), and longer chains of what it knows.
 
 Two styles of solution. In `plain` each step is its result. In `scratch` a mark comes first, and
-each step shows its work: the sum, or the difference plus ten, in two digits; the sums or products
-on the way of `*` and `^`; the result of `<` and `>`.
+each step shows its work, two digits: the sum, the difference plus ten, the product, the last two of
+the power, or the result of `<` and `>`.
 
     question  7+5*3      plain    7+5=2;2*3=6;\boxed{6}
                          scratch  @7+5:12=2;2*3:06=6;\boxed{6}
@@ -62,12 +62,16 @@ BASES = {
 }
 
 
-def make_question(tier: str, rng: np.random.Generator) -> str:
+def make_question(tier: str, rng: np.random.Generator, taken: set[str]) -> str:
+    """Draw a question of a tier that is not taken."""
     known, count = TIERS[tier]
-    operators = rng.choice(list(known), size=count)
-    operators[rng.integers(count)] = known[-1]
-    digits = rng.integers(10, size=count + 1)
-    return f"{digits[0]}" + "".join(f"{o}{d}" for o, d in zip(operators, digits[1:], strict=True))
+    while True:
+        operators = rng.choice(list(known), size=count)
+        operators[rng.integers(count)] = known[-1]
+        first, *digits = rng.integers(10, size=count + 1)
+        steps = "".join(f"{o}{d}" for o, d in zip(operators, digits, strict=True))
+        if (question := f"{first}{steps}") not in taken:
+            return question
 
 
 def solve(question: str, style: str) -> tuple[str, str]:
@@ -105,9 +109,7 @@ def make_examples(
     examples = []
     tiers = [tier for tier, share in mix.items() for _ in range(round(share * num_examples))]
     for tier in rng.permutation(tiers):
-        question = None
-        while question is None or question in taken:
-            question = make_question(tier, rng)
+        question = make_question(tier, rng, taken)
         taken.add(question)
         examples.append(
             Example(f"{tier}-{question}", question, *solve(question, "scratch"), str(tier))
