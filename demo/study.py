@@ -159,8 +159,9 @@ def sweep(world: str, methods: Sequence[str], seeds: Sequence[int]) -> list[Job]
 def points(rows: Sequence[dict]) -> list[dict]:
     """Every scored checkpoint, flat: its run's settings, its costs, and scores in percent.
 
-    `balance`, by which settings are chosen, is the mean of gain and retention. A base is in every
-    world that starts from it. Of two runs at one learning rate, one goes through the other's steps.
+    `balance`, by which settings are chosen, is the mean of gain and retention. A base, and GRPO,
+    which reads no solution, is in every world that starts from it. Of two runs at one learning
+    rate, one goes through the other's steps.
     """
     found = {}
     for row in rows:
@@ -174,7 +175,7 @@ def points(rows: Sequence[dict]) -> list[dict]:
             means["balance"] = (means["gain"] + means["retention"]) / 2
             means["flops"] = count_flops(row, checkpoint)
             means["TFLOPs"] = means["flops"] / 1e12
-            for world in same_base if row["method"] == "base" else [row["world"]]:
+            for world in same_base if row["method"] in ("base", "grpo") else [row["world"]]:
                 point = {**row, **checkpoint, **means, "world": world}
                 found[world, row["method"], row["rate"], point["steps"], row["seed"]] = point
     return list(found.values())
@@ -311,8 +312,8 @@ def all_settings(rows: Sequence[dict]) -> dict[str, dict[str, dict]]:
 PARTS: tuple[Callable[[Sequence[dict]], list[Job]], ...] = (
     lambda rows: sweep("style", MAIN, CHOOSING_SEEDS),
     lambda rows: report_jobs(rows, "style", MAIN, SEEDS),
-    lambda rows: sweep("own", MAIN, CHOOSING_SEEDS[:1]),
-    lambda rows: report_jobs(rows, "own", MAIN, SEEDS[:4]),
+    lambda rows: sweep("own", MAIN[:3], CHOOSING_SEEDS[:1]),  # GRPO's runs would be the same ones
+    lambda rows: report_jobs(rows, "own", MAIN[:3], SEEDS[:4]),
     lambda rows: sweep("style", OTHERS, CHOOSING_SEEDS[:1]),
     lambda rows: report_jobs(rows, "style", OTHERS, SEEDS[:4]),
     lambda rows: sweep("weak", MAIN[:2], CHOOSING_SEEDS[:1]),

@@ -8,6 +8,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -101,8 +102,8 @@ def parse(monkeypatch, words: list[str]):
     monkeypatch.setattr(sys, "argv", [name, *arguments])
     with pytest.raises(Parsed) as parsed:
         if module:
-            monkeypatch.delitem(sys.modules, name, raising=False)  # another page may have run it
-            runpy.run_module(name, run_name="__main__", alter_sys=True)
+            with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+                runpy.run_module(name, run_name="__main__", alter_sys=True)  # imported before
         else:
             runpy.run_path(str(ROOT / name), run_name="__main__")
     return parsed.value.args[0]

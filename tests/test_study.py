@@ -188,7 +188,8 @@ def test_every_method_is_reported_on_the_seeds_that_are_promised(all_rows):
     for method in METHODS:
         promised = 8 if method in demo.study.MAIN else 4
         assert len(results.by_seed("style", method)) == promised
-    assert len(results.by_seed("own", "grpo")) == len(results.by_seed("weak", "oswft")) == 4
+    assert len(results.by_seed("own", "sft")) == len(results.by_seed("weak", "oswft")) == 4
+    assert results.by_seed("own", "grpo").keys() == results.by_seed("style", "grpo").keys()
     rate, steps = results.setting("style", "grpo")
     assert results.setting("style", "grpo", "tenfold") == (pytest.approx(10 * rate), steps)
 
