@@ -24,6 +24,7 @@ import tyro
 from data import InputError, atomic_write, get_fields, parse_row
 from demo.study import (
     CHOOSING_SEEDS,
+    LONG,
     MAIN,
     METHODS,
     OTHERS,
@@ -54,6 +55,7 @@ TITLES = {
 PURPOSES = {  # of settings
     "best": "",
     "same": " at OSW-FT's settings",
+    "long": f" for {LONG[1]} steps",
     "epoch": " within one epoch",
     "flops": " with as many FLOPs",
     "trained_tokens": " with as many trained tokens",
@@ -155,6 +157,11 @@ class Results:
             if point["steps"] == steps
         }
 
+    def shared_seeds(self, world: str, methods: Sequence[str]) -> set[int]:
+        """The seeds that all of these methods have, of those that were run at all."""
+        found = [set(self.by_seed(world, method)) for method in methods]
+        return set.intersection(*(seeds for seeds in found if seeds)) if any(found) else set(SEEDS)
+
     def compare(self, a: str, b: str | None, score: str) -> Difference | None:
         """a - b over the seeds that both have, each named as "world:method@purpose"."""
         ours = self.by_seed(*parse(a))
@@ -194,16 +201,19 @@ PAPER_CLAIMS = (
     ("", "oswft", "sft@same", "retention", 1),
     ("", "oswft@demo", "sft@demo", "retention", 1),
     ("", "oswft", "sft", "retention", 1),
+    ("", "oswft", "sft@long", "retention", 1),
     ("", "oswft@epoch", "sft@epoch", "retention", 1),
     ("", "oswft", "sft@flops", "retention", 1),
     ("", "oswft", "sft@gain", "retention", 1),
     ("OSW-FT is better than SFT on the task", "oswft", "sft@same", "gain", 1),
     ("", "oswft@demo", "sft@demo", "gain", 1),
     ("", "oswft", "sft", "gain", 1),
+    ("", "oswft", "sft@long", "gain", 1),
     ("", "oswft@epoch", "sft@epoch", "gain", 1),
     ("", "oswft", "sft@flops", "gain", 1),
     ("", "oswft", "sft@trained_tokens", "gain", 1),
     ("OSW-FT is better than SFT in both together", "oswft", "sft", "balance", 1),
+    ("", "oswft", "sft@long", "balance", 1),
     ("", "oswft", "sft@flops", "balance", 1),
     ("OSW-FT keeps pass@k better than GRPO", "oswft", "grpo", "pass@8", 1),
     ("", "grpo", "base", "pass@8", -1),
@@ -260,18 +270,20 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence]) -> str:
 
 
 def scores_table(results: Results, world: str, methods: Sequence[str]) -> str:
-    """Scores and costs of the methods at each of their settings, on the reported seeds."""
+    """Scores and costs of the methods at each of their settings, on the seeds that all have."""
     scores = ("gain", "retention", "pass@8", "easy", "far")
-    rows = []
+    seeds, rows = results.shared_seeds(world, methods), []
     for method in ("base", *methods):
         alike: dict[tuple, list[str]] = {}  # purposes with the same settings
         for purpose in results.settings[world].get(method, {"best": None}):
             setting = results.setting(world, method, purpose)
             alike.setdefault((setting, purpose if purpose in BETWEEN else ""), []).append(purpose)
         for ((rate, _), _), purposes in alike.items():
-            found = list(results.by_seed(world, method, purposes[0]).values())
+            own = results.by_seed(world, method, purposes[0])
+            found = [point for seed, point in own.items() if seed in seeds]
             said = ",".join(PURPOSES[purpose] for purpose in purposes if purpose != "best")
-            cells = [TITLES[method] + said]
+            best = ", at its best and" if said and "best" in purposes else ""
+            cells = [TITLES[method] + best + said]
             if not found:
                 rows.append([*cells, NO_RUNS, *[""] * 9])
                 continue
@@ -365,15 +377,18 @@ MARKERS = dict(zip(MAIN, "osD^", strict=True))
 
 
 def draw_front(results: Results, path: Path) -> None:
-    """Gain and retention along the runs of each method at its best rate, in two worlds."""
+    """Gain and retention along the longest runs of each method at its best rate, in two worlds."""
     figure, panels = plt.subplots(1, 2, figsize=(9, 3.9), sharey=True)
     titles = {"style": "expert in another style", "own": "expert in the model's own style"}
     for axes, (world, name) in zip(panels, titles.items(), strict=True):
+        seeds = results.shared_seeds(world, MAIN)
         for method in MAIN:
-            rate, last = results.setting(world, method)
+            rate, _ = results.setting(world, method)
+            reported = results.settings[world].get(method, {}).values()
+            last = max((steps for other, steps in reported if other == rate), default=0)
             runs: dict[int, list[dict]] = {}
-            for curve in results.curves(world, method, rate).values():
-                for point in curve:
+            for seed, curve in results.curves(world, method, rate).items():
+                for point in curve if seed in seeds else ():
                     runs.setdefault(point["steps"], []).append(point)
             if last in runs:
                 draw_curve(axes, method, [runs[n] for n in sorted(runs) if n <= last])
