@@ -57,16 +57,19 @@ PURPOSES = {  # of settings
     "same": " at OSW-FT's settings",
     "long": f" for {LONG[1]} steps",
     "epoch": " within one epoch",
-    "flops": " with as many FLOPs",
+    "TFLOPs": " with as many FLOPs",
     "trained_tokens": " with as many trained tokens",
     "gain": " at equal gain",
     "demo": " at the demo's settings",
     "tenfold": " at ten times the rate",
 }
-BETWEEN = ("flops", "trained_tokens", "gain")  # where a curve has reached what OSW-FT has
+BETWEEN = ("TFLOPs", "trained_tokens", "gain")  # where a curve has reached what OSW-FT has
 # Student's t of 95 %, by degrees of freedom
 T_95 = dict(enumerate((12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262), start=1))
 NO_RUNS = "not run, or not reached"
+TOKENS = ("trained_tokens", "sampled_tokens")
+EFFECTS = ("gain", "retention", "balance", "pass@8", "TFLOPs")
+SPREAD = ("expert's style", "KL")  # in answers to the retention tiers
 WINDOW = 8  # optimizer steps over which weights are averaged
 
 
@@ -82,6 +85,14 @@ class Difference:
     half_width: float
     p: float
     seeds: int
+
+    def text(self, digits: int) -> str:
+        return f"{self.mean:+.{digits}f} ± {self.half_width:.{digits}f}"
+
+    def cell(self, digits: int) -> str:
+        """The interval and p; bold if zero is outside."""
+        text = f"{self.text(digits)} ({self.p:.3f})"
+        return f"**{text}**" if abs(self.mean) > self.half_width else text
 
     def verdict(self, expected: int, digits: int = 1) -> str:
         """Whether the claim holds; the interval, if that contains zero or nothing was claimed.
@@ -157,6 +168,12 @@ class Results:
             if point["steps"] == steps
         }
 
+    def shown_setting(self, name: str) -> str:
+        """Learning rate and steps; steps are a mean where curves are compared along the way."""
+        found = self.by_seed(*parse(name)).values()
+        rate, _ = self.setting(*parse(name))
+        return f"{rate:g}, {np.mean([p['steps'] for p in found]):.0f}" if rate and found else ""
+
     def shared_seeds(self, world: str, methods: Sequence[str]) -> set[int]:
         """The seeds that all of these methods have, of those that were run at all."""
         found = [set(self.by_seed(world, method)) for method in methods]
@@ -193,71 +210,105 @@ def title(name: str) -> str:
 # ------------------------------------------------------------------------------------------------
 # Claims: what is said, a, b, the score in which a - b decides it, and its expected sign, or 0
 
-PAPER_CLAIMS = (
+CLAIMS = (
     ("SFT harms what it does not show", "sft", "base", "retention", -1),
     ("", "sft@same", "base", "retention", -1),
     ("", "sft@demo", "base", "retention", -1),
-    ("OSW-FT preserves it", "oswft", "base", "retention", 0),
-    ("", "oswft", "sft@same", "retention", 1),
+    ("OSW-FT does not harm it", "oswft", "base", "retention", 1),
+    ("OSW-FT harms it less than SFT", "oswft", "sft@same", "retention", 1),
     ("", "oswft@demo", "sft@demo", "retention", 1),
+    ("", "oswft@long", "sft@long", "retention", 1),
     ("", "oswft", "sft", "retention", 1),
-    ("", "oswft", "sft@long", "retention", 1),
-    ("", "oswft@epoch", "sft@epoch", "retention", 1),
-    ("", "oswft", "sft@flops", "retention", 1),
-    ("", "oswft", "sft@gain", "retention", 1),
     ("OSW-FT is better than SFT on the task", "oswft", "sft@same", "gain", 1),
     ("", "oswft@demo", "sft@demo", "gain", 1),
+    ("", "oswft@long", "sft@long", "gain", 1),
     ("", "oswft", "sft", "gain", 1),
-    ("", "oswft", "sft@long", "gain", 1),
-    ("", "oswft@epoch", "sft@epoch", "gain", 1),
-    ("", "oswft", "sft@flops", "gain", 1),
-    ("", "oswft", "sft@trained_tokens", "gain", 1),
-    ("OSW-FT is better than SFT in both together", "oswft", "sft", "balance", 1),
-    ("", "oswft", "sft@long", "balance", 1),
-    ("", "oswft", "sft@flops", "balance", 1),
-    ("OSW-FT keeps pass@k better than GRPO", "oswft", "grpo", "pass@8", 1),
-    ("", "grpo", "base", "pass@8", -1),
-    ("Soft weights are better than hard ones", "oswft", "hard@same", "balance", 1),
+    ("OSW-FT has a higher pass@k than SFT", "oswft", "sft@same", "pass@8", 1),
+    ("", "oswft", "sft", "pass@8", 1),
+    ("OSW-FT has a higher pass@k than GRPO", "oswft", "grpo", "pass@8", 1),
+    ("GRPO lowers pass@k", "grpo", "base", "pass@8", -1),
+    ("Soft weights are better than hard ones", "oswft-k4@same", "hard@same", "balance", 1),
     ("Hard weights are better than random ones", "hard@same", "random@same", "balance", 1),
-    ("K = 2 is enough", "oswft-k1@same", "oswft", "balance", 0),
-    ("", "oswft-k4@same", "oswft", "balance", 0),
+    ("K = 1 is worse than K = 2", "oswft-k1@same", "oswft", "balance", -1),
+    ("More than K = 2 adds little", "oswft-k4@same", "oswft", "balance", 0),
     ("", "oswft-k8@same", "oswft", "balance", 0),
     ("The weights fall", "oswft", None, "change of weights", -1),
     ("They are lower for a stronger base", "oswft", "weak:oswft", "first weights", -1),
-    ("GRPO collapses at ten times the rate", "grpo@tenfold", "grpo", "gain", -1),
-    ("", "grpo@tenfold", "grpo", "retention", -1),
-    ("OSW-FT costs little more than SFT", "oswft@demo", "sft@demo", "TFLOPs", 0),
-    ("and much less than GRPO", "oswft@demo", "grpo@demo", "TFLOPs", -1),
+    ("At ten times the rate GRPO's reward collapses", "grpo@tenfold", "base", "gain", -1),
+    ("", "grpo@tenfold", "grpo", "gain", -1),
+    ("OSW-FT costs no more than SFT", "oswft", "sft@same", "TFLOPs", -1),
+    ("OSW-FT costs less than GRPO", "oswft", "grpo", "TFLOPs", -1),
 )
-OUR_QUESTIONS = (
-    ("GRPO or OSW-FT?", "oswft", "grpo", "gain", 0),
-    ("", "oswft", "grpo", "retention", 0),
-    ("", "oswft", "grpo", "balance", 0),
-    ("Is one offline pass as good?", "static@same", "oswft", "gain", 0),
-    ("", "static@same", "oswft", "retention", 0),
-    ("", "static@demo", "oswft@demo", "balance", 0),
-    ("Does DFT do the same?", "dft", "sft", "gain", 0),
-    ("", "dft", "sft", "retention", 0),
-    ("What if the expert has the base's style?", "own:sft@same", "own:base", "retention", 0),
-    ("", "own:oswft", "own:sft@same", "gain", 0),
-    ("", "own:oswft", "own:sft@same", "retention", 0),
-    ("What if the base is weak?", "weak:oswft", "weak:sft@same", "gain", 0),
-    ("", "weak:oswft", "weak:sft@same", "retention", 0),
+RIVALS = (  # what is compared, a, b
+    ("At equal settings", "oswft", "sft@same"),
+    ("", "oswft@demo", "sft@demo"),
+    ("", "oswft@long", "sft@long"),
+    ("Each at its best", "oswft", "sft"),
+    ("", "oswft@epoch", "sft@epoch"),
+    ("", "oswft", "sft@long"),
+    ("At equal cost", "oswft", "sft@trained_tokens"),
+    ("", "oswft", "sft@TFLOPs"),
+    ("At equal gain", "oswft", "sft@gain"),
+)
+QUESTIONS = (  # what is asked, a, b
+    ("Is one pass of weights as good?", "static@same", "oswft"),
+    ("", "static@long", "oswft@long"),
+    ("Is it better than SFT?", "static", "sft"),
+    ("", "static", "sft@long"),
+    ("GRPO or OSW-FT?", "grpo", "oswft"),
+    ("GRPO or SFT?", "grpo", "sft"),
+    ("What does GRPO's tenfold rate do?", "grpo@tenfold", "grpo"),
+    ("Soft or hard weights (K = 4)?", "oswft-k4@same", "hard@same"),
+    ("Hard or random weights?", "hard@same", "random@same"),
+    ("Random weights or SFT?", "random@same", "sft@same"),
+    ("K = 1, 4, 8 or 2?", "oswft-k1@same", "oswft"),
+    ("", "oswft-k4@same", "oswft"),
+    ("", "oswft-k8@same", "oswft"),
+    ("DFT or SFT?", "dft", "sft"),
+    ("What if the expert has the base's style?", "own:sft", "own:base"),
+    ("", "own:oswft", "own:sft"),
+    ("", "own:static", "own:sft"),
+    ("", "own:grpo", "own:sft"),
+    ("What if the base is weak?", "weak:sft", "weak:base"),
+    ("", "weak:oswft", "weak:sft@same"),
+    ("", "weak:oswft", "weak:sft"),
+)
+MECHANISM = (  # what is said, a, b
+    ("SFT spreads the expert's style", "sft@demo", "base"),
+    ("OSW-FT spreads less of it", "oswft@demo", "sft@demo"),
+    ("", "oswft", "sft@same"),
+    ("Does GRPO spread it?", "grpo@demo", "base"),
+    ("", "grpo@tenfold", "base"),
 )
 
 
-def claims_table(results: Results, claims: Sequence[tuple]) -> str:
+def claims_table(results: Results) -> str:
     rows = []
-    for text, a, b, score, expected in claims:
+    for text, a, b, score, expected in CLAIMS:
         cells = [text, title(a) + (f" − {title(b)}" if b else ""), score]
         if found := results.compare(a, b, score):
             digits = 2 if score == "TFLOPs" else 1
-            mean = f"{found.mean:+.{digits}f} ± {found.half_width:.{digits}f}"
-            cells += [mean, f"{found.p:.3f}", found.seeds]
+            cells += [found.text(digits), f"{found.p:.3f}", found.seeds]
             rows.append([*cells, found.verdict(expected, digits)])
         else:
             rows.append([*cells, "", "", "", NO_RUNS])
     return markdown(["", "difference", "of", "mean, 95 %", "p", "seeds", "verdict"], rows)
+
+
+def differences_table(
+    results: Results, questions: Sequence[tuple[str, str, str]], scores: Sequence[str]
+) -> str:
+    """a - b in several scores; bold where the interval does not contain zero."""
+    rows = []
+    for text, a, b in questions:
+        settings = [setting for name in (a, b) if (setting := results.shown_setting(name))]
+        cells, seeds = [text, f"{title(a)} − {title(b)}", " / ".join(settings)], 0
+        for score in scores:
+            found = results.compare(a, b, score)
+            cells.append(found.cell(2 if score == "TFLOPs" else 1) if found else "")
+            seeds = found.seeds if found else seeds
+        rows.append([*cells, seeds or NO_RUNS])
+    return markdown(["", "difference", "rate, steps", *scores, "seeds"], rows)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -296,9 +347,6 @@ def scores_table(results: Results, world: str, methods: Sequence[str]) -> str:
     return markdown(["method", "learning rate, steps", *scores, *costs], rows)
 
 
-TOKENS = ("trained_tokens", "sampled_tokens")
-
-
 def sweep_table(results: Results, world: str, methods: Sequence[str]) -> str:
     """Gain / retention of every setting that was tried, means over the choosing seeds."""
     tried: dict[tuple, list[dict]] = {}
@@ -317,6 +365,22 @@ def sweep_table(results: Results, world: str, methods: Sequence[str]) -> str:
         if any(cells):
             rows.append([TITLES[method], f"{rate:g}", *cells])
     return markdown(["method", "learning rate", *(f"{steps} steps" for steps in STEPS)], rows)
+
+
+def choice_table(results: Results) -> str:
+    """The chosen settings' scores on the seeds that chose them, and on those that are reported."""
+    rows = []
+    for method in MAIN:
+        setting = results.setting("style", method)
+        at = [p for p in results.points if (p["world"], p["method"]) == ("style", method)]
+        at = [point for point in at if (point["rate"], point["steps"]) == setting]
+        cells = []
+        for seeds in (CHOOSING_SEEDS, SEEDS):
+            own = [point for point in at if point["seed"] in seeds]
+            means = (np.mean([p[key] for p in own]) for key in EFFECTS[:3] if own)
+            cells.append(" / ".join(f"{mean:.1f}" for mean in means))
+        rows.append([TITLES[method], results.shown_setting(method), *cells])
+    return markdown(["method", "rate, steps", "choosing seeds", "reported seeds"], rows)
 
 
 def bases_table(results: Results) -> str:
@@ -350,12 +414,15 @@ def runs_table(results: Results) -> str:
 
 TABLES: dict[str, Callable[[Results], str]] = {
     "bases": bases_table,
-    "claims": lambda results: claims_table(results, PAPER_CLAIMS),
-    "questions": lambda results: claims_table(results, OUR_QUESTIONS),
+    "claims": claims_table,
+    "rivals": lambda results: differences_table(results, RIVALS, EFFECTS),
+    "questions": lambda results: differences_table(results, QUESTIONS, EFFECTS),
+    "mechanism": lambda results: differences_table(results, MECHANISM, SPREAD),
     "main": lambda results: scores_table(results, "style", MAIN),
     "others": lambda results: scores_table(results, "style", OTHERS),
     "own": lambda results: scores_table(results, "own", MAIN),
     "weak": lambda results: scores_table(results, "weak", MAIN[:2]),
+    "choice": choice_table,
     "runs": runs_table,
     "sweep": lambda results: sweep_table(results, "style", tuple(METHODS)),
     "sweep-own": lambda results: sweep_table(results, "own", MAIN),

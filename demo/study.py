@@ -78,6 +78,8 @@ SCORES = {  # name -> tiers, and what is averaged over them
     "gain": (GAIN, "pass@1"),
     "retention": (RETENTION, "pass@1"),
     "pass@8": (GAIN, "pass@8"),
+    "expert's style": (RETENTION, "scratch"),
+    "KL": (RETENTION, "kl"),
     **{tier: ((tier,), "pass@1") for tier in TIERS},
 }
 BATCH, NUM_TRAIN, PROMPT_TOKENS = 128, 4096, 17  # queries, problems, and tokens of a prompt
@@ -128,14 +130,11 @@ def job_of(row: dict) -> Job:
 
 SETTINGS = {  # what may not change while a study grows
     "bases": {name: str(base) for name, base in BASES.items()},
+    "worlds": WORLDS,
     "tiers": TIERS,
     "train_mix": TRAIN_MIX,
     "samples": [NUM_SAMPLES, OFFLINE_SAMPLES],
-    "commands": [
-        Job(world, method, 1e-4, 144, 0).command(Path())
-        for world in WORLDS
-        for method in ("base", *METHODS)
-    ],
+    **{name: Job("style", name, 1e-4, 144, 0).command(Path()) for name in ("base", *METHODS)},
 }
 
 
@@ -157,7 +156,7 @@ def sweep(world: str, methods: Sequence[str], seeds: Sequence[int]) -> list[Job]
 
 
 def points(rows: Sequence[dict]) -> list[dict]:
-    """Every scored checkpoint, flat: its run's settings, its costs, and scores in percent.
+    """Every scored checkpoint, flat: its run's settings, its costs, scores in percent, KL in nats.
 
     `balance`, by which settings are chosen, is the mean of gain and retention. A base, and GRPO,
     which reads no solution, is in every world that starts from it. Of two runs at one learning
@@ -169,12 +168,13 @@ def points(rows: Sequence[dict]) -> list[dict]:
         same_base = [world for world in WORLDS if WORLDS[world][0] == base]
         for checkpoint in row["checkpoints"]:
             means = {
-                name: 100 * sum(checkpoint["tiers"][tier][score] for tier in tiers) / len(tiers)
+                name: sum(checkpoint["tiers"][tier][score] for tier in tiers)
+                * (1 if score == "kl" else 100)
+                / len(tiers)
                 for name, (tiers, score) in SCORES.items()
             }
             means["balance"] = (means["gain"] + means["retention"]) / 2
-            means["flops"] = count_flops(row, checkpoint)
-            means["TFLOPs"] = means["flops"] / 1e12
+            means["TFLOPs"] = count_flops(row, checkpoint) / 1e12
             for world in same_base if row["method"] in ("base", "grpo") else [row["world"]]:
                 point = {**row, **checkpoint, **means, "world": world}
                 found[world, row["method"], row["rate"], point["steps"], row["seed"]] = point
@@ -215,16 +215,32 @@ def along(curve: Sequence[dict], key: str, value: float) -> dict | None:
     for before, after in itertools.pairwise(curve):
         if before[key] <= value <= after[key]:
             share = (value - before[key]) / ((after[key] - before[key]) or 1)
-            costs = ("flops", "TFLOPs", "trained_tokens", "sampled_tokens", "steps")
+            costs = ("TFLOPs", "trained_tokens", "sampled_tokens", "steps")
             names = (*SCORES, "balance", *costs)
             return {name: before[name] + share * (after[name] - before[name]) for name in names}
     return None
 
 
+def sweep_curves(
+    found: Sequence[dict], world: str, method: str
+) -> dict[float, dict[int, list[dict]]]:
+    """The curves from which settings are chosen: of choosing seeds whose sweep is complete."""
+    rates = curves(found, world, method, CHOOSING_SEEDS)
+    complete = [
+        seed
+        for seed in CHOOSING_SEEDS
+        if all(
+            rates.get(rate, {}).get(seed, [{"steps": 0}])[-1]["steps"] >= steps
+            for rate, steps in grid(method).items()
+        )
+    ]
+    return {rate: {seed: rates[rate][seed] for seed in complete} for rate in grid(method)}
+
+
 def mean_balances(found: Sequence[dict], world: str, method: str) -> dict[tuple, float]:
     """(learning rate, steps) -> mean balance, over the choosing seeds alone."""
     balances: dict[tuple[float, int], list[float]] = {}
-    for rate, by_seed in curves(found, world, method, CHOOSING_SEEDS).items():
+    for rate, by_seed in sweep_curves(found, world, method).items():
         for point in itertools.chain.from_iterable(curve[1:] for curve in by_seed.values()):
             balances.setdefault((rate, point["steps"]), []).append(point["balance"])
     return {setting: sum(own) / len(own) for setting, own in balances.items()}
@@ -235,12 +251,12 @@ def choose_rate(found: Sequence[dict], world: str, method: str, key: str, best: 
 
     On the choosing seeds alone; a rate whose curve ends before that is left out.
     """
-    ours = curves(found, world, "oswft", CHOOSING_SEEDS)[best[0]]
+    ours = sweep_curves(found, world, "oswft")[best[0]]
     targets = {seed: p[key] for seed, curve in ours.items() for p in curve if p["steps"] == best[1]}
     means = {}
-    for rate, by_seed in curves(found, world, method, CHOOSING_SEEDS).items():
-        reached = [along(curve, key, targets[seed]) for seed, curve in by_seed.items()]
-        if all(reached):
+    for rate, by_seed in sweep_curves(found, world, method).items():
+        reached = [along(by_seed[seed], key, targets[seed]) for seed in by_seed if seed in targets]
+        if reached and all(reached):
             means[rate] = sum(point["balance"] for point in reached) / len(reached)
     return max(means, key=means.get, default=0.0)
 
@@ -250,7 +266,7 @@ def settings_of(found: Sequence[dict], world: str, method: str) -> dict[str, tup
 
     best: of all that was tried, but LONG. same: OSW-FT's best. In the main world also: tenfold:
     GRPO's best, at ten times the learning rate. demo: the demo's. long: LONG. epoch: the best
-    within one epoch, as the paper trains. trained_tokens, flops, gain: the rate that is best where
+    within one epoch, as the paper trains. trained_tokens, TFLOPs, gain: the rate that is best where
     a curve has spent, or gained, as much as OSW-FT.
     """
     balances, ours = (mean_balances(found, world, name) for name in (method, "oswft"))
@@ -271,7 +287,7 @@ def settings_of(found: Sequence[dict], world: str, method: str) -> dict[str, tup
         short = {setting: mean for setting, mean in balances.items() if setting[1] <= EPOCH}
         settings["epoch"] = max(short, key=short.get)
     if method == "sft":
-        for key in ("trained_tokens", "flops", "gain"):
+        for key in ("trained_tokens", "TFLOPs", "gain"):
             rate = choose_rate(found, world, method, key, oswft_best)
             settings[key] = (rate, grid(method).get(rate, 0))
     return settings
@@ -298,14 +314,11 @@ def report_jobs(
 def all_settings(rows: Sequence[dict]) -> dict[str, dict[str, dict]]:
     """World -> method -> purpose -> (learning rate, steps), as far as the sweeps are done."""
     found = points(rows)
-    tried = {
-        (point["world"], point["method"]) for point in found if point["seed"] in CHOOSING_SEEDS
-    }
     return {
         world: {
             method: settings_of(found, world, method)
             for method in METHODS
-            if {(world, method), (world, "oswft")} <= tried
+            if mean_balances(found, world, method) and mean_balances(found, world, "oswft")
         }
         for world in WORLDS
     }
@@ -590,17 +603,18 @@ def study(output_dir: Path = Path("runs/study"), full: bool = False, workers: in
     if workers < 1:
         raise InputError(f"--workers must be at least 1, got {workers}")
     os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
-    study = Study(output_dir, workers)
-    if full:
-        for number, plan in enumerate(PARTS, start=1):
-            study.run(plan([*study.rows.values()]), f"part {number} of {len(PARTS)}")
-        settings = all_settings([*study.rows.values()])
-    else:
-        settings = json.loads(RESULTS.read_text())["settings"]
-        study.run(short_jobs(settings), "study")
-    write_results(study.rows.values(), settings, output_dir / "results.json")
-    (output_dir / "report.md").unlink(missing_ok=True)
-    report(output_dir / "results.json", output_dir / "report.md")
+    study, settings = Study(output_dir, workers), json.loads(RESULTS.read_text())["settings"]
+    try:
+        if full:
+            for number, plan in enumerate(PARTS, start=1):
+                study.run(plan([*study.rows.values()]), f"part {number} of {len(PARTS)}")
+        else:
+            study.run(short_jobs(settings), "study")
+    finally:  # also of a part
+        rows = [*study.rows.values()]
+        write_results(rows, all_settings(rows) if full else settings, output_dir / "results.json")
+        (output_dir / "report.md").unlink(missing_ok=True)
+        report(output_dir / "results.json", output_dir / "report.md")
 
 
 if __name__ == "__main__":

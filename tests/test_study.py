@@ -17,7 +17,7 @@ from transformers import Qwen3ForCausalLM
 import demo.study
 from conftest import ROOT
 from data import InputError, TokenizedExample, write_rows
-from demo.report import Results, difference, fill, report
+from demo.report import TABLES, Results, difference, fill, report
 from demo.score import OFFLINE_SAMPLES, add_weights, kl_from_base, summarize
 from demo.study import (
     BATCH,
@@ -78,11 +78,12 @@ def test_problems_are_solved_by_their_own_steps_in_both_styles(tier, style):
 
 
 def test_no_question_is_drawn_twice_and_the_mix_is_kept():
-    taken = {"1+1+1-1"}
-    examples = make_examples(400, TRAIN_MIX, np.random.default_rng(0), taken)
-    assert len({example.question for example in examples} - {"1+1+1-1"}) == 400
+    examples, taken = [], set()
+    for _ in range(2):  # the same draws, were the first ones not taken
+        examples += make_examples(2000, TRAIN_MIX, np.random.default_rng(0), taken)
+    assert len({example.question for example in examples}) == 4000
     for tier, share in TRAIN_MIX.items():
-        assert sum(example.source == tier for example in examples) == 400 * share
+        assert sum(example.source == tier for example in examples) == 4000 * share
 
 
 def test_neither_base_has_seen_the_retention_tiers_in_the_experts_style():
@@ -150,7 +151,8 @@ def test_flops_are_6_for_a_trained_token_and_2_for_one_that_is_sampled_or_read_t
     cost = {m: count_flops({"method": m, "parameters": 1}, point) for m in ("base", *METHODS)}
     prompts = 3 * BATCH * PROMPT_TOKENS
     assert cost["base"] == cost["sft"] == cost["dft"] == 620
-    assert cost["oswft"] == cost["hard"] == cost["random"] == 620 + 2 * 2 * prompts
+    assert cost["oswft"] == 620 + 2 * 2 * prompts
+    assert cost["oswft-k4"] == cost["hard"] == cost["random"] == 620 + 2 * 4 * prompts
     assert cost["oswft-k1"] == 620 + 2 * prompts and cost["grpo"] == 620 + 16 * prompts
     assert cost["static"] == 620 + 2 * 2 * NUM_TRAIN * PROMPT_TOKENS
 
@@ -231,8 +233,8 @@ def test_another_setting_or_another_machine_is_refused(tmp_path, monkeypatch):
     study.lock.close()
     (tmp_path / "rows.jsonl").write_text(json.dumps(row(Job("style", "sft", 1e-4, 24, 10))) + "\n")
     Study(tmp_path, workers=1).lock.close()
-    with monkeypatch.context() as changed, pytest.raises(InputError, match="steps"):
-        changed.setitem(demo.study.SETTINGS, "steps", [1])
+    with monkeypatch.context() as changed, pytest.raises(InputError, match="samples"):
+        changed.setitem(demo.study.SETTINGS, "samples", [1])
         Study(tmp_path, workers=1)
     with (
         monkeypatch.context() as changed,
@@ -374,6 +376,14 @@ def test_differences_are_paired_by_seed(all_rows):
     expected = [ours[seed]["retention"] - theirs[seed]["retention"] for seed in SEEDS]
     assert results.compare("oswft", "sft", "retention") == difference(expected)
     assert ours[10]["gain"] == pytest.approx(100 * ours[10]["tiers"]["hard"]["pass@1"])
+
+
+def test_any_part_of_a_study_has_settings_and_tables(all_rows):
+    for part in range(len(all_rows)):
+        rows = all_rows[:part]
+        results = Results(rows, all_settings(rows))
+        if part % 20 == 0:
+            assert all(table(results) for table in TABLES.values())
 
 
 @pytest.mark.parametrize("share", [0.2, 1])
