@@ -444,11 +444,14 @@ MARKERS = dict(zip(MAIN, "osD^", strict=True))
 
 
 def draw_front(results: Results, path: Path) -> None:
-    """Gain and retention along the longest runs of each method at its best rate, in two worlds."""
+    """Gain and retention along the longest runs of each method at its best rate, in two worlds.
+
+    In the corner, in the method's color: the tokens trained on / sampled up to the end.
+    """
     figure, panels = plt.subplots(1, 2, figsize=(9, 3.9), sharey=True)
     titles = {"style": "expert in another style", "own": "expert in the model's own style"}
     for axes, (world, name) in zip(panels, titles.items(), strict=True):
-        seeds = results.shared_seeds(world, MAIN)
+        seeds, ends = results.shared_seeds(world, MAIN), {}
         for method in MAIN:
             rate, _ = results.setting(world, method)
             reported = results.settings[world].get(method, {}).values()
@@ -459,7 +462,15 @@ def draw_front(results: Results, path: Path) -> None:
                     runs.setdefault(point["steps"], []).append(point)
             if last in runs:
                 draw_curve(axes, method, [runs[n] for n in sorted(runs) if n <= last])
-        axes.set(title=name, xlabel="gain: pass@1 on the trained tiers middle and hard (%)")
+                ends[method] = runs[last]
+        for height, method in enumerate(reversed(ends)):
+            spent = " / ".join(
+                f"{np.mean([p[key] for p in ends[method]]) / 1e3:.0f}" for key in TOKENS
+            )
+            place = {"transform": axes.transAxes, "fontsize": 8, "color": COLORS[method]}
+            axes.text(0.03, 0.04 + 0.06 * height, f"{spent} k tokens", **place)
+        label = "gain: pass@1 on the trained tiers middle and hard (%)"
+        axes.set(title=name, xlabel=label, ylim=(None, 102))
     panels[0].set_ylabel("retention: pass@1 on tiers\nnever trained on, keep and long (%)")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=5)
@@ -468,7 +479,7 @@ def draw_front(results: Results, path: Path) -> None:
 
 
 def draw_curve(axes, method: str, runs: list[list[dict]]) -> None:
-    """From the base through a method's checkpoints; the last one with intervals and tokens."""
+    """From the base through a method's checkpoints; the last one with intervals."""
     x, y = ([np.mean([p[score] for p in own]) for own in runs] for score in ("gain", "retention"))
     style = {"color": COLORS[method], "marker": MARKERS[method], "markersize": 4}
     axes.plot(x, y, label=TITLES[method], **style)
@@ -477,10 +488,6 @@ def draw_curve(axes, method: str, runs: list[list[dict]]) -> None:
     if len(last) > 1:
         widths = [difference([p[key] for p in last]).half_width for key in ("retention", "gain")]
         axes.errorbar(x[-1], y[-1], *widths, color=COLORS[method], alpha=0.4)
-    trained, sampled = (np.mean([p[key] for p in last]) / 1e3 for key in TOKENS)
-    place = {"xytext": (5, -9), "textcoords": "offset points", "fontsize": 7}
-    text = f"{trained:.0f}k / {sampled:.0f}k"
-    axes.annotate(text, (x[-1], y[-1]), color=COLORS[method], **place)
 
 
 def draw_mechanism(results: Results, path: Path) -> None:
