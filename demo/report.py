@@ -254,6 +254,7 @@ QUESTIONS = (  # what is asked, a, b
     ("Is one pass of weights as good?", "static@same", "oswft"),
     ("", "static@long", "oswft@long"),
     ("Is it better than SFT?", "static", "sft"),
+    ("", "static@long", "sft@long"),
     ("", "static", "sft@long"),
     ("GRPO or OSW-FT?", "grpo", "oswft"),
     ("GRPO or SFT?", "grpo", "sft"),
