@@ -271,7 +271,6 @@ QUESTIONS = (  # what is asked, a, b
     ("", "own:static", "own:sft"),
     ("", "own:grpo", "own:sft"),
     ("What if the base is weak?", "weak:sft", "weak:base"),
-    ("", "weak:oswft", "weak:sft@same"),
     ("", "weak:oswft", "weak:sft"),
 )
 MECHANISM = (  # what is said, a, b

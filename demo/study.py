@@ -264,15 +264,15 @@ def choose_rate(found: Sequence[dict], world: str, method: str, key: str, best: 
 def settings_of(found: Sequence[dict], world: str, method: str) -> dict[str, tuple[float, int]]:
     """The learning rate and steps at which a method is reported, by purpose.
 
-    best: of all that was tried, but LONG. same: OSW-FT's best. In the main world also: tenfold:
-    GRPO's best, at ten times the learning rate. demo: the demo's. long: LONG. epoch: the best
-    within one epoch, as the paper trains. trained_tokens, TFLOPs, gain: the rate that is best where
-    a curve has spent, or gained, as much as OSW-FT.
+    best: of all that was tried, but LONG, if the sweep is done. same: OSW-FT's best. In the main
+    world also: tenfold: GRPO's best, at ten times the learning rate. demo: the demo's. long: LONG.
+    epoch: the best within one epoch, as the paper trains. trained_tokens, TFLOPs, gain: the rate
+    that is best where a curve has spent, or gained, as much as OSW-FT.
     """
     balances, ours = (mean_balances(found, world, name) for name in (method, "oswft"))
     balances.pop(LONG, None)
-    best, oswft_best = (max(means, key=means.get) for means in (balances, ours))
-    settings = {"best": best}
+    best, oswft_best = (max(means, key=means.get, default=None) for means in (balances, ours))
+    settings = {"best": best} if best else {}
     if method not in ("grpo", "oswft"):
         settings["same"] = oswft_best
     if world != "style":
@@ -318,7 +318,8 @@ def all_settings(rows: Sequence[dict]) -> dict[str, dict[str, dict]]:
         world: {
             method: settings_of(found, world, method)
             for method in METHODS
-            if mean_balances(found, world, method) and mean_balances(found, world, "oswft")
+            if mean_balances(found, world, "oswft")
+            and (mean_balances(found, world, method) or (world == "style" and method in OTHERS))
         }
         for world in WORLDS
     }
@@ -332,8 +333,9 @@ PARTS: tuple[Callable[[Sequence[dict]], list[Job]], ...] = (
     lambda rows: report_jobs(rows, "own", MAIN[:3], SEEDS[:4]),
     lambda rows: sweep("weak", MAIN[:2], CHOOSING_SEEDS[:1]),
     lambda rows: report_jobs(rows, "weak", MAIN[:2], SEEDS[:4]),
+    lambda rows: report_jobs(rows, "style", OTHERS, SEEDS[:4]),  # at OSW-FT's settings
     lambda rows: sweep("style", OTHERS, CHOOSING_SEEDS[:1]),
-    lambda rows: report_jobs(rows, "style", OTHERS, SEEDS[:4]),
+    lambda rows: report_jobs(rows, "style", OTHERS, SEEDS[:4]),  # at their best
 )
 
 
