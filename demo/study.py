@@ -489,9 +489,9 @@ class Study:
         # of the code that is imported now, whatever is committed while it runs
         self.origin = {**provenance(), "machine": machine()}
         self.rows = {job_of(row).name: row for row in self.read()} if self.path.exists() else {}
-        others = {row["machine"] for row in self.rows.values()} - {self.origin["machine"]}
-        if others:
-            raise InputError(f"{root} holds rows of another machine ({', '.join(others)})")
+        for key in ("machine", "versions"):
+            for other in (row[key] for row in self.rows.values() if row[key] != self.origin[key]):
+                raise InputError(f"{root} holds rows of other {key}: {other}")
 
     def read(self) -> list[dict]:
         lines = self.path.read_bytes().splitlines(keepends=True)
@@ -554,6 +554,9 @@ class Study:
 
     def append(self, row: dict) -> None:
         job = job_of(row)
+        before = self.rows.get(job.name, row)  # a base whose folder was gone
+        if row["checkpoints"] != before["checkpoints"]:
+            raise InputError(f"{job.name} is not what it was: begin anew in another folder")
         self.rows[job.name] = {**row, **self.origin}
         with self.path.open("a") as out:
             out.write(json.dumps(self.rows[job.name]) + "\n")

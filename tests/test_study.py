@@ -45,6 +45,7 @@ from demo.world import BASES, TIERS, TRAIN_MIX, make_examples, solve
 from prompts import tokenize_examples
 from rollout import Completion
 
+ORIGIN = {**demo.study.provenance(), "machine": demo.study.machine()}
 PAGE, RESULTS = ROOT / "docs" / "study.md", ROOT / "docs" / "study" / "results.json"
 
 
@@ -110,7 +111,7 @@ def row(job: Job, score: float = 0.5) -> dict:
         for steps in ([0] if job.method == "base" else [s for s in STEPS if s <= job.steps])
     ]
     found = {**vars(job), "parameters": 10, "seconds": 60, "checkpoints": checkpoints}
-    found |= {"machine": demo.study.machine(), "git_commit": "0" * 40, "versions": {"torch": "2"}}
+    found |= ORIGIN
     if "oswft" in METHODS.get(job.method, ""):
         found["weights"] = {tier: [0.5] * job.steps for tier in TRAIN_MIX}
     return found
@@ -226,7 +227,7 @@ def test_an_unfinished_study_says_what_is_missing_and_does_each_run_once(tmp_pat
     assert [job.name for job in study.missing(jobs)] == ["base-usual-12", jobs[2].name]
 
 
-def test_another_setting_or_another_machine_is_refused(tmp_path, monkeypatch):
+def test_another_setting_machine_or_version_is_refused(tmp_path, monkeypatch):
     study = Study(tmp_path, workers=1)
     with pytest.raises(InputError, match="another study is running"):
         Study(tmp_path, workers=1)
@@ -236,12 +237,18 @@ def test_another_setting_or_another_machine_is_refused(tmp_path, monkeypatch):
     with monkeypatch.context() as changed, pytest.raises(InputError, match="samples"):
         changed.setitem(demo.study.SETTINGS, "samples", [1])
         Study(tmp_path, workers=1)
-    with (
-        monkeypatch.context() as changed,
-        pytest.raises(InputError, match="rows of another machin"),
-    ):
-        changed.setattr(demo.study, "machine", lambda: "another")
-        Study(tmp_path, workers=1)
+    for name, value in (("machine", "x"), ("provenance", {"versions": {"torch": "1"}})):
+        with monkeypatch.context() as changed, pytest.raises(InputError, match="rows of other "):
+            changed.setattr(demo.study, name, lambda value=value: value)
+            Study(tmp_path, workers=1)
+
+
+def test_a_base_that_comes_out_otherwise_than_before_is_refused(tmp_path):
+    study, base = Study(tmp_path, workers=1), Job("style", "base", 0.0, 0, 10)
+    study.append(row(base))
+    study.append(row(base))
+    with pytest.raises(InputError, match="is not what it was"):
+        study.append(row(base, score=0.4))
 
 
 def test_a_folder_with_something_else_is_refused_and_left_as_it_is(tmp_path):
