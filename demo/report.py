@@ -176,7 +176,8 @@ class Results:
 
     def shared_seeds(self, world: str, methods: Sequence[str]) -> set[int]:
         """The seeds that all of these methods have, of those that were run at all."""
-        found = [set(self.by_seed(world, method)) for method in methods]
+        purposes = [next(iter(self.settings[world].get(name, {})), "best") for name in methods]
+        found = [set(self.by_seed(world, *pair)) for pair in zip(methods, purposes, strict=True)]
         return set.intersection(*(seeds for seeds in found if seeds)) if any(found) else set(SEEDS)
 
     def compare(self, a: str, b: str | None, score: str) -> Difference | None:
@@ -265,7 +266,8 @@ QUESTIONS = (  # what is asked, a, b
     ("K = 1, 4, 8 or 2?", "oswft-k1@same", "oswft"),
     ("", "oswft-k4@same", "oswft"),
     ("", "oswft-k8@same", "oswft"),
-    ("DFT or SFT?", "dft", "sft"),
+    ("DFT or SFT?", "dft@same", "sft@same"),
+    ("", "dft", "sft"),
     ("What if the expert has the base's style?", "own:sft", "own:base"),
     ("", "own:oswft", "own:sft"),
     ("", "own:static", "own:sft"),
