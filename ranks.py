@@ -31,6 +31,13 @@ _left = threading.Event()
 _peers: dict[socket.socket, str] = {}  # whom this process watches: rank 0 all, the others rank 0
 
 
+def free_port() -> str:
+    """A port for MASTER_PORT that nothing on this host listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
 def share_cores() -> None:
     """Give each rank of this host its share of the cores, unless OMP_NUM_THREADS is set.
 

@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from bench.measure import goal, markdown_table, print_section, ratio, take_turns
 from bench.setup import Setup, random_rows, training_setup, training_step
 from demo.tiny import make_config, make_tokenizer, save_model
 from prompts import stop_token_ids
+from ranks import free_port
 
 PROMPT, LENGTH, BATCH, MAX_LENGTH = 24, 48, 32, 256
 CASES = {  # by label: an argument of scaling_step, and its values
@@ -47,11 +47,8 @@ def scaling_step(setup: Setup, num_rollouts: int = 2, longer: int = 1, larger: i
 
 def launch_ranks(model: Path, ranks: int, threads: int) -> float:
     """Seconds of a step over so many ranks, each with so many threads (see one_rank.py)."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     command = [str(Path(sys.executable).parent / "deepspeed"), "--num_accelerators", str(ranks)]
-    command += ["--master_port", str(port), "--module", "bench.one_rank", "--model", str(model)]
+    command += ["--master_port", free_port(), "--module", "bench.one_rank", "--model", str(model)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
     found = re.search(r"seconds ([\d.]+)", result.stdout)

@@ -10,7 +10,7 @@ that of an exact permutation test, which flips the signs of the differences.
 
 import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,22 +79,28 @@ WINDOW = 8  # optimizer steps over which weights are averaged
 
 @dataclass(frozen=True)
 class Difference:
-    """A paired difference over seeds: its mean, half of its 95 % interval, p, and the seeds."""
+    """A paired difference over seeds: its mean, half of its 95 % interval, p, and the seeds.
+
+    `digits` is how many decimals it is shown with.
+    """
 
     mean: float
     half_width: float
     p: float
     seeds: int
+    digits: int = 1
 
-    def text(self, digits: int) -> str:
-        return f"{self.mean:+.{digits}f} ± {self.half_width:.{digits}f}"
+    @property
+    def text(self) -> str:
+        return f"{self.mean:+.{self.digits}f} ± {self.half_width:.{self.digits}f}"
 
-    def cell(self, digits: int) -> str:
+    @property
+    def cell(self) -> str:
         """The interval and p; bold if zero is outside."""
-        text = f"{self.text(digits)} ({self.p:.3f})"
+        text = f"{self.text} ({self.p:.3f})"
         return f"**{text}**" if abs(self.mean) > self.half_width else text
 
-    def verdict(self, expected: int, digits: int = 1) -> str:
+    def verdict(self, expected: int) -> str:
         """Whether the claim holds; the interval, if that contains zero or nothing was claimed.
 
         Args:
@@ -102,11 +108,11 @@ class Difference:
         """
         low, high = self.mean - self.half_width, self.mean + self.half_width
         if not expected or low <= 0 <= high:
-            return f"between {low:+.{digits}f} and {high:+.{digits}f}"
+            return f"between {low:+.{self.digits}f} and {high:+.{self.digits}f}"
         return "holds" if self.mean * expected > 0 else "**the opposite holds**"
 
 
-def difference(values: Sequence[float]) -> Difference:
+def difference(values: Sequence[float], digits: int = 1) -> Difference:
     """The mean of differences, one for each seed, with its interval and its p-value."""
     x = np.array(values)
     if len(x) - 1 not in T_95:
@@ -115,7 +121,7 @@ def difference(values: Sequence[float]) -> Difference:
     signs = np.array(list(itertools.product((1, -1), repeat=len(x))))
     means = np.abs((signs * x).mean(axis=1))
     p = float((means >= abs(x.mean()) - 1e-9).mean())
-    return Difference(float(x.mean()), float(half_width), p, len(x))
+    return Difference(float(x.mean()), float(half_width), p, len(x), digits)
 
 
 def spread(values: Sequence[float]) -> str:
@@ -169,10 +175,8 @@ class Results:
         }
 
     def shown_setting(self, name: str) -> str:
-        """Learning rate and steps; steps are a mean where curves are compared along the way."""
-        found = self.by_seed(*parse(name)).values()
         rate, _ = self.setting(*parse(name))
-        return f"{rate:g}, {np.mean([p['steps'] for p in found]):.0f}" if rate and found else ""
+        return setting_text(rate, self.by_seed(*parse(name)).values())
 
     def shared_seeds(self, world: str, methods: Sequence[str]) -> set[int]:
         """The seeds that all of these methods have, of those that were run at all."""
@@ -187,7 +191,13 @@ class Results:
         both = [seed for seed in ours if seed in theirs]
         if len(both) < 2:
             return None
-        return difference([ours[seed][score] - theirs[seed][score] for seed in both])
+        values = [ours[seed][score] - theirs[seed][score] for seed in both]
+        return difference(values, digits=2 if score == "TFLOPs" else 1)
+
+
+def setting_text(rate: float, found: Collection[dict]) -> str:
+    """Learning rate and steps; steps are a mean where curves are compared along the way."""
+    return f"{rate:g}, {np.mean([p['steps'] for p in found]):.0f}" if rate and found else ""
 
 
 def mean_weights(row: dict) -> np.ndarray:
@@ -289,9 +299,8 @@ def claims_table(results: Results) -> str:
     for text, a, b, score, expected in CLAIMS:
         cells = [text, title(a) + (f" − {title(b)}" if b else ""), score]
         if found := results.compare(a, b, score):
-            digits = 2 if score == "TFLOPs" else 1
-            cells += [found.text(digits), f"{found.p:.3f}", found.seeds]
-            rows.append([*cells, found.verdict(expected, digits)])
+            cells += [found.text, f"{found.p:.3f}", found.seeds]
+            rows.append([*cells, found.verdict(expected)])
         else:
             rows.append([*cells, "", "", "", NO_RUNS])
     return markdown(["", "difference", "of", "mean, 95 %", "p", "seeds", "verdict"], rows)
@@ -307,7 +316,7 @@ def differences_table(
         cells, seeds = [text, f"{title(a)} − {title(b)}", " / ".join(settings)], 0
         for score in scores:
             found = results.compare(a, b, score)
-            cells.append(found.cell(2 if score == "TFLOPs" else 1) if found else "")
+            cells.append(found.cell if found else "")
             seeds = found.seeds if found else seeds
         rows.append([*cells, seeds or NO_RUNS])
     return markdown(["", "difference", "rate, steps", *scores, "seeds"], rows)
@@ -340,8 +349,8 @@ def scores_table(results: Results, world: str, methods: Sequence[str]) -> str:
             if not found:
                 rows.append([*cells, NO_RUNS, *[""] * 9])
                 continue
-            mean = {key: np.mean([p[key] for p in found]) for key in (*TOKENS, "TFLOPs", "steps")}
-            cells += [f"{rate:g}, {mean['steps']:.0f}" if rate else ""]
+            mean = {key: np.mean([p[key] for p in found]) for key in (*TOKENS, "TFLOPs")}
+            cells += [setting_text(rate, found)]
             cells += [spread([point[score] for point in found]) for score in scores]
             cells += [f"{mean[key] / 1e3:.0f}" for key in TOKENS]
             rows.append([*cells, f"{mean['TFLOPs']:.2f}", len(found)])

@@ -20,7 +20,6 @@ import re
 import runpy
 import shlex
 import shutil
-import socket
 import sys
 import threading
 import time
@@ -42,6 +41,7 @@ from demo.score import (
     score,
 )
 from demo.world import BASES, GAIN, RETENTION, TIERS, TRAIN_MIX
+from ranks import free_port
 from run import differences, provenance, read_args, write_args
 
 SEEDS = tuple(range(10, 18))  # reported: no setting was chosen on them
@@ -63,7 +63,8 @@ METHODS = {
     "random": "train_oswft.py --num_rollouts 4 --weighting random",
     "dft": "train_sft.py --objective dft",
 }
-MAIN = ("sft", "oswft", "static", "grpo")
+SUPERVISED = ("sft", "oswft", "static")
+MAIN = (*SUPERVISED, "grpo")
 OTHERS = tuple(name for name in METHODS if name not in MAIN)
 STEPS = (24, 48, 72, 144, 288)  # checkpoints that are scored, multiples of the first
 EPOCH = 32  # steps, of 128 queries each
@@ -262,7 +263,7 @@ def choose_rate(found: Sequence[dict], world: str, method: str, key: str, best: 
 
 
 def settings_of(found: Sequence[dict], world: str, method: str) -> dict[str, tuple[float, int]]:
-    """The learning rate and steps at which a method is reported, by purpose.
+    """The learning rate and steps at which a method is reported, by purpose; none before sweeps.
 
     best: of all that was tried, but LONG, if the sweep is done. same: OSW-FT's best. In the main
     world also: tenfold: GRPO's best, at ten times the learning rate. demo: the demo's. long: LONG.
@@ -270,6 +271,8 @@ def settings_of(found: Sequence[dict], world: str, method: str) -> dict[str, tup
     that is best where a curve has spent, or gained, as much as OSW-FT.
     """
     balances, ours = (mean_balances(found, world, name) for name in (method, "oswft"))
+    if not ours or not (balances or (world == "style" and method in OTHERS)):
+        return {}
     balances.pop(LONG, None)
     best, oswft_best = (max(means, key=means.get, default=None) for means in (balances, ours))
     settings = {"best": best} if best else {}
@@ -281,7 +284,7 @@ def settings_of(found: Sequence[dict], world: str, method: str) -> dict[str, tup
         settings["tenfold"] = (float(f"{10 * best[0]:g}"), best[1])
     if method in MAIN:
         settings["demo"] = DEMO
-    if method in ("sft", "oswft", "static"):
+    if method in SUPERVISED:
         settings["long"] = LONG
     if method in ("sft", "oswft"):
         short = {setting: mean for setting, mean in balances.items() if setting[1] <= EPOCH}
@@ -316,10 +319,9 @@ def all_settings(rows: Sequence[dict]) -> dict[str, dict[str, dict]]:
     found = points(rows)
     return {
         world: {
-            method: settings_of(found, world, method)
+            method: settings
             for method in METHODS
-            if mean_balances(found, world, "oswft")
-            and (mean_balances(found, world, method) or (world == "style" and method in OTHERS))
+            if (settings := settings_of(found, world, method))
         }
         for world in WORLDS
     }
@@ -329,8 +331,8 @@ def all_settings(rows: Sequence[dict]) -> dict[str, dict[str, dict]]:
 PARTS: tuple[Callable[[Sequence[dict]], list[Job]], ...] = (
     lambda rows: sweep("style", MAIN, CHOOSING_SEEDS),
     lambda rows: report_jobs(rows, "style", MAIN, SEEDS),
-    lambda rows: sweep("own", MAIN[:3], CHOOSING_SEEDS[:1]),  # GRPO's runs would be the same ones
-    lambda rows: report_jobs(rows, "own", MAIN[:3], SEEDS[:4]),
+    lambda rows: sweep("own", SUPERVISED, CHOOSING_SEEDS[:1]),  # GRPO's runs would be the same ones
+    lambda rows: report_jobs(rows, "own", SUPERVISED, SEEDS[:4]),
     lambda rows: sweep("weak", MAIN[:2], CHOOSING_SEEDS[:1]),
     lambda rows: report_jobs(rows, "weak", MAIN[:2], SEEDS[:4]),
     lambda rows: report_jobs(rows, "style", OTHERS, SEEDS[:4]),  # at OSW-FT's settings
@@ -383,11 +385,9 @@ def _end_with_parent() -> None:
 
 def run_command(command: str) -> None:
     """Run a command as its only rank, without the launcher or Python's imports."""
-    with socket.socket() as probe:  # a port of its own: DeepSpeed names shared memory after it
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    # a port of its own: DeepSpeed names shared memory after it
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     program, *sys.argv = shlex.split(command)
     if program == "deepspeed":
         runpy.run_path(str(Path(__file__).parent.parent / sys.argv[0]), run_name="__main__")
@@ -490,8 +490,9 @@ class Study:
         self.origin = {**provenance(), "machine": machine()}
         self.rows = {job_of(row).name: row for row in self.read()} if self.path.exists() else {}
         for key in ("machine", "versions"):
-            for other in (row[key] for row in self.rows.values() if row[key] != self.origin[key]):
-                raise InputError(f"{root} holds rows of other {key}: {other}")
+            others = [row[key] for row in self.rows.values() if row[key] != self.origin[key]]
+            if others:
+                raise InputError(f"{root} holds rows of other {key}: {others[0]}")
 
     def read(self) -> list[dict]:
         lines = self.path.read_bytes().splitlines(keepends=True)

@@ -3,7 +3,6 @@
 import fcntl
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,9 @@ import torch.distributed as dist
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared"
 sys.path.insert(0, str(ROOT))
+
+from ranks import free_port  # noqa: E402 (found only now)
+
 # Tests run side by side: threads that spin while they wait would take the cores from each other.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
@@ -82,12 +84,6 @@ def one_rank(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 def start(script: str, *args, ranks: int = 1, **popen) -> subprocess.Popen:

@@ -419,6 +419,11 @@ def test_theorem_2_holds_there_if_t_is_at_most_a_quarter_of_s_squared(every):
     assert 0.1 < descent.left < repaired < descent.theorem_2(steps, CYCLE_GAP, CYCLE_BOUND)
 
 
+def test_theorem_2_holds_there_for_t_up_to_s_squared_as_well():
+    descent = descend(CYCLE, steps=2_500, every=50)
+    assert 0.1 < descent.left < descent.theorem_2(2_500, CYCLE_GAP, CYCLE_BOUND)
+
+
 def test_what_a_cycle_gains_it_loses_when_the_weights_change(cycle):
     """The switching cost, which the theorem leaves out, is all of the left side."""
     per_step = cycle.switching / 100_000**0.5
@@ -435,6 +440,8 @@ def test_the_repaired_bound_holds(world, every):
     assert abs(descent.left * 2_500**0.5 - gained) <= curvature
     assert descent.left <= descent.repaired(2_500, every)
     sampled = descend(world, 2_500, every, sample=True)
+    once = -sampled.first + sampled.smoothness * sampled.sigma2 / 2
+    assert sampled.left <= (once + sampled.switching) / 2_500**0.5
     assert sampled.left <= sampled.repaired(2_500, every)
 
 
