@@ -11,6 +11,7 @@ REQUIREMENTS := $(shell nvidia-smi -L >/dev/null 2>&1 && echo requirements.txt |
 INSTALLED := .venv/installed-$(REQUIREMENTS)
 BENCH_INSTALLED := .venv/installed-requirements-bench.txt
 LOGGERS_INSTALLED := .venv/installed-requirements-loggers.txt
+RECIPES_INSTALLED := .venv/installed-requirements-recipes.txt
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 .PHONY: install demo study test bench soak lint
@@ -35,7 +36,7 @@ $(INSTALLED): $(REQUIREMENTS)
 	$(UV_INSTALL)
 	@touch $@
 
-$(BENCH_INSTALLED) $(LOGGERS_INSTALLED): .venv/installed-%: % $(INSTALLED)
+$(BENCH_INSTALLED) $(LOGGERS_INSTALLED) $(RECIPES_INSTALLED): .venv/installed-%: % $(INSTALLED)
 	$(UV_INSTALL) -r $<
 	@touch $@
 

@@ -86,11 +86,11 @@ def one_rank(tmp_path):
     dist.destroy_process_group()
 
 
-def start(script: str, *args, ranks: int = 1, **popen) -> subprocess.Popen:
+def start(script: str, *args, ranks: int = 1, root: Path = ROOT, **popen) -> subprocess.Popen:
     """Start a script on a port of its own: several ranks through the deepspeed launcher, one rank
-    without the launcher's seconds."""
+    without the launcher's seconds. `root` may be a copy of the repository."""
     port = free_port()
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONPATH": str(root)}
     if ranks == 1:
         env |= {**ALONE, "MASTER_PORT": port}
         command = [sys.executable]
@@ -99,14 +99,14 @@ def start(script: str, *args, ranks: int = 1, **popen) -> subprocess.Popen:
         command += ["--num_accelerators", str(ranks), "--master_port", port]
     command += [script, *map(str, args)]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    process = subprocess.Popen(command, cwd=ROOT, env=env, **{**streams, **popen})
+    process = subprocess.Popen(command, cwd=root, env=env, **{**streams, **popen})
     process.port = port
     return process
 
 
-def launch(script: str, *args, ranks: int = 1) -> str:
+def launch(script: str, *args, ranks: int = 1, root: Path = ROOT) -> str:
     """Run a script over so many ranks to its end; returns its output."""
-    process = start(script, *args, ranks=ranks)
+    process = start(script, *args, ranks=ranks, root=root)
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output[-6000:]
     leftovers = Path("/dev/shm").glob(f"deepspeed_*_{process.port}_*")
@@ -121,13 +121,16 @@ def run_alone(*args, script: str = "train_oswft.py", env=None) -> subprocess.Com
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
 
 
-def train(*args, tiny: Path, ranks: int = 1, script: str = "train_oswft.py") -> str:
+def train(
+    *args, tiny: Path, ranks: int = 1, script: str = "train_oswft.py", root: Path = ROOT
+) -> str:
     """Train the tiny model on its own data, in a setting that takes seconds."""
     return launch(
         script,
         *("--model", tiny / "model", "--data", tiny / "train.jsonl", *TINY_LENGTHS),
         *("--learning_rate", "1e-3", *args),
         ranks=ranks,
+        root=root,
     )
 
 

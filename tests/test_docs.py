@@ -23,8 +23,9 @@ from run import TrainArgs
 
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md")), ROOT / "BENCHMARKS.md"]
+PAGES += sorted((ROOT / "recipes").glob("*.md"))
 OURS = ("torchrun", "python", "deepspeed", "make", "./paper/reproduce.sh")  # how our commands begin
-OTHERS = ("hf", "head", "for", "done")
+OTHERS = ("hf", "head", "for", "done", "git", "uv")
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
