@@ -28,7 +28,6 @@ from typing import Literal, NoReturn
 import numpy as np
 import torch
 import torch.distributed as dist
-import tyro
 from safetensors import SafetensorError
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
@@ -156,6 +155,8 @@ class RolloutArgs(TrainArgs):
 
 def parse_args(args_class: type, description: str | None):
     """Read a script's dataclass from the command line; of several ranks only the first speaks."""
+    import tyro  # only a command line needs it
+
     return tyro.cli(
         args_class,
         args=[arg for arg in sys.argv[1:] if not arg.startswith("--local_rank")],  # the launcher's
