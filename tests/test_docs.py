@@ -74,9 +74,10 @@ class Parsed(Exception):
     """A command line was read; what it would have started is not started."""
 
 
-class ReadOnlyParser(argparse.ArgumentParser):
-    def parse_args(self):
-        raise Parsed(super().parse_args())
+def read_plain(parser: argparse.ArgumentParser) -> None:
+    args, unknown = parser.parse_known_args()
+    assert not unknown
+    raise Parsed(args)
 
 
 @pytest.fixture
@@ -108,7 +109,7 @@ def parse(monkeypatch, words: list[str]):
     monkeypatch.setattr(sys, "argv", [name, *arguments])
     with pytest.raises(Parsed) as parsed, monkeypatch.context() as patch:
         if name == "demo.from_scratch":  # it has no tyro
-            patch.setattr(argparse, "ArgumentParser", ReadOnlyParser)
+            patch.setattr(argparse.ArgumentParser, "parse_args", read_plain)
         if module:
             with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
                 runpy.run_module(name, run_name="__main__", alter_sys=True)  # imported before
