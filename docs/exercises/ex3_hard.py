@@ -6,7 +6,8 @@ else 1. Let us see what more answers change in each of the two.
 
 Task: write `expectation`, then answer the questions with it. Nothing is sampled: K answers have
 only 2^K outcomes, so you can add up over all of them.
-Hint: `itertools.product([0, 1], repeat=k)` lists the outcomes. How probable is each of them?
+Hint: import itertools; `itertools.product([0, 1], repeat=k)` lists the outcomes. How probable is
+each of them?
 """
 
 from collections.abc import Callable

@@ -16,12 +16,13 @@ from types import ModuleType
 import torch
 from transformers import Qwen3ForCausalLM
 
-FOLDER = Path(__file__).resolve().parent
-sys.path.insert(0, str(FOLDER.parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from demo.tiny import make_config, make_tokenizer  # noqa: E402 (found only now)
-from train_grpo import grpo_advantages  # noqa: E402
-from train_oswft import oswft_loss, oswft_weights  # noqa: E402
+from demo.tiny import make_config, make_tokenizer
+from train_grpo import grpo_advantages
+from train_oswft import oswft_loss, oswft_weights
+
+FOLDER = Path(__file__).resolve().parent
 
 
 def answer(exercise: ModuleType, name: str):
@@ -121,22 +122,16 @@ def ex2_divisor(exercise: ModuleType) -> str:
     for name in ("tokens", "weights"):
         loss = getattr(exercise, f"loss_by_{name}")
         factor[name] = (gradient(loss, weights / 10).norm() / gradient(loss, weights).norm()).item()
-        check_number(
-            *(exercise, f"FACTOR_BY_{name.upper()}", factor[name]),
-            f"compute loss_by_{name} with some weights, then with a tenth of them",
-        )
-    check_choice(
-        *(exercise, "VANISHES", "B"),
-        {
-            "A": "within the batch a solution of weight 1 still has twice the gradient of weight "
-            "1/2: the divisor is one number for all",
-            "C": "not within a batch: the divisor is one number for all its solutions",
-        },
-    )
-    check_choice(
-        *(exercise, "VANISHES_ONE_BY_ONE", "C"),
-        dict.fromkeys("AB", "with one solution, w / (w * tokens) does not hold w at all"),
-    )
+        hint = f"compute loss_by_{name} with some weights, then with a tenth of them"
+        check_number(exercise, f"FACTOR_BY_{name.upper()}", factor[name], hint)
+    why_not = {
+        "A": "within the batch a solution of weight 1 still has twice the gradient of weight 1/2: "
+        "the divisor is one number for all",
+        "C": "not within a batch: the divisor is one number for all its solutions",
+    }
+    check_choice(exercise, "VANISHES", "B", why_not)
+    hint = "with one solution, w / (w * tokens) does not depend on w at all"
+    check_choice(exercise, "VANISHES_ONE_BY_ONE", "C", dict.fromkeys("AB", hint))
     return f"A tenth of the weights: {factor['tokens']:.2f} and {factor['weights']:.2f} times."
 
 
@@ -162,12 +157,10 @@ def ex3_hard(exercise: ModuleType) -> str:
     for name in ("ZERO_OSWFT_K4", "ZERO_HARD_K4"):
         hint = "all four answers must be right; the two weightings agree on when that is"
         check_number(exercise, name, p**4, hint)
-    check_choice(
-        *(exercise, "SAME_AT_K", 1),
-        dict.fromkeys(range(2, 9), "one right answer, the others wrong: `hard` says 1, OSW-FT not"),
-    )
-    not_the_mean = "the mean is 1 - p for every K: compare MEAN_OSWFT_K1 and MEAN_OSWFT_K4"
-    check_choice(exercise, "MORE_ANSWERS_CHANGE", "B", dict.fromkeys("AC", not_the_mean))
+    hint = "one answer right, the others wrong: `hard` says 1, OSW-FT less"
+    check_choice(exercise, "SAME_AT_K", 1, dict.fromkeys(range(2, 9), hint))
+    hint = "the mean is 1 - p for every K: compare MEAN_OSWFT_K1 and MEAN_OSWFT_K4"
+    check_choice(exercise, "MORE_ANSWERS_CHANGE", "B", dict.fromkeys("AC", hint))
     hint = "it is 1 - 0.9^K. Which method gives each solution that weight?"
     check_number(exercise, "HARD_GOES_TO", 1, hint)
     hard = " ".join(f"{mean(exercise.hard, p, k):.2f}" for k in (1, 2, 4, 8))
@@ -175,35 +168,34 @@ def ex3_hard(exercise: ModuleType) -> str:
 
 
 def ex4_stale(exercise: ModuleType) -> str:
-    fresh, stale = exercise.train(1), exercise.train(4)
+    fresh, stale = ([round(float(error), 6) for error in exercise.train(s)] for s in (1, 4))
     assert len(fresh) == len(stale) == 12, "append one error at each of the 12 steps"
+    shown = " ".join(f"{error:.2f}" for error in stale)
     assert not any(fresh), (
-        f"with S = 1 weights are renewed before every step, so all errors are 0; yours: {fresh}"
+        f"with S = 1 weights are renewed before every step, so all errors are 0. Yours: {fresh}"
     )
     assert any(stale), "with S = 4 you renew the weights at every step: then nothing is stale"
     assert not any(stale[::4]), (
         "with S = 4 the weights of steps 0, 4, 8 are fresh: their errors must be 0, so renew "
-        f"before you measure. Yours: {stale[::4]}"
+        f"before you measure. Yours: {shown}"
     )
     assert all(error != 0 for step, error in enumerate(stale) if step % 4), (
-        f"with S = 4 only the errors of steps 0, 4, 8 are 0. Yours: {stale}"
+        f"with S = 4 only the errors of steps 0, 4, 8 are 0. Yours: {shown}"
     )
     assert sum(stale) > 0, "the error is (weight in use) - (1 - p): yours has the other sign"
     ages = answer(exercise, "AGES")
     assert ages == [step % 4 for step in range(8)], (
         f"AGES is not {ages}: a weight is 0 updates old in the step before which it was set"
     )
-    check_choice(
-        *(exercise, "STALE_WEIGHTS_ARE", "A"),
-        {
-            "B": "the model has learnt since, so p is larger now, and 1 - p is smaller",
-            "C": f"look at the errors: {stale}",
-        },
-    )
+    why_not = {
+        "B": "the model has learnt since, so p is larger now, and 1 - p is smaller",
+        "C": f"look at the errors: {shown}",
+    }
+    check_choice(exercise, "STALE_WEIGHTS_ARE", "A", why_not)
     hint = "every question is still answered K times, once in a pass over the data"
     check_number(exercise, "ANSWERS", 1, hint)
     check_number(exercise, "SYNCS", 1 / 4, "one sync for four updates: S saves syncs, not answers")
-    return f"Errors with S = 4: {' '.join(f'{error:.2f}' for error in stale)}."
+    return f"Errors with S = 4: {shown}."
 
 
 def ex5_pad(exercise: ModuleType) -> str:
@@ -230,13 +222,11 @@ def ex5_pad(exercise: ModuleType) -> str:
     by_pad_id = train_with(lambda tokens, lengths, _: exercise.mask_by_pad_id(tokens, lengths))[1]
     solution, by_position = train_with(exercise.mask_by_position)
     assert by_position == solution, f"trained with your mask the model writes {by_position}"
-    check_choice(
-        *(exercise, "IT_WRITES", "B"),
-        {
-            "A": f"nothing has taught it to stop. It writes {by_pad_id}",
-            "C": f"it has learnt the solution, all but its end. It writes {by_pad_id}",
-        },
-    )
+    why_not = {
+        "A": f"nothing has taught it to stop. It writes {by_pad_id}",
+        "C": f"it has learnt the solution, all but its end. It writes {by_pad_id}",
+    }
+    check_choice(exercise, "IT_WRITES", "B", why_not)
     return f"By pad id it answers {by_pad_id}, by position {by_position}"
 
 
@@ -285,14 +275,12 @@ def ex6_sync(exercise: ModuleType) -> str:
             )
         else:
             assert found == forgotten, f"in {shown} it is step {forgotten}; you say {found}"
-    check_choice(
-        *(exercise, "WHY_NOT_ZERO", "B"),
-        {
-            "A": "it is one update behind at the forgotten step alone: there the gap is ten times "
-            "as large",
-            "C": "both score the same answers, however these were drawn",
-        },
-    )
+    why_not = {
+        "A": "it is one update behind at the forgotten step alone: there the gap is ten times as "
+        "large",
+        "C": "both score the same answers, however these were drawn",
+    }
+    check_choice(exercise, "WHY_NOT_ZERO", "B", why_not)
     hint = "the sampler's own weights are random: look at run(forgotten=0)"
     check_choice(exercise, "STOPPED_IF_FORGOTTEN_AT_0", True, {False: hint})
     hint = "its first gap is small, and nobody but you looks at the others"
@@ -313,14 +301,12 @@ def ex7_weighting(exercise: ModuleType) -> str:
             f"times p (1 - p) = {target:.4f}. Does that factor depend on K? On p? p̂ is measured on "
             "the same answers that it is compared with"
         )
-    check_choice(
-        *(exercise, "PLUG_IN_IS_RIGHT", "A"),
-        {
-            "B": "at p = 0.5 the mean of (1 - p̂)^2 is 1/4 * 1 + 1/2 * 1/4 = 0.375, not 0.25",
-            "C": "that is what you have just repaired",
-            "D": "C is wrong: that is what you have just repaired",
-        },
-    )
+    why_not = {
+        "B": "at p = 0.5 the mean of (1 - p̂)^2 is 1/4 * 1 + 1/2 * 1/4 = 0.375, not 0.25",
+        "C": "that is what you have just repaired",
+        "D": "not in C: that is what you have just repaired",
+    }
+    check_choice(exercise, "PLUG_IN_IS_RIGHT", "A", why_not)
     weights = answer(exercise, "WEIGHTS_AT_K2")
     assert weights == [0, 0.5], (
         f"WEIGHTS_AT_K2 is not {weights}: two answers agree or differ. What do you give for each?"

@@ -18,7 +18,7 @@ def loss_by_tokens(
 
     Args:
         logprobs: (B, T) log p of each token.
-        mask: (B, T), 1 on the solutions' tokens, 0 on prompt and padding.
+        mask: (B, T), floats: 1 on the solutions' tokens, 0 on prompt and padding.
         weights: (B,) of the solutions. Tokens of weight 0 are counted, too.
 
     Returns:

@@ -5,7 +5,8 @@ the trained weights: that is a sync. If one is forgotten, nothing crashes: an ol
 and its answers look fine. Only a number in the metrics tells.
 
 Task: write that number, `gap_mean`, and `find_forgotten`, which reads it step by step. Then answer.
-Hint: first look at some runs: print([round(gap, 4) for gap in run(forgotten=5)]) below them.
+Hint: after `gap_mean` look at some runs. Put this at the end of the file, and grade it:
+    print([round(gap, 4) for gap in run(forgotten=5)])
 """
 
 import statistics
