@@ -93,6 +93,11 @@ MISTAKES = {  # exercise, mistake: what stands in the solution, what instead, wh
         "that is `hard`",
     ),
     ("ex1_weights", "no detach"): (".detach()", "", "a gradient flows through your weights"),
+    ("ex1_weights", "None"): (
+        "return",
+        "pass #",
+        "what you gave does not fit: AttributeError: 'None",
+    ),
     ("ex1_weights", "floats only"): (".float()", "", "RuntimeError: mean()"),
     ("ex2_divisor", "divides by Σw"): (
         "sum(dim=1)).sum() / mask.sum()",
@@ -131,7 +136,7 @@ MISTAKES = {  # exercise, mistake: what stands in the solution, what instead, wh
     ("ex4_stale", "sign"): (
         "weights - (1 - success(theta))",
         "1 - success(theta) - weights",
-        "yours has the other sign",
+        "Is `weights` 1 - p, and the error",
     ),
     ("ex4_stale", "B"): ('ARE = "A"', 'ARE = "B"', "p is larger now"),
     ("ex4_stale", "saves answers"): ("ANSWERS = 1 ", "ANSWERS = 1 / 4 ", "still answered K times"),
@@ -189,7 +194,7 @@ def test_an_error_in_the_students_code_is_shown_with_its_line(graded):
         f"line {line}: NameError: name 'reward' is not defined"
     )
     passed, message = graded("ex1_weights", text.replace("reward.", "(reward."))
-    assert not passed and "SyntaxError" in message and f"line {line}" in message
+    assert not passed and message.startswith(f"line {line}: SyntaxError")
 
 
 def test_the_grader_prints_a_line_for_each_exercise_and_its_status_says_whether_all_passed(

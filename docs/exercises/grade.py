@@ -182,7 +182,10 @@ def ex4_stale(exercise: ModuleType) -> str:
     assert all(error != 0 for step, error in enumerate(stale) if step % 4), (
         f"with S = 4 only the errors of steps 0, 4, 8 are 0. Yours: {shown}"
     )
-    assert sum(stale) > 0, "the error is (weight in use) - (1 - p): yours has the other sign"
+    assert sum(stale) > 0, (
+        f"the errors should be above 0, and are {shown}. Is `weights` 1 - p, and the error "
+        "(weight in use) - (1 - p)?"
+    )
     ages = answer(exercise, "AGES")
     assert ages == [step % 4 for step in range(8)], (
         f"AGES is not {ages}: a weight is 0 updates old in the step before which it was set"
@@ -332,7 +335,7 @@ def ex8_groups(exercise: ModuleType) -> str:
     assert same(ours, right), (
         f"the advantages of {rewards.tolist()} are {right.tolist()}, not {ours.tolist()}"
     )
-    for p, g in ((0.5, 2), (0.9, 4), (0.0, 3)):
+    for p, g in ((0.9, 4), (0.5, 2), (0.0, 3)):
         ours = exercise.no_signal(p, g)
         assert abs(ours - p**g) > 1e-6 or p == 0, (
             f"no_signal({p}, {g}): a group that is all wrong has no signal either"
@@ -375,8 +378,9 @@ def grade(grader: Callable[[ModuleType], str], path: Path) -> tuple[bool, str]:
     except Exception as error:  # of the student's code: where?
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == str(path)]
-        where = f"line {lines[-1]}: " if lines else ""
-        return False, f"{where}{type(error).__name__}: {error}"
+        line = lines[-1] if lines else getattr(error, "lineno", None)  # of a SyntaxError
+        where = f"line {line}" if line else "what you gave does not fit"
+        return False, f"{where}: {type(error).__name__}: {error}"
 
 
 def main(only: str = "") -> int:
