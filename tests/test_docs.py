@@ -28,7 +28,7 @@ from prompts import ASK_FREE, tokenize_examples
 from run import TrainArgs
 
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md")), ROOT / "BENCHMARKS.md"]
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md")), ROOT / "BENCHMARKS.md"]
 OURS = ("torchrun", "python", "deepspeed", "make", "./paper/reproduce.sh")  # how our commands begin
 OTHERS = ("hf", "pip", "head", "for", "done")
 SVG = "{http://www.w3.org/2000/svg}"
