@@ -25,7 +25,7 @@ import tyro
 from matplotlib.figure import Figure
 
 from data import InputError, parse_row, read_rows
-from paper import label
+from paper import label, printable
 
 FIGURES = {  # name -> what the y axis shows
     "mean_weight": "mean weight 1 − p̂",
@@ -127,7 +127,7 @@ def read_runs(folders: Sequence[Path], by: Sequence[str] = ()) -> list[PlottedRu
     runs = [read_run(folder, by) for folder in folders]
     if len({run.label for run in runs}) < len(runs):
         for run, folder in zip(runs, folders, strict=True):
-            run.label = str(folder)
+            run.label = printable(str(folder))
     for n, run in enumerate(runs):  # a run looks the same in every figure
         run.color = plt.get_cmap("viridis")(0.8 * n / max(1, len(runs) - 1))  # dark to light
         run.line, run.hatch = LINES[n % len(LINES)], HATCHES[n % len(HATCHES)]
