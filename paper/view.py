@@ -79,9 +79,9 @@ def batches(folder: Path) -> Iterator[tuple[int, list[list[dict]]]]:
     for step, path in sorted(steps.items()):
         rows = []
         for where, row in read_rows(str(path)):
-            get_fields(where, row, *FIELDS)
-            row["reward"] = float(row["correct"] if "correct" in row else row["reward"])
-            rows.append(row)
+            verdict = "reward" if "reward" in row else "correct"
+            *_, reward = get_fields(where, row, *FIELDS, verdict)
+            rows.append({**row, "reward": float(reward)})
         yield step, [list(answers) for _, answers in groupby(rows, lambda row: row["query"])]
 
 
@@ -121,9 +121,7 @@ def explain(run: ViewedRun, answers: list[dict]) -> list[dict]:
         facts = [f"Answer {number}", {1: "right", 0: "wrong"}.get(reward, f"reward {reward:.4g}")]
         if example and not run.args.get("reward"):
             extracted = extract(answer["text"], example.answer)
-            facts.append(
-                "no box: the end was read" if extracted is None else f"extracted: {extracted}"
-            )
+            facts.append(f"extracted: {extracted}" if extracted else "no box: the end was read")
         if "advantage" in answer:
             facts.append(f"advantage {answer['advantage']:+.2f}")
         cut_off = ", cut off" if answer["finish_reason"] == "length" else ""
@@ -175,27 +173,22 @@ def draw_weights(rows: Sequence[dict]) -> Figure:
     steps = np.array([row["step"] for row in rows])
     weights = np.array([1 - row["p̂"] if row["w"] is None else row["w"] for row in rows])
     levels = np.unique(weights) if len(np.unique(weights)) <= 9 else np.linspace(0, 1, 11)
-    level = np.abs(weights[:, None] - levels).argmin(axis=1)  # the nearest one
+    nearest = np.abs(weights[:, None] - levels).argmin(axis=1)
     batches = np.unique(steps)
     starts = batches[:: -(-len(batches) // BARS)]
     bar = np.searchsorted(starts, steps, side="right") - 1
-    counts = np.histogram2d(bar, level, [np.arange(n + 1) for n in (len(starts), len(levels))])[0]
-    shares = counts / counts.sum(axis=1, keepdims=True)  # (bars, levels)
+    counts = np.zeros((len(starts), len(levels)))
+    np.add.at(counts, (bar, nearest), 1)
+    shares = counts / counts.sum(axis=1, keepdims=True)
     edges = [*starts, batches[-1] + np.diff(batches, prepend=batches[-1] - 1)[-1]]
     with plt.rc_context(STYLE):
         figure = plt.figure()
         axes = figure.subplots()
-        for n, value in enumerate(levels):
+        tops = shares.cumsum(axis=1).T  # (levels, bars)
+        for n, (level, top) in enumerate(zip(levels, tops, strict=True)):
             color = plt.get_cmap("viridis")(1 - n / max(1, len(levels) - 1))
-            bottom = shares[:, :n].sum(axis=1)
-            axes.stairs(
-                bottom + shares[:, n],
-                edges,
-                baseline=bottom,
-                fill=True,
-                color=color,
-                label=f"{value:.3g}",
-            )
+            look = {"color": color, "fill": True, "label": f"{level:.3g}"}
+            axes.stairs(top, edges, baseline=tops[n - 1] if n else 0, **look)
         axes.set(xlabel="optimizer step", ylabel=f"share of queries by {what}", ylim=(0, 1))
         axes.set(title=rows[0]["run"])
         figure.legend(loc="outside right center", reverse=True, title=what)

@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT
 from data import load_examples, write_rows
 from demo.tiny import make_tokenizer
-from paper.view import split_tokens, view
+from paper.view import draw_weights, split_tokens, view
 from prompts import tokenize_examples
 from run import hash_examples
 
@@ -174,6 +174,9 @@ def test_the_table_sorts_filters_and_searches(browse, oswft):
     assert page.shows("w", ["0.5", "0.5"]) and sorted(page.cells("id")) == ["q0", "q1"]
     page.find("input[type=search]").send_keys("1+1")  # in the question
     assert page.shows("id", ["q1"])
+    page.find("input[type=search]").send_keys("+1")
+    assert wait(lambda: page.texts("#queries .dt-empty"))
+    page.find("#queries .dt-empty").click()
 
 
 def test_a_choice_shows_what_the_model_still_fails_at(browse, oswft):
@@ -284,6 +287,18 @@ def test_a_run_that_is_still_going_on_is_shown(browse, oswft):
     page = browse(oswft)
     assert page.shows("id", ["q3", "q0", "q0", "q1", "q2"])
     assert "absent: no tokenizer there" in page.find("summary").text
+
+
+def test_the_histogram_has_the_share_of_each_weight():
+    rows = [{"run": "r", "step": step, "p̂": 0, "w": w} for step, w in [(1, 0), (1, 1), (3, 0.5)]]
+    axes = draw_weights(rows).axes[0]
+    shares = [patch.get_data().values - patch.get_data().baseline for patch in axes.patches]
+    assert [list(share) for share in shares] == [[0.5, 0], [0, 1], [0.5, 0]]  # of 0, 0.5 and 1
+    assert list(axes.patches[0].get_data().edges) == [1, 3, 5]
+    rows = [{"run": "r", "step": n, "p̂": n / 999, "w": None} for n in range(1000)]
+    axes = draw_weights(rows).axes[0]
+    assert len(axes.patches) == 11 and len(axes.patches[0].get_data().values) <= 60
+    assert axes.patches[-1].get_data().values == pytest.approx(1)
 
 
 def test_tokens_that_make_up_a_character_stand_together():
