@@ -1,7 +1,7 @@
 # make demo       installs into .venv if needed, then trains SFT, OSW-FT and GRPO from one tiny base
 # make study      the same over seeds, with intervals: half an hour (python -m demo.study --full: hours)
 # make exercises  grades docs/exercises (ONLY=3: one of them)
-# make test       installs into .venv if needed, the loggers too, then runs every test
+# make test       installs into .venv if needed, what tests need too, then runs every test
 # make bench      installs what is compared with, too, and writes BENCHMARKS.md: most of an hour
 # make soak       kills, changes of shape and hostile answers at random, outside the tests: 20 minutes
 # make lint       style and names
@@ -11,7 +11,7 @@ UV := uv==0.13.8
 REQUIREMENTS := $(shell nvidia-smi -L >/dev/null 2>&1 && echo requirements.txt || echo requirements-cpu.txt)
 INSTALLED := .venv/installed-$(REQUIREMENTS)
 BENCH_INSTALLED := .venv/installed-requirements-bench.txt
-LOGGERS_INSTALLED := .venv/installed-requirements-loggers.txt
+TEST_INSTALLED := .venv/installed-requirements-test.txt
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 .PHONY: install demo study exercises test bench soak lint
@@ -36,7 +36,7 @@ $(INSTALLED): $(REQUIREMENTS)
 	$(UV_INSTALL)
 	@touch $@
 
-$(BENCH_INSTALLED) $(LOGGERS_INSTALLED): .venv/installed-%: % $(INSTALLED)
+$(BENCH_INSTALLED) $(TEST_INSTALLED): .venv/installed-%: % $(INSTALLED)
 	$(UV_INSTALL) -r $<
 	@touch $@
 
@@ -49,7 +49,7 @@ study: $(INSTALLED)
 exercises: $(INSTALLED)
 	@python docs/exercises/grade.py $(ONLY)
 
-test: $(LOGGERS_INSTALLED)
+test: $(TEST_INSTALLED)
 	python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 bench: $(BENCH_INSTALLED)

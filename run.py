@@ -338,11 +338,16 @@ def shape(settings: dict) -> dict:
 
 def hashes(args: TrainArgs, examples: Sequence[TokenizedExample]) -> dict[str, str]:
     """Of what the run reads: the examples, as tokens and as columns, and the base model's files."""
+    return {"data": hash_examples(examples), "model": model_version(args.model)}
+
+
+def hash_examples(examples: Sequence[TokenizedExample]) -> str:
+    """A hash of what a run trains on."""
     digest = hashlib.sha256()
     for example in examples:
         digest.update(np.array([*example.prompt_ids, -1, *example.completion_ids]).tobytes())
         digest.update(json.dumps(example.example.columns, default=str).encode())
-    return {"data": digest.hexdigest(), "model": model_version(args.model)}
+    return digest.hexdigest()
 
 
 @functools.cache
