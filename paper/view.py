@@ -219,8 +219,7 @@ def empty_page() -> str:
     export = re.search(r"\bexport\{(.*?)\};", module)
     names = dict(reversed(pair.split(" as ")) for pair in export[1].split(","))
     found = f"return [{names['default']}, {names['set_or_remove_dark_class']}];"
-    # Not as a module: that would wait for the whole file. "<!--" could hide the script's end.
-    code = module.replace(export[0], found).replace("<!--", r"<\!--")
+    code = module.replace(export[0], found)  # no module any more: it would wait for the whole file
     library = f"const [DataTable, followDarkTheme] = (() => {{{code}}})();"
     css = (folder / "dt_bundle.css").read_text(encoding="utf-8")
     template = Path(__file__).with_name("view.html").read_text(encoding="utf-8")

@@ -230,7 +230,7 @@ def test_runs_stand_beside_each_other(browse, oswft, tmp_path):
 def test_nothing_that_a_model_wrote_is_run(browse, tmp_path):
     id, run = (
         "<img src=x onerror=hacked=1>'\"</td>",
-        "$x^$ <img src=x onerror=hacked=1> \u202e\x1b--> $",
+        "$x^$ <img src=x onerror=hacked=1> \u202e\x1b-->",
     )
     names = ("question", "solution", "answer", "source")
     example = {"id": id, **{name: f"{name} {HOSTILE}" for name in names}}
