@@ -1,5 +1,6 @@
 # make demo    installs into .venv if needed, then trains SFT, OSW-FT and GRPO from one tiny base
 # make study   the same over seeds, with intervals: half an hour (python -m demo.study --full: hours)
+# make lesson  runs docs/lesson.ipynb and keeps its outputs; needs `uv pip install jupyterlab`: 5 minutes
 # make test    installs into .venv if needed, the loggers too, then runs every test
 # make bench   installs what is compared with, too, and writes BENCHMARKS.md: most of an hour
 # make soak    kills, changes of shape and hostile answers at random, outside the tests: 20 minutes
@@ -13,7 +14,7 @@ BENCH_INSTALLED := .venv/installed-requirements-bench.txt
 LOGGERS_INSTALLED := .venv/installed-requirements-loggers.txt
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: install demo study test bench soak lint
+.PHONY: install demo study lesson test bench soak lint
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -44,6 +45,10 @@ demo: $(INSTALLED)
 
 study: $(INSTALLED)
 	@python -m demo.study
+
+lesson: $(INSTALLED)
+	[ -d runs/tiny/model ] || python -m demo.tiny make
+	jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False docs/lesson.ipynb
 
 test: $(LOGGERS_INSTALLED)
 	python -m pytest -n 2 --dist loadfile --no-loadscope-reorder

@@ -16,9 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import matplotlib
-
-matplotlib.use("Agg")  # files, no window
 import matplotlib.pyplot as plt
 import numpy as np
 import tyro
@@ -239,6 +236,7 @@ def in_order(evaluations: Iterable[dict]) -> list[str]:
 def plot(args: Args) -> None:
     """Write the figures that have something to show. Raises InputError."""
     args.check()
+    plt.switch_backend("Agg")  # files, no window
     runs = [read_run(folder, args.by) for folder in args.runs]
     if len({run.label for run in runs}) < len(runs):
         for run, folder in zip(runs, args.runs, strict=True):

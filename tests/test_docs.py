@@ -24,7 +24,7 @@ from run import TrainArgs
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md")), ROOT / "BENCHMARKS.md"]
 OURS = ("torchrun", "python", "deepspeed", "make", "./paper/reproduce.sh")  # how our commands begin
-OTHERS = ("hf", "head", "for", "done")
+OTHERS = ("hf", "head", "for", "done", "uv", "jupyter")
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
