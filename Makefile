@@ -1,5 +1,6 @@
 # make demo       installs into .venv if needed, then trains SFT, OSW-FT and GRPO from one tiny base
 # make study      the same over seeds, with intervals: half an hour (python -m demo.study --full: hours)
+# make lesson     runs docs/lesson.ipynb and keeps its outputs; needs `uv pip install jupyterlab`
 # make exercises  grades docs/exercises (ONLY=3: one of them)
 # make test       installs into .venv if needed, what tests need too, then runs every test
 # make bench      installs what is compared with, too, and writes BENCHMARKS.md: most of an hour
@@ -14,7 +15,7 @@ BENCH_INSTALLED := .venv/installed-requirements-bench.txt
 TEST_INSTALLED := .venv/installed-requirements-test.txt
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: install demo study exercises test bench soak lint
+.PHONY: install demo study lesson exercises test bench soak lint
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -45,6 +46,10 @@ demo: $(INSTALLED)
 
 study: $(INSTALLED)
 	@python -m demo.study
+
+lesson: $(INSTALLED)
+	[ -d runs/tiny/model ] || python -m demo.tiny make
+	jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False docs/lesson.ipynb
 
 exercises: $(INSTALLED)
 	@python docs/exercises/grade.py $(ONLY)

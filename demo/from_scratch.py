@@ -80,16 +80,16 @@ def compute_loss(
     return oswft_loss(logprobs, batch.mask, weights, normalizer)
 
 
-def evaluate(model: PreTrainedModel, tokenizer, base: Path) -> str:
-    """Pass@1 in percent of the tiers behind gain and behind retention."""
+def evaluate(model: PreTrainedModel, tokenizer, base: Path) -> dict[str, float]:
+    """Gain and retention: pass@1 in percent of the tiers behind each."""
     scores = {}
     for name, tiers in {"gain": GAIN, "retention": RETENTION}.items():
         files = [base / "heldout" / f"{tier}.jsonl" for tier in tiers]
         examples = [example for file in files for example in load_examples(str(file))]
         queries, _ = tokenize_examples(examples, tokenizer, MAX_LENGTH, MAX_COMPLETION)
         rewards = verify(tokenizer, queries, sample(model, tokenizer, queries, num_samples=4))
-        scores[name] = 100 * rewards.mean().item()
-    return "  ".join(f"{name} {score:5.1f}" for name, score in scores.items())
+        scores[name] = round(100 * rewards.mean().item(), 1)
+    return scores
 
 
 def main(method: str, steps: int, seed: int, base: Path) -> None:

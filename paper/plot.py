@@ -16,9 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import matplotlib
-
-matplotlib.use("Agg")  # files, no window
 import matplotlib.pyplot as plt
 import numpy as np
 import tyro
@@ -254,6 +251,7 @@ def draw_figures(
     runs: Sequence[PlottedRun], figures: Sequence[str], window: int
 ) -> Iterator[tuple[str, Figure]]:
     """Yield (name, figure) of those that have something to show."""
+    plt.switch_backend("Agg")  # files, no window
     draw = {"seconds": draw_seconds, "scores": draw_scores, "pass_at_k": draw_pass_at_k}
     for name in figures:
         having = [run for run in runs if run.has(name)]

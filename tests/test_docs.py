@@ -30,7 +30,7 @@ from run import TrainArgs
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md")), ROOT / "BENCHMARKS.md"]
 OURS = ("torchrun", "python", "deepspeed", "make", "./paper/reproduce.sh")  # how our commands begin
-OTHERS = ("hf", "pip", "head", "for", "done")
+OTHERS = ("hf", "pip", "uv", "jupyter", "head", "for", "done")
 SVG = "{http://www.w3.org/2000/svg}"
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
