@@ -1,20 +1,22 @@
-# make demo    installs into .venv if needed, then trains SFT, OSW-FT and GRPO from one tiny base
-# make study   the same over seeds, with intervals: half an hour (python -m demo.study --full: hours)
-# make test    installs into .venv if needed, the loggers too, then runs every test
-# make bench   installs what is compared with, too, and writes BENCHMARKS.md: most of an hour
-# make soak    kills, changes of shape and hostile answers at random, outside the tests: 20 minutes
-# make lint    style and names
+# make demo       installs into .venv if needed, then trains SFT, OSW-FT and GRPO from one tiny base
+# make study      the same over seeds, with intervals: half an hour (python -m demo.study --full: hours)
+# make lesson     runs docs/lesson.ipynb and keeps its outputs; needs `uv pip install jupyterlab`
+# make exercises  grades docs/exercises (ONLY=3: one of them)
+# make test       installs into .venv if needed, what tests need too, then runs every test
+# make bench      installs what is compared with, too, and writes BENCHMARKS.md: most of an hour
+# make soak       kills, changes of shape and hostile answers at random, outside the tests: 20 minutes
+# make lint       style and names
 
 PYTHON ?= python3
 UV := uv==0.13.8
 REQUIREMENTS := $(shell nvidia-smi -L >/dev/null 2>&1 && echo requirements.txt || echo requirements-cpu.txt)
 INSTALLED := .venv/installed-$(REQUIREMENTS)
 BENCH_INSTALLED := .venv/installed-requirements-bench.txt
-LOGGERS_INSTALLED := .venv/installed-requirements-loggers.txt
+TEST_INSTALLED := .venv/installed-requirements-test.txt
 RECIPES_INSTALLED := .venv/installed-requirements-recipes.txt
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: install demo study test bench soak lint
+.PHONY: install demo study lesson exercises test bench soak lint
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -36,7 +38,7 @@ $(INSTALLED): $(REQUIREMENTS)
 	$(UV_INSTALL)
 	@touch $@
 
-$(BENCH_INSTALLED) $(LOGGERS_INSTALLED) $(RECIPES_INSTALLED): .venv/installed-%: % $(INSTALLED)
+$(BENCH_INSTALLED) $(TEST_INSTALLED) $(RECIPES_INSTALLED): .venv/installed-%: % $(INSTALLED)
 	$(UV_INSTALL) -r $<
 	@touch $@
 
@@ -46,7 +48,14 @@ demo: $(INSTALLED)
 study: $(INSTALLED)
 	@python -m demo.study
 
-test: $(LOGGERS_INSTALLED)
+lesson: $(INSTALLED)
+	[ -d runs/tiny/model ] || python -m demo.tiny make
+	jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False docs/lesson.ipynb
+
+exercises: $(INSTALLED)
+	@python docs/exercises/grade.py $(ONLY)
+
+test: $(TEST_INSTALLED)
 	python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 bench: $(BENCH_INSTALLED)

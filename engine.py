@@ -20,20 +20,9 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import deepspeed
 import torch
 import torch.distributed as dist
 import transformers
-from deepspeed.accelerator import get_accelerator
-from deepspeed.utils import (
-    safe_get_full_fp32_param,
-    safe_get_full_optimizer_state,
-    safe_get_local_fp32_param,
-    safe_set_full_fp32_param,
-    safe_set_full_optimizer_state,
-    safe_set_local_fp32_param,
-    safe_set_local_optimizer_state,
-)
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch.nn import Module
@@ -68,14 +57,22 @@ ADAM_EPS = 1e-8
 # Ranks
 
 
+def import_deepspeed():
+    """It takes seconds, and only a run needs it: not `--help`, nor who imports a loss."""
+    import deepspeed
+
+    return deepspeed
+
+
 def init_distributed() -> int:
     """Join the process group that the deepspeed launcher prepared; returns the world size."""
     if "RANK" not in os.environ:
         raise InputError(f"start this script with: deepspeed {os.path.basename(sys.argv[0])} ...")
+    deepspeed = import_deepspeed()
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch's, about DeepSpeed's calls
     transformers.utils.logging.disable_progress_bar()
     deepspeed.utils.logging.set_log_level_from_string("error")
-    get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))
+    deepspeed.accelerator.get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))
     share_cores()
     # On a CPU, DeepSpeed compiles an op at the first start. That needs ninja, which ssh to another
     # host does not find, and a linker, for which torch does not quote a path that holds a space.
@@ -201,7 +198,8 @@ class Engine:
             config["data_types"] = {"grad_accum_dtype": "fp32"}
         if cpu_offload:
             config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
-        self.engine, *_ = deepspeed.initialize(model=model, optimizer=self.adam, config=config)
+        self.deepspeed = import_deepspeed()
+        self.engine, *_ = self.deepspeed.initialize(model=model, optimizer=self.adam, config=config)
         self.device = self.engine.device
         self.zero_stage = zero_stage
         self._count_steps(0)  # at stage 0 in bf16 DeepSpeed has taken one already, on nothing
@@ -231,10 +229,11 @@ class Engine:
     @torch.no_grad()
     def _clear_padding(self) -> None:
         """Set to zero what fills up ZeRO-3's last shards: DeepSpeed leaves there any numbers."""
+        utils = self.deepspeed.utils
         for parameter in self.model.parameters():
-            shard = safe_get_local_fp32_param(parameter)
+            shard = utils.safe_get_local_fp32_param(parameter)
             shard[max(0, parameter.ds_numel - dist.get_rank() * shard.numel()) :] = 0
-            safe_set_local_fp32_param(parameter, shard)
+            utils.safe_set_local_fp32_param(parameter, shard)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -389,7 +388,7 @@ class Engine:
     def _gather(self, gather_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
         """Copies of all parameters, so many bytes at a time; then of the persistent buffers."""
         for bucket in self._buckets(gather_bytes):
-            with deepspeed.zero.GatheredParameters(list(bucket.values())):
+            with self.deepspeed.zero.GatheredParameters(list(bucket.values())):
                 yield {name: parameter.detach().clone() for name, parameter in bucket.items()}
         persistent = self.model.state_dict().keys()
         buffers = self.model.named_buffers()
@@ -469,17 +468,19 @@ class Engine:
             weight = self._full_weights[parameter]
             return weight.detach() if key == "master" else self.adam.state[weight][key]
         if key == "master":
-            return safe_get_full_fp32_param(parameter)
-        return safe_get_full_optimizer_state(parameter, key)
+            return self.deepspeed.utils.safe_get_full_fp32_param(parameter)
+        return self.deepspeed.utils.safe_get_full_optimizer_state(parameter, key)
 
     @torch.no_grad()
     def _set_state(self, parameter: torch.nn.Parameter, key: str, value: torch.Tensor) -> None:
         if self.zero_stage == 0:
             self._get_state(parameter, key).copy_(value)
             return
-        set_weight, set_moment = safe_set_full_fp32_param, safe_set_full_optimizer_state
+        utils = self.deepspeed.utils
+        set_weight, set_moment = utils.safe_set_full_fp32_param, utils.safe_set_full_optimizer_state
         if self.zero_stage == 3:  # there the functions above forget that shards are padded
-            set_weight, set_moment = safe_set_local_fp32_param, safe_set_local_optimizer_state
+            set_weight = utils.safe_set_local_fp32_param
+            set_moment = utils.safe_set_local_optimizer_state
             size = parameter.ds_tensor.numel()
             padding = size * dist.get_world_size() - value.numel()
             padded = torch.nn.functional.pad(value.flatten(), (0, padding))

@@ -28,7 +28,6 @@ from typing import Literal, NoReturn
 import numpy as np
 import torch
 import torch.distributed as dist
-import tyro
 from safetensors import SafetensorError
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
@@ -156,6 +155,8 @@ class RolloutArgs(TrainArgs):
 
 def parse_args(args_class: type, description: str | None):
     """Read a script's dataclass from the command line; of several ranks only the first speaks."""
+    import tyro  # only a command line needs it
+
     return tyro.cli(
         args_class,
         args=[arg for arg in sys.argv[1:] if not arg.startswith("--local_rank")],  # the launcher's
@@ -337,11 +338,16 @@ def shape(settings: dict) -> dict:
 
 def hashes(args: TrainArgs, examples: Sequence[TokenizedExample]) -> dict[str, str]:
     """Of what the run reads: the examples, as tokens and as columns, and the base model's files."""
+    return {"data": hash_examples(examples), "model": model_version(args.model)}
+
+
+def hash_examples(examples: Sequence[TokenizedExample]) -> str:
+    """A hash of what a run trains on."""
     digest = hashlib.sha256()
     for example in examples:
         digest.update(np.array([*example.prompt_ids, -1, *example.completion_ids]).tobytes())
         digest.update(json.dumps(example.example.columns, default=str).encode())
-    return {"data": digest.hexdigest(), "model": model_version(args.model)}
+    return digest.hexdigest()
 
 
 @functools.cache

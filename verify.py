@@ -122,18 +122,15 @@ def is_correct(completion: str, answer: str) -> bool:
 
 def grade(completion: str, answer: str, limit_s: int | None = None) -> Grade:
     """Like `is_correct`, and which answer was read. Parsing, and comparing, may take `limit_s`."""
-    text = completion.rpartition("</think>")[2]
-    closing, written = text[-CLOSING_CHARS:], last_boxes(text)
-    box = written[-1] if written else None
-
-    if reference := reference_letter(answer):
-        letter = said_letter(closing) if box is None else read_letter(box)
-        return Grade(letter == reference, letter or box)
-    if box == answer.strip():
+    box = extract(completion, answer)
+    if box == (reference_letter(answer) or answer.strip()):
         return Grade(True, box)
-    gold = _parse_reference(answer, limit_s)
+    if reference_letter(answer):
+        return Grade(False, box)
+    text = without_thinking(completion)
+    closing, gold = text[-CLOSING_CHARS:], _parse_reference(answer, limit_s)
     if gold and isinstance(gold[0], sympy.FiniteSet):  # several values may stand in several boxes
-        box = ", ".join(written) or None
+        box = ", ".join(last_boxes(text)) or None
     if len(box or closing) > MAX_CHARS:
         return Grade(False, box)
     said = readable(closing) if box is None else rf"\boxed{{{readable(box)}}}"
@@ -141,6 +138,23 @@ def grade(completion: str, answer: str, limit_s: int | None = None) -> Grade:
     extracted = str(parsed[-1]) if box is None and parsed else box
     small = all(size(value) <= MAX_SIZE for value in (*gold, *parsed))
     return Grade(small and verify(gold, parsed, timeout_seconds=limit_s), extracted)
+
+
+def extract(completion: str, answer: str) -> str | None:
+    """The answer that a completion gives, by its text alone, so quickly whatever it holds.
+
+    The last box; if the reference is a letter, the letter in it or in the closing. None if there
+    is neither: `grade` then looks for a value in the closing.
+    """
+    text = without_thinking(completion)
+    box = written[-1] if (written := last_boxes(text)) else None
+    if not reference_letter(answer):
+        return box
+    return said_letter(text[-CLOSING_CHARS:]) if box is None else read_letter(box) or box
+
+
+def without_thinking(completion: str) -> str:
+    return completion.rpartition("</think>")[2]
 
 
 @lru_cache(maxsize=4096)

@@ -70,13 +70,16 @@ def demo(output_dir: Path = Path("runs/demo"), steps: int = DEMO[1], seed: int =
             raise
     folders = [str(output_dir / job.name) for job in jobs]
     plot = ["python", "-m", "paper.plot", *folders, "--output_dir", str(output_dir / "plots")]
-    print(f"\n$ {shlex.join(plot)}", flush=True)
-    subprocess.run(plot, check=True)
+    view_file = output_dir / "view.html"
+    view = ["python", "-m", "paper.view", *folders, "--output", str(view_file)]
+    for command in (plot, view):
+        print(f"\n$ {shlex.join(command)}", flush=True)
+        subprocess.run(command, check=True)
 
     table = f"{scores_table(rows)}\n{time.perf_counter() - started:.0f} s in all\n\n{ADVICE}\n"
     (output_dir / "report.txt").write_text(table)
     print(f"\n{table}\nwritten:")
-    for path in sorted([*output_dir.glob("*/*"), output_dir / "report.txt"]):
+    for path in sorted([*output_dir.glob("*/*"), output_dir / "report.txt", view_file]):
         print(f"  {path}")
 
 

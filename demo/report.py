@@ -14,9 +14,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")  # files, no window
 import matplotlib.pyplot as plt
 import numpy as np
 import tyro
@@ -563,6 +560,7 @@ def report(
         results: as demo.study wrote them.
         page: its text between the tables stays; a new page has only the tables.
     """
+    plt.switch_backend("Agg")  # files, no window
     found = read_results(results)
     blank = "\n\n".join(f"## {name}\n\n<!-- table {name} -->\n<!-- end -->" for name in TABLES)
     text = page.read_text() if page.exists() else f"# Study\n\n{blank}\n"

@@ -16,7 +16,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-import tyro
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tqdm import tqdm
@@ -227,6 +226,8 @@ def init(
 
 
 if __name__ == "__main__":
+    import tyro  # only a command line needs it
+
     try:
         tyro.extras.subcommand_cli_from_dict(
             {"make": make, "init": init}, description=__doc__, use_underscores=True

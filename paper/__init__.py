@@ -10,5 +10,10 @@ def label(folder: Path) -> str:
     """
     absolute = folder.resolve()
     if absolute.name == "eval" or absolute.name.startswith("eval-"):
-        return absolute.parent.name + absolute.name.removeprefix("eval")
-    return absolute.name
+        return printable(absolute.parent.name + absolute.name.removeprefix("eval"))
+    return printable(absolute.name)
+
+
+def printable(text: str) -> str:
+    """Text for a page or a picture: no escape sequence, no line end, no turn of the direction."""
+    return "".join(character if character.isprintable() else "\ufffd" for character in text)

@@ -11,25 +11,23 @@ with 95 % intervals. A figure shows the runs that have its numbers, and is left 
 """
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import matplotlib
-
-matplotlib.use("Agg")  # files, no window
 import matplotlib.pyplot as plt
 import numpy as np
 import tyro
+from matplotlib.figure import Figure
 
 from data import InputError, parse_row, read_rows
-from paper import label
+from paper import label, printable
 
 FIGURES = {  # name -> what the y axis shows
-    "mean_weight": "mean weight $1 - \\hat{p}$",
+    "mean_weight": "mean weight 1 − p̂",
     "reward": "mean reward (share of answers right)",
-    "pass_rate": "pass rate $\\hat{p}$ (share right)",
+    "pass_rate": "pass rate p̂ (share right)",
     "loss": "loss (nats)",
     "seconds": "seconds per optimizer step",
     "scores": "pass@1 (%)",
@@ -49,6 +47,7 @@ STYLE = {
     "figure.constrained_layout.use": True,
     "font.size": 9,
     "legend.fontsize": 8,
+    "text.parse_math": False,  # a run's name may hold dollars
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -118,6 +117,18 @@ def read_run(folder: Path, by: Sequence[str]) -> PlottedRun:
             raise InputError(f"{folder}: has no argument '{name}'; it has {', '.join(args)}")
     values = ", ".join(Path(str(args[name])).name for name in by)
     return PlottedRun(values or label(folder), rows, scores)
+
+
+def read_runs(folders: Sequence[Path], by: Sequence[str] = ()) -> list[PlottedRun]:
+    """Runs, each with a label and a look of its own. Raises InputError like `read_run`."""
+    runs = [read_run(folder, by) for folder in folders]
+    if len({run.label for run in runs}) < len(runs):
+        for run, folder in zip(runs, folders, strict=True):
+            run.label = printable(str(folder))
+    for n, run in enumerate(runs):  # a run looks the same in every figure
+        run.color = plt.get_cmap("viridis")(0.8 * n / max(1, len(runs) - 1))  # dark to light
+        run.line, run.hatch = LINES[n % len(LINES)], HATCHES[n % len(HATCHES)]
+    return runs
 
 
 def read_json(path: Path) -> dict:
@@ -236,30 +247,33 @@ def in_order(evaluations: Iterable[dict]) -> list[str]:
     return list(dict.fromkeys(name for results in evaluations for name in results))
 
 
-def plot(args: Args) -> None:
-    """Write the figures that have something to show. Raises InputError."""
-    args.check()
-    runs = [read_run(folder, args.by) for folder in args.runs]
-    if len({run.label for run in runs}) < len(runs):
-        for run, folder in zip(runs, args.runs, strict=True):
-            run.label = str(folder)
-    for n, run in enumerate(runs):  # a run looks the same in every figure
-        run.color = plt.get_cmap("viridis")(0.8 * n / max(1, len(runs) - 1))  # dark to light
-        run.line, run.hatch = LINES[n % len(LINES)], HATCHES[n % len(HATCHES)]
-    args.output_dir.mkdir(parents=True, exist_ok=True)
+def draw_figures(
+    runs: Sequence[PlottedRun], figures: Sequence[str], window: int
+) -> Iterator[tuple[str, Figure]]:
+    """Yield (name, figure) of those that have something to show."""
+    plt.switch_backend("Agg")  # files, no window
     draw = {"seconds": draw_seconds, "scores": draw_scores, "pass_at_k": draw_pass_at_k}
-    for figure in args.figures:
-        having = [run for run in runs if run.has(figure)]
+    for name in figures:
+        having = [run for run in runs if run.has(name)]
         if not having:
             continue
         with plt.rc_context(STYLE):
-            if figure in draw:
-                draw[figure](having)
+            if name in draw:
+                draw[name](having)
             else:
-                draw_lines(figure, having, args.window)
-            plt.savefig(args.output_dir / f"{figure}.png")
+                draw_lines(name, having, window)
+            yield name, plt.gcf()
             plt.close()
-        print(args.output_dir / f"{figure}.png")
+
+
+def plot(args: Args) -> None:
+    """Write the figures that have something to show. Raises InputError."""
+    args.check()
+    runs = read_runs(args.runs, args.by)
+    args.output_dir.mkdir(parents=True, exist_ok=True)
+    for name, figure in draw_figures(runs, args.figures, args.window):
+        figure.savefig(args.output_dir / f"{name}.png")
+        print(args.output_dir / f"{name}.png")
 
 
 if __name__ == "__main__":

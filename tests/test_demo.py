@@ -41,6 +41,8 @@ def test_each_method_of_the_demo_gains_and_osw_ft_keeps_more_than_sft(tmp_path):
         assert f"--output_dir '{folder}/{method}'" in result.stdout  # each command is shown
     pictures = {path.stem for path in (folder / "plots").iterdir()}
     assert {"loss", "mean_weight", "pass_rate", "reward", "seconds"} == pictures
+    page = (folder / "view.html").read_text()
+    assert page.count('id="batch-') == 2 * 20 and "no questions" not in page
     assert files_of_the_repository() == before  # it may be read-only
 
 

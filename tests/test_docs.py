@@ -1,5 +1,7 @@
 """The documents: links lead somewhere, commands are ones that their scripts take, code is ours."""
 
+import argparse
+import ast
 import functools
 import importlib.util
 import inspect
@@ -10,6 +12,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import tyro
@@ -18,14 +21,18 @@ from deepspeed.launcher.runner import parse_args as parse_launcher
 from torch.distributed.run import get_args_parser
 
 from conftest import ROOT, SHARED, needs_shared
-from data import read_rows, write_rows
+from data import Example, collate, read_rows, write_rows
+from demo.tiny import make_tokenizer
+from demo.world import solve
+from prompts import ASK_FREE, tokenize_examples
 from run import TrainArgs
 
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md")), ROOT / "BENCHMARKS.md"]
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md")), ROOT / "BENCHMARKS.md"]
 PAGES += sorted((ROOT / "recipes").glob("*.md"))
 OURS = ("torchrun", "python", "deepspeed", "make", "./paper/reproduce.sh")  # how our commands begin
-OTHERS = ("hf", "head", "for", "done", "git", "uv")
+OTHERS = ("hf", "pip", "uv", "git", "jupyter", "head", "for", "done")
+SVG = "{http://www.w3.org/2000/svg}"
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
@@ -74,6 +81,12 @@ class Parsed(Exception):
     """A command line was read; what it would have started is not started."""
 
 
+def read_plain(parser: argparse.ArgumentParser) -> None:
+    args, unknown = parser.parse_known_args()
+    assert not unknown
+    raise Parsed(args)
+
+
 @pytest.fixture
 def read_only(monkeypatch):
     """Scripts and modules read their command line, raise Parsed with the arguments, and end."""
@@ -101,7 +114,9 @@ def parse(monkeypatch, words: list[str]):
     module = words[0] == "-m"
     name, *arguments = words[module:]
     monkeypatch.setattr(sys, "argv", [name, *arguments])
-    with pytest.raises(Parsed) as parsed:
+    with pytest.raises(Parsed) as parsed, monkeypatch.context() as patch:
+        if name == "demo.from_scratch":  # it has no tyro
+            patch.setattr(argparse.ArgumentParser, "parse_args", read_plain)
         if module:
             with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
                 runpy.run_module(name, run_name="__main__", alter_sys=True)  # imported before
@@ -173,6 +188,77 @@ def test_every_file_module_and_flag_that_is_named_exists(page):
             assert importlib.util.find_spec(match[1]), f"`{code}`: there is no such module"
         if re.fullmatch(r"[\w/]+\.(py|sh|md)", code):
             assert (ROOT / code).exists(), f"`{code}`: there is no such file"
+    for module, text, path in re.findall(r"\[(\w+): ([^\]]+)\]\((\S+\.py)\)", prose(page)):
+        names = re.findall(r"`(.+?)`", text) or [f"test_{text.replace(' ', '_')}"]
+        missing = {part for name in names for part in name.split(".")}
+        missing -= definitions(page.parent / path)
+        assert not missing and Path(path).stem == module, f"{path}: {module}: {missing}"
+
+
+def definitions(path: Path) -> set[str]:
+    """The names of a file's functions, methods and classes."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+
+
+def test_the_page_on_the_paper_has_its_equations_and_the_lines_of_its_algorithm():
+    page = (ROOT / "docs" / "paper.md").read_text()
+    rows = re.findall(r"^\| ([^|]*) \|.*\]\(\.\./tests/", page, re.MULTILINE)
+
+    def numbers(what: str) -> set[int]:
+        lists = re.findall(rf"\b{what}s? (\d+(?:, \d+)*)", "\n".join(rows))
+        return {int(number) for found in lists for number in found.split(", ")}
+
+    assert numbers("Equation") == {*range(1, 19)}  # those that follow are steps of two proofs
+    assert numbers("line") == {*range(1, 9), 10, 11}  # 9 and 12 end the loops
+    assert numbers("Theorem") == numbers("Assumption") == {1, 2}
+    assert numbers("Definition") == numbers("Corollary") == {1}
+    assert numbers("Remark") == {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("name", ["phases", "tokens"])
+def test_a_picture_stands_alone_and_has_each_color_for_light_and_for_dark(name):
+    text = (ROOT / "docs" / f"{name}.svg").read_text()
+    style = ElementTree.fromstring(text).find(f"{SVG}style").text
+    light, dark = [
+        {
+            selector
+            for selectors, rules in re.findall(r"([^{}]+) {([^{}]*)}", part)
+            for selector in selectors.strip().split(", ")
+            if "#" in rules
+        }
+        for part in style.split("@media (prefers-color-scheme: dark)")
+    ]
+    assert light == dark and len(light) > 5
+    assert not re.search(r"<script|<image|@import|href=|url\([^#]", text)
+
+
+def test_the_functions_in_the_picture_of_the_phases_are_those_of_the_loop():
+    picture = ElementTree.parse(ROOT / "docs" / "phases.svg")
+    shown = "".join(text.text for text in picture.iter(f"{SVG}text") if text.get("class") == "c")
+    names = re.findall(r"([\w.]+)\(\)", shown)
+    loop = (ROOT / "train_oswft.py").read_text()
+    at = [re.search(rf"(?<!def ){re.escape(name)}\(", loop) for name in names]
+    assert len(names) == 12 and all(at)
+
+
+def test_the_picture_of_the_tokens_is_what_collate_makes():
+    tokenizer = make_tokenizer()
+    examples = [Example(q, q, *solve(q, "plain"), "demo") for q in ("7+5*3", "2-1")]
+    batch = collate(tokenize_examples(examples, tokenizer, 128, 48)[0], range(2))
+    short = {"\n": r"\n", ASK_FREE: "Please …", "<|endoftext|>": "0"}
+    picture = ElementTree.parse(ROOT / "docs" / "tokens.svg")
+
+    def shown(what: str, row: int) -> list[str]:
+        return [text.text for text in picture.find(f".//*[@id='{what}-{row}']").iter(f"{SVG}text")]
+
+    for row in range(2):
+        for what in ("input_ids", "targets"):
+            tokens = tokenizer.convert_ids_to_tokens(getattr(batch, what)[row].tolist())
+            assert shown(what, row) == [short.get(token, token) for token in tokens]
+        assert shown("mask", row) == ["".join(str(int(bit)) for bit in batch.mask[row])]
+        of_row = batch.positions[batch.positions // batch.mask.shape[1] == row]
+        assert shown("positions", row) == [str(position) for position in of_row.tolist()]
 
 
 def test_the_readme_is_short():

@@ -52,6 +52,20 @@ LINES = {
         for size in SIZES
     },
 }
+COMMON = {
+    **{"num_epochs": 1, "max_length": 5120, "max_completion_length": 4096},
+    **{"train_batch_size": 128, "precision": "bf16", "zero_stage": 3},
+}
+SAMPLED = {**COMMON, "rollout_batch_size": 128, "temperature": 1.0}
+DEFAULTS = {  # section 4.1
+    train_sft: {**COMMON, "learning_rate": 1e-5},
+    train_oswft: {**SAMPLED, "learning_rate": 1e-5, "num_rollouts": 2, "weighting": "oswft"},
+    train_grpo: {
+        **{**SAMPLED, "learning_rate": 1e-6, "num_rollouts": 8},
+        **{"clip_low": 0.8, "clip_high": 1.28},
+    },
+    evaluate: {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "max_completion_length": 8192},
+}
 PICTURES = {"figure1/plot", "figure2/1e-6/plot", "figure2/1e-5/plot"}
 PRINTED = {**{f"table1/{size}/table": 4 for size in SIZES}, "table2/table": 7, "table3/table": 3}
 
@@ -88,6 +102,12 @@ def parsed_commands(*args, **env) -> dict[str, list[tuple[str, object]]]:
         elif line.startswith("$ "):
             row.append(parse(line.removeprefix("$ ")))
     return rows
+
+
+@pytest.mark.parametrize("script", DEFAULTS, ids=lambda script: script.__name__)
+def test_the_defaults_are_the_papers_settings(script):
+    required = {"model": "m"} if script is evaluate else {"model": "m", "data": "d"}
+    assert vars(script.Args(**required)).items() >= DEFAULTS[script].items()
 
 
 @pytest.mark.parametrize("form", ["paper", "tiny"])

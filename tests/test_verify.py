@@ -18,6 +18,8 @@ from verify import (
     RewardError,
     Verifier,
     boxes,
+    extract,
+    grade,
     is_correct,
     last_boxes,
     load_reward,
@@ -301,6 +303,21 @@ def test_the_last_complete_box_is_found_through_nested_and_escaped_braces():
     assert last_boxes(r"\boxed{1} \boxed{\{a\}_{b_{c}}} x")[-1] == r"\{a\}_{b_{c}}"
     assert last_boxes(r"\boxed{1} \boxed{2")[-1] == "1"
     assert last_boxes("no box") == []
+
+
+def test_what_a_completion_answers_is_read_without_algebra():
+    for completion, reference, extracted in [
+        (r"\boxed{A}</think> so \boxed{\text{(C)}}", "(C)", "C"),
+        (r"\boxed{A}</think> The answer is C.", "C", "C"),
+        (r"\boxed{12}", "C", "12"),
+        (r"\boxed{\frac{1}{2}}", "0.5", r"\frac{1}{2}"),
+        (r"\boxed{3} and \boxed{4}", "5", "4"),
+        ("I cannot say", "C", None),
+    ]:
+        assert extract(completion, reference) == extracted
+        assert grade(completion, reference).extracted == extracted
+    assert extract(r"\boxed{9^{9^{9^{9}}}}", "1") == "9^{9^{9^{9}}}"
+    assert extract("so it is 12", "12") is None  # algebra reads it
 
 
 def test_boxes_are_found_in_time_that_grows_with_the_text_alone():

@@ -1,0 +1,89 @@
+"""demo/from_scratch.py: the same gradients as the real scripts, from three packages alone."""
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM
+
+from conftest import ROOT, SCRIPTS, train
+from data import Trajectory, batch_indices, load_examples
+from demo.from_scratch import NUM_ROLLOUTS, compute_loss
+from prompts import load_tokenizer, tokenize_examples
+
+BATCH = 24
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_from_the_same_rewards_the_gradient_is_that_of_the_real_script(script, tiny, tmp_path):
+    method = script.removeprefix("train_").removesuffix(".py")
+    arguments = ["--output_dir", tmp_path, "--max_steps", 1, "--save_every", 1]
+    arguments += ["--train_batch_size", BATCH, "--max_grad_norm", 1e9]  # nothing is clipped
+    arguments += ["--rollout_batch_size", BATCH] if method != "sft" else []
+    train(*arguments, tiny=tiny, script=script)
+
+    tokenizer = load_tokenizer(str(tiny / "model"))
+    examples = load_examples(str(tiny / "train.jsonl"))
+    data, _ = tokenize_examples(examples, tokenizer, max_length=128, max_completion_length=48)
+    queries = [data[i] for i in batch_indices(len(data), BATCH, batch=0, seed=0)]
+    answers, rewards = [], torch.zeros(BATCH, 0)
+    if method != "sft":
+        rows = (tmp_path / "rollouts" / "step_000001.jsonl").read_text().splitlines()
+        rows = [json.loads(row) for row in rows]
+        prompts = {query.id: query.prompt_ids for query in queries}
+        answers = [Trajectory(row["id"], prompts[row["id"]], row["token_ids"]) for row in rows]
+        rewards = torch.tensor([row["correct"] for row in rows]).float().view(BATCH, -1)
+        assert rewards.shape[1] == NUM_ROLLOUTS[method]
+    model = AutoModelForCausalLM.from_pretrained(tiny / "model")
+    compute_loss(method, model, queries, answers, rewards).backward()
+
+    [path] = (tmp_path / "checkpoint-000001" / "state").glob("*.safetensors")
+    with safe_open(path, "pt") as state:  # after one step Adam's first moment is 0.1 * gradient
+        for name, parameter in model.named_parameters():
+            theirs = 10 * state.get_tensor(f"{name}.exp_avg")
+            assert theirs.abs().max() > 0
+            difference = (parameter.grad - theirs).norm() / theirs.norm()
+            assert difference < 1e-4, (name, difference)
+
+
+def needed_by(package: str) -> dict[str, Distribution]:
+    """A package and all that it needs here, by name."""
+    found, todo = {}, [package]
+    while todo:
+        name = re.match(r"[\w.-]+", todo.pop())[0]
+        if name not in found:
+            with contextlib.suppress(PackageNotFoundError):  # another system or Python needs it
+                found[name] = distribution(name)
+                todo += [need for need in found[name].requires or [] if "extra ==" not in need]
+    return found
+
+
+@pytest.fixture(scope="module")
+def three_packages(tmp_path_factory) -> Path:
+    """A folder for PYTHONPATH with nothing but these three and what they need."""
+    folder = tmp_path_factory.mktemp("packages")
+    for package in ("torch", "transformers", "math-verify"):
+        for found in needed_by(package).values():
+            for name in {file.parts[0] for file in found.files} - {"..", "__pycache__"}:
+                if not (folder / name).exists():
+                    (folder / name).symlink_to(found.locate_file(name))
+    return folder
+
+
+@pytest.mark.parametrize("method", NUM_ROLLOUTS)
+def test_three_packages_are_enough(method, three_packages, tiny):
+    assert not {"vllm", "deepspeed", "tyro", "datasets"} & set(os.listdir(three_packages))
+    command = [sys.executable, "-S", "-m", "demo.from_scratch"]  # -S: no site-packages
+    command += ["--method", method, "--steps", "1", "--base", str(tiny)]
+    env = {**os.environ, "PYTHONPATH": str(three_packages)}
+    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["base", "step", method]
