@@ -36,9 +36,10 @@ def no_signal(p: float, g: int) -> float:
     raise NotImplementedError("write `no_signal`")
 
 
-# A hard question: one answer in a hundred is right. How often is nothing learnt from it?
-GRPO_G8 = ...  # with a group of 8 answers; two digits
-OSWFT_K2 = ...  # with OSW-FT's weight from 2 answers; four digits
+# A hard question: one answer in a hundred is right. How probable is it that nothing
+# is learnt from it?
+GRPO_G8 = ...  # with a group of 8 answers; two decimals
+OSWFT_K2 = ...  # with OSW-FT's weight from 2 answers; four decimals
 
 # All sampled answers to a question are wrong. What is then ...
 WEIGHT = ...  # OSW-FT's weight of its solution?
