@@ -83,6 +83,6 @@ STOPPED_IF_FORGOTTEN_AT_5 = False
 # At step 0 the sampler still has random weights, as in the scripts (load_format="dummy"). One that
 # had loaded the model from disk would not be noticed.
 # One update is a small change. Try LEARNING_RATE = 1e-5: the gap of step 5 is lost in the rounding.
-# There one stale step does no harm either. Syncs that are *never* done do: their gap grows
-# in the course of the run. So the scripts make it hard to forget one: `load_weights` stands above
+# There one stale step does no harm either. Syncs that are *never* done do: their gap grows in
+# the course of the run. So the scripts make it hard to forget one: `load_weights` stands above
 # `generate`.

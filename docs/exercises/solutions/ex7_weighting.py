@@ -31,8 +31,7 @@ def undecided_weights(rewards: torch.Tensor) -> torch.Tensor:
 #   "A"  1 - p    "B"  (1 - p)^2    "C"  p (1 - p)    "D"  all of them
 PLUG_IN_IS_RIGHT = "A"
 # The mean of p̂ is p, so all that is linear in p̂ is right on average. The mean of p̂^2 is not p^2 but
-# p^2 + p (1 - p) / K. That is why p̂ (1 - p̂) is on average only (K - 1) / K of
-# p (1 - p).
+# p^2 + p (1 - p) / K. That is why p̂ (1 - p̂) is on average only (K - 1) / K of p (1 - p).
 
 # Which values can `undecided_weights` take at K = 2? A list, from the smallest to the largest
 WEIGHTS_AT_K2 = [0.0, 0.5]
