@@ -2,7 +2,8 @@
 
 A model learns from an expert's solutions to questions. First it answers each question K times by
 itself, and each answer is checked. The solution then counts by the share of answers that are wrong.
-What the model can do already costs nothing; what it fails at is learnt in full.
+What the model can do already costs nothing; what it fails at is learnt in full. This method is
+called OSW-FT.
 
 Task: write `oswft_weights` from its docstring. This one line is the method; the rest is a loop.
 Hint: which of the two dimensions holds the answers to the same question?

@@ -1,8 +1,9 @@
 """Exercise 2: what is the loss divided by?
 
 A solution's loss is the sum of -log p over its tokens, times the solution's weight. These are added
-up over the batch and divided by the number of tokens that are learnt. A weighted mean would divide
-by the sum of the weights instead. It looks as natural, and it throws part of the method away.
+up over the batch and divided by the number of the solutions' tokens, whatever their weights. A
+weighted mean would divide by the sum of the weights instead. It looks as natural, and it throws
+part of the method away.
 
 Task: write both losses, then answer the questions below them. Try to answer before you compute.
 Hint: only the last division differs. Every token of a solution has the solution's weight.
@@ -40,10 +41,11 @@ FACTOR_BY_TOKENS = ...
 FACTOR_BY_WEIGHTS = ...
 
 # So what vanishes if the loss is divided by the sum of the weights?
-#   "A"  how the weights differ within a batch: all its solutions count alike
+#   "A"  which solutions count more than others
 #   "B"  how large the weights are on average: a batch that is nearly mastered counts like a new one
 #   "C"  both
 VANISHES = ...
 
-# And if each solution is a batch of its own, divided by its own sum? "A", "B" or "C"
+# And if each solution is a batch of its own (its weight not 0), divided by its own sum?
+# "A", "B" or "C"
 VANISHES_ONE_BY_ONE = ...

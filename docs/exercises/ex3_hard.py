@@ -31,7 +31,7 @@ def expectation(value: Callable[[tuple[int, ...]], float], p: float, k: int) -> 
     raise NotImplementedError("write `expectation`")
 
 
-# A question that the model mostly solves: p = 0.9. Two digits are enough.
+# A question that the model mostly solves: p = 0.9. Two decimals are enough.
 MEAN_OSWFT_K1 = ...  # the mean weight
 MEAN_OSWFT_K4 = ...
 MEAN_HARD_K4 = ...

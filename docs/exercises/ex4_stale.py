@@ -16,7 +16,7 @@ EXPERT = (FEATURES @ torch.randn(8, 4)).argmax(dim=1)  # which of the four is ri
 
 
 def success(theta: torch.Tensor) -> torch.Tensor:
-    """p of all questions: how probable the right answer is for a model with weights (8, 4)."""
+    """p of all questions: how probable the right answer is for a model with parameters (8, 4)."""
     return (FEATURES @ theta).softmax(dim=1)[range(len(EXPERT)), EXPERT]  # (384,)
 
 
@@ -46,6 +46,8 @@ AGES = ...
 #   "A"  too large: solutions count that are no longer needed    "B"  too small    "C"  right
 STALE_WEIGHTS_ARE = ...
 
+# Here p is known, so all questions are weighed at once. A real run samples K answers only for the
+# questions of the next S batches.
 # For one pass over the data S = 4 needs, compared with S = 1, how many times as many ...
 ANSWERS = ...  # sampled answers?
-SYNCS = ...  # copies of the model's weights into the sampler, one before each sampling?
+SYNCS = ...  # copies of the model's parameters into the sampler, one before each sampling?

@@ -20,7 +20,7 @@ CONFIG = make_config(make_tokenizer(), **SMALL)
 
 
 def gap_mean(sampled: torch.Tensor, scored: torch.Tensor) -> float:
-    """How far apart two models are on the same tokens: the mean of |log p - log p|.
+    """How far apart two models are on the same tokens: the mean of |scored - sampled|.
 
     Args:
         sampled, scored: (N, T) log p of each sampled token, by the sampler and by the trainer.

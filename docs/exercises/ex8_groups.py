@@ -21,7 +21,7 @@ def grpo_advantages(rewards: torch.Tensor) -> torch.Tensor:
         (B, G) advantages. The std is that of a sample: it divides by G - 1.
 
     >>> grpo_advantages(torch.tensor([[1., 0., 0.], [1., 1., 1.]]))
-    tensor([[ 1.1547, -0.5774, -0.5774],
+    tensor([[ 1.1547, -0.5773, -0.5773],
             [ 0.0000,  0.0000,  0.0000]])
     """
     raise NotImplementedError("write `grpo_advantages`")
@@ -36,9 +36,10 @@ def no_signal(p: float, g: int) -> float:
     raise NotImplementedError("write `no_signal`")
 
 
-# A hard question: one answer in a hundred is right. How often is nothing learnt from it?
-GRPO_G8 = ...  # with a group of 8 answers; two digits
-OSWFT_K2 = ...  # with OSW-FT's weight from 2 answers; four digits
+# A hard question: one answer in a hundred is right. How probable is it that nothing is learnt
+# from it?
+GRPO_G8 = ...  # with a group of 8 answers; two decimals
+OSWFT_K2 = ...  # with OSW-FT's weight from 2 answers; four decimals
 
 # All sampled answers to a question are wrong. What is then ...
 WEIGHT = ...  # OSW-FT's weight of its solution?

@@ -36,7 +36,7 @@ def expectation(value: Callable[[tuple[int, ...]], float], p: float, k: int) -> 
     return total
 
 
-# A question that the model mostly solves: p = 0.9. Two digits are enough.
+# A question that the model mostly solves: p = 0.9. Two decimals are enough.
 MEAN_OSWFT_K1 = 0.1  # the mean weight
 MEAN_OSWFT_K4 = 0.1  # 1 - p, whatever K is: the weight is unbiased
 MEAN_HARD_K4 = 0.34  # 1 - p^K: one slip in four answers, and the solution counts in full
@@ -45,8 +45,8 @@ ZERO_HARD_K4 = 0.66  # p^K for both: they differ in the weights above 0
 
 # For which K do the two give the same weight for every outcome?
 SAME_AT_K = 1
-# One answer is all answers. So OSW-FT with K = 1 is hard selection, and it needs K = 2 for the
-# weight 1/2.
+# With one answer, "all" and "the share of" are the same. Weights between 0 and 1 need at least
+# K = 2.
 
 # What do more answers change in OSW-FT's weight?
 #   "A"  its mean    "B"  how far it scatters around its mean    "C"  both

@@ -16,7 +16,7 @@ EXPERT = (FEATURES @ torch.randn(8, 4)).argmax(dim=1)  # which of the four is ri
 
 
 def success(theta: torch.Tensor) -> torch.Tensor:
-    """p of all questions: how probable the right answer is for a model with weights (8, 4)."""
+    """p of all questions: how probable the right answer is for a model with parameters (8, 4)."""
     return (FEATURES @ theta).softmax(dim=1)[range(len(EXPERT)), EXPERT]  # (384,)
 
 
@@ -47,12 +47,14 @@ AGES = [0, 1, 2, 3, 0, 1, 2, 3]
 # While the model learns, stale weights are ...
 #   "A"  too large: solutions count that are no longer needed    "B"  too small    "C"  right
 STALE_WEIGHTS_ARE = "A"
-# p has grown since, also for questions not shown yet: they share the model's weights. The error is
+# p has grown since, also for questions not shown yet: they share the parameters. The error is
 # largest at the start, where the model learns fastest. With S as long as the run, weights would be
 # static: those of the model before training.
 
+# Here p is known, so all questions are weighed at once. A real run samples K answers only for the
+# questions of the next S batches.
 # For one pass over the data S = 4 needs, compared with S = 1, how many times as many ...
 ANSWERS = 1  # sampled answers?
-SYNCS = 1 / 4  # copies of the model's weights into the sampler, one before each sampling?
+SYNCS = 1 / 4  # copies of the model's parameters into the sampler, one before each sampling?
 # Each question is answered K times, with any S. What S saves is syncs, and the sampler's idle time:
 # it works best on many prompts at once.

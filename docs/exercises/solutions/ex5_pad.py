@@ -48,4 +48,5 @@ ENDS_LEARNT = 0
 #   "A"  the solution, and stops    "B"  the solution, and goes on    "C"  the end of turn at once
 IT_WRITES = "B"
 # Nothing was ever learnt at the place where the solution is over, so what comes there is chance.
-# Every answer runs on to the token limit, which costs time, and is then cut off.
+# Every answer runs on to the token limit, which costs time, and is then cut off. (This model was
+# trained from scratch. A model that could stop before may forget it.)

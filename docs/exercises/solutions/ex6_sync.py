@@ -22,7 +22,7 @@ CONFIG = make_config(make_tokenizer(), **SMALL)
 
 
 def gap_mean(sampled: torch.Tensor, scored: torch.Tensor) -> float:
-    """How far apart two models are on the same tokens: the mean of |log p - log p|.
+    """How far apart two models are on the same tokens: the mean of |scored - sampled|.
 
     Args:
         sampled, scored: (N, T) log p of each sampled token, by the sampler and by the trainer.
@@ -80,6 +80,9 @@ WHY_NOT_ZERO = "B"
 # The scripts stop a run whose *first* gap is above 0.1. Would they stop these? True or False
 STOPPED_IF_FORGOTTEN_AT_0 = True
 STOPPED_IF_FORGOTTEN_AT_5 = False
+# At step 0 the sampler still has random weights, as in the scripts (load_format="dummy"). One that
+# had loaded the model from disk would not be noticed.
 # One update is a small change. Try LEARNING_RATE = 1e-5: the gap of step 5 is lost in the rounding.
-# There one stale step does no harm either. Syncs that are *never* done do: their gap grows with
-# every step. So the scripts make it hard to forget one: `load_weights` stands above `generate`.
+# There one stale step does no harm either. Syncs that are *never* done do: their gap grows in
+# the course of the run. So the scripts make it hard to forget one: `load_weights` stands above
+# `generate`.

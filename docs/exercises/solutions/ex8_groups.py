@@ -21,7 +21,7 @@ def grpo_advantages(rewards: torch.Tensor) -> torch.Tensor:
         (B, G) advantages. The std is that of a sample: it divides by G - 1.
 
     >>> grpo_advantages(torch.tensor([[1., 0., 0.], [1., 1., 1.]]))
-    tensor([[ 1.1547, -0.5774, -0.5774],
+    tensor([[ 1.1547, -0.5773, -0.5773],
             [ 0.0000,  0.0000,  0.0000]])
     """
     centred = rewards - rewards.mean(dim=1, keepdim=True)
@@ -37,9 +37,10 @@ def no_signal(p: float, g: int) -> float:
     return p**g + (1 - p) ** g
 
 
-# A hard question: one answer in a hundred is right. How often is nothing learnt from it?
-GRPO_G8 = 0.92  # with a group of 8 answers; two digits
-OSWFT_K2 = 0.0001  # with OSW-FT's weight from 2 answers; four digits
+# A hard question: one answer in a hundred is right. How probable is it that nothing is learnt
+# from it?
+GRPO_G8 = 0.92  # with a group of 8 answers; two decimals
+OSWFT_K2 = 0.0001  # with OSW-FT's weight from 2 answers; four decimals
 
 # All sampled answers to a question are wrong. What is then ...
 WEIGHT = 1  # OSW-FT's weight of its solution?
