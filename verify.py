@@ -123,10 +123,10 @@ def is_correct(completion: str, answer: str) -> bool:
 def grade(completion: str, answer: str, limit_s: int | None = None) -> Grade:
     """Like `is_correct`, and which answer was read. Parsing, and comparing, may take `limit_s`."""
     box = extract(completion, answer)
-    if box == (reference_letter(answer) or answer.strip()):
+    if letter := reference_letter(answer):
+        return Grade(box == letter, box)
+    if box == answer.strip():
         return Grade(True, box)
-    if reference_letter(answer):
-        return Grade(False, box)
     text = without_thinking(completion)
     closing, gold = text[-CLOSING_CHARS:], _parse_reference(answer, limit_s)
     if gold and isinstance(gold[0], sympy.FiniteSet):  # several values may stand in several boxes

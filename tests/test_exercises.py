@@ -15,7 +15,6 @@ sys.path.insert(0, str(ROOT / "docs" / "exercises"))
 import grade
 
 GRADERS = {grader.__name__: grader for grader in grade.GRADERS}
-SOLUTIONS = grade.FOLDER / "solutions"
 
 each_exercise = pytest.mark.parametrize("name", GRADERS)
 
@@ -25,7 +24,7 @@ def exercise(name: str) -> str:
 
 
 def solution(name: str) -> str:
-    return (SOLUTIONS / f"{name}.py").read_text()
+    return (grade.SOLUTIONS / f"{name}.py").read_text()
 
 
 @pytest.fixture
@@ -55,7 +54,7 @@ def test_the_gap_fails_and_says_what_to_write(name):
 
 @each_exercise
 def test_the_solution_passes(name):
-    passed, message = grade.grade(GRADERS[name], SOLUTIONS / f"{name}.py")
+    passed, message = grade.grade(GRADERS[name], grade.SOLUTIONS / f"{name}.py")
     assert passed, message
 
 
@@ -286,7 +285,7 @@ def test_an_error_in_the_students_code_is_shown_with_its_line(graded):
 def test_the_grader_prints_a_line_for_each_exercise_and_its_status_says_whether_all_passed(
     monkeypatch, capsys
 ):
-    monkeypatch.setattr(grade, "FOLDER", SOLUTIONS)
+    monkeypatch.setattr(grade, "FOLDER", grade.SOLUTIONS)
     assert grade.main() == 0
     output = capsys.readouterr().out
     assert [line.split()[:2] for line in output.splitlines() if line[0] != " "] == [
