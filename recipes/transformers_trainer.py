@@ -35,7 +35,7 @@ from transformers import (
 
 from data import derive_seed, load_examples
 from engine import gather, gather_rewards
-from prompts import load_tokenizer, tokenize_examples
+from prompts import load_tokenizer, stop_token_ids, tokenize_examples
 from rollout import Rollout
 from train_oswft import oswft_loss, oswft_weights
 from verify import Verifier
@@ -184,6 +184,7 @@ def load(args: OSWFTArguments) -> tuple:
     lengths = (args.max_sequence_length, args.max_completion_length)
     examples, _ = tokenize_examples(load_examples(args.data), tokenizer, *lengths)
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
+    model.generation_config.eos_token_id = stop_token_ids(tokenizer)  # for who samples from it
     rollout = Rollout(
         args.model,
         tokenizer,
