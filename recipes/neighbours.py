@@ -203,8 +203,9 @@ def rasft_weights(
         A = tanh(α (r - mean) / std) / (1 + right answers)
 
     The solution's weight is its A, a right answer's 0.25 * clip(A, 0.02, 0.15), a wrong one's 0.
-    Where no answer is right, or nothing differs (all right, with expert_min = 1), the solution
-    alone is learnt, with weight 1. So what is mastered counts as much as what fails.
+    Where no answer is right, or no reward differs (all right, with expert_min = 1), the solution
+    alone is learnt, with weight 1, as that of a query which got no answers. So what is mastered
+    counts as much as what fails.
 
     Returns:
         (B,) weights of the solutions, (B, K) of the answers; see `rasft_token_weights`.
