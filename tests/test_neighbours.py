@@ -293,11 +293,9 @@ def test_chords_mu_warms_up_and_then_falls_along_half_a_cosine():
 
 def test_no_gradient_flows_through_any_weight():
     _, _, _, mask, logprobs, ref_logprobs = random_case()
-    ref_logprobs.requires_grad_()
     rewards = REWARDS.clone().requires_grad_()
     weights = [function(logprobs) for function in TOKEN_WEIGHTS]
-    weights += [iw_sft_weights(logprobs, ref_logprobs.detach(), mask)]
-    weights += [rasft_token_weights(logprobs, ref_logprobs.detach(), mask)]
+    weights += [f(logprobs, ref_logprobs, mask) for f in (iw_sft_weights, rasft_token_weights)]
     weights += [f(rewards) for f in (hpt_weights, sc_sdpo_weights, rft_weights, osft_weights)]
     weights += [luffy_advantages(rewards, torch.ones(5)), *rasft_weights(rewards)]
     assert logprobs.requires_grad and not any(weight.requires_grad for weight in weights)
