@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from conftest import ROOT
+from conftest import ROOT, link_packages
 from data import read_rows, write_rows
 from gradients import dense_oswft_loss, make_rows
-from prompts import load_tokenizer, stop_token_ids
+from prompts import PAPER_PROMPT, instruction, load_tokenizer, stop_token_ids
 
 pytest.importorskip("trl", reason="needs requirements-recipes.txt")
 
@@ -113,3 +114,37 @@ def test_evaluation_is_that_of_sft(trainer, tmp_path):
     tokens = sum(len(row.completion_ids) for row in ROWS)
     dense = dense_oswft_loss(trainer.model, ROWS, torch.ones(8), tokens).item()
     assert trainer.evaluate(trainer.train_dataset)["eval_loss"] == pytest.approx(dense, rel=1e-4)
+
+
+def test_the_page_s_script_runs_where_only_trl_and_math_verify_are(tiny, tmp_path):
+    page = (ROOT / "recipes" / "README.md").read_text()
+    [script] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    copy = re.search(r"```bash\n(mkdir.*?)pip install trl math-verify\n```", page, re.DOTALL)[1]
+    job, packages = tmp_path / "job", tmp_path / "packages"
+    job.mkdir()
+    packages.mkdir()
+    (tmp_path / "oswft").symlink_to(ROOT)
+    subprocess.run(copy, shell=True, cwd=job, check=True)
+    rows = []
+    for _, row in read_rows(str(tiny / "heldout" / "hard.jsonl")):
+        prompt = PAPER_PROMPT.messages(row["question"], instruction(row["answer"]))
+        completion = [{"role": "assistant", "content": row["solution"]}]
+        rows.append({"prompt": prompt, "completion": completion, "answer": row["answer"]})
+    write_rows(rows, job / "train.jsonl")
+    changes = {
+        "Qwen/Qwen3-0.6B-Base": str(tiny / "model"),
+        "max_new_tokens=1024": "max_new_tokens=48",
+        "accumulation_steps=16,": "accumulation_steps=2, max_steps=2, use_cpu=True, bf16=False,",
+    }
+    for old, new in changes.items():
+        assert script.count(old) == 1
+        script = script.replace(old, new)
+    (job / "train.py").write_text(script)
+
+    env = {**os.environ, "PYTHONPATH": f"{link_packages(packages, 'trl', 'math-verify')}"}
+    assert not {"vllm", "deepspeed", "tyro"} & set(os.listdir(packages))
+    command = [sys.executable, "-S", "train.py"]  # -S: no site-packages
+    result = subprocess.run(command, cwd=job, env=env, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert len(re.findall(r"'mean_weight': '0\.\d+'", result.stdout)) == 2, result.stdout
+    assert (job / "runs" / "trl" / "model.safetensors").exists()
