@@ -1,0 +1,1 @@
+"""The method changed, and the method inside other codebases."""
