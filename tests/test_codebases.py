@@ -1,9 +1,10 @@
 """recipes/verl_loss.py and openrlhf_loss.py, inside the real functions of verl and OpenRLHF.
 
-Both packages are installed without their dependencies (requirements-codebases.txt). Nothing that
-computes is replaced.
+Both packages are installed without their dependencies (requirements-codebases.txt). Nothing of them
+that computes is replaced; the forward pass is ours.
 """
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -11,7 +12,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator
-from itertools import chain
+from functools import partial
 from types import ModuleType, SimpleNamespace
 
 import pandas as pd
@@ -41,8 +42,11 @@ def verl():
         sys.modules["ray"].ObjectRef = object
     recipe = importlib.import_module("recipes.verl_loss")
     dataset = importlib.import_module("verl.utils.dataset.dataset_utils")
-    batches = importlib.import_module("verl.utils.seqlen_balancing")
+    balancing = importlib.import_module("verl.utils.seqlen_balancing")
     tensordicts = importlib.import_module("verl.utils.tensordict_utils")
+    engine = None
+    if importlib.util.find_spec("peft"):
+        engine = importlib.import_module("verl.workers.engine.fsdp.transformer_impl")
     if missing:
         del sys.modules["ray"]
     return SimpleNamespace(
@@ -51,7 +55,8 @@ def verl():
         collate=dataset.SFTTensorCollator("no_padding"),
         batch=tensordicts.get_tensordict,
         chunk=tensordicts.chunk_tensordict,
-        rearrange=batches.rearrange_micro_batches,
+        balancing=balancing,
+        engine=engine,
     )
 
 
@@ -125,7 +130,16 @@ def flat_gradient(model, losses, ranks: int = 1) -> torch.Tensor:
     model.zero_grad()
     for loss in losses:
         (loss / ranks).backward()
+    return read_gradient(model)
+
+
+def read_gradient(model) -> torch.Tensor:
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+def sum_of_weights(rows, weights) -> float:
+    """Of their tokens."""
+    return sum(w * len(row.completion_ids) for row, w in zip(rows, weights.tolist(), strict=True))
 
 
 def assert_close(gradient: torch.Tensor, reference: torch.Tensor) -> None:
@@ -215,11 +229,11 @@ def test_a_weight_in_the_mask_divides_by_the_sum_of_the_weights(
 ):
     rows, weights = make_rows(2 * size * accumulation)
     losses = codebase.losses(codebase, model, rows, weights, size, 2, "mask")
-    lengths = torch.tensor([len(row.completion_ids) for row in rows])
-    sum_of_weights = (weights * lengths).sum().item()
-    wrong = our_gradient(model, rows, weights, sum_of_weights)
-    assert_close(flat_gradient(model, losses, 2), wrong)
-    assert sum_of_weights < 0.8 * lengths.sum()
+    gradient = flat_gradient(model, losses, 2)
+    assert_close(gradient, our_gradient(model, rows, weights, sum_of_weights(rows, weights)))
+    right = our_gradient(model, rows, weights)
+    assert gradient.norm() > 1.2 * right.norm()
+    assert torch.cosine_similarity(gradient, right, dim=0) > 0.999999
 
 
 def test_the_two_lines_of_the_page_in_verls_own_loss_are_the_recipe(verl, model):
@@ -236,17 +250,51 @@ def test_the_two_lines_of_the_page_in_verls_own_loss_are_the_recipe(verl, model)
     assert not torch.equal(verl.recipe.sft_loss(None, output, batch)[0], ours)
 
 
-def test_verls_dynamic_micro_batches_keep_each_row_beside_its_weight(verl, model):
+@pytest.mark.parametrize("how, dynamic", [("recipe", False), ("recipe", True), ("mask", True)])
+def test_verls_engine_takes_its_divisor_from_the_mask_and_each_row_beside_its_weight(
+    verl, model, one_rank, monkeypatch, how, dynamic
+):
+    """All of verl's step but the forward pass: its divisor, its micro-batches, its backward."""
+    if verl.engine is None:
+        pytest.skip("needs peft: make .venv/installed-requirements-recipes.txt")
+
+    class Engine(verl.engine.FSDPEngine):
+        ulysses_sequence_parallel_size = 1
+
+        def __init__(self):
+            self.sizes = []
+
+        def get_data_parallel_group(self):
+            return torch.distributed.group.WORLD
+
+        def get_data_parallel_size(self):
+            return 1
+
+        def _gradient_sync_context(self, **_):
+            return contextlib.nullcontext()
+
+        def forward_step(self, micro_batch, loss_function, forward_only):
+            self.sizes.append(len(micro_batch))
+            output = verl_output(model, micro_batch)
+            loss, metrics = loss_function(model_output=output, data=micro_batch)
+            return loss, {"loss": loss.item(), "metrics": metrics}
+
+    # verl knows no CPU.
+    monkeypatch.setattr(verl.engine, "get_device_id", lambda: "cpu")
+    monkeypatch.setattr(verl.balancing, "get_device_name", lambda: "cpu")
     rows, weights = make_rows(8)
-    tokens = sum(len(row.completion_ids) for row in rows)
-    batch = verl_batch(verl, rows, weights, "recipe", tokens)
-    micro_batches, order = verl.rearrange(batch, max_token_len=60)
-    assert len(micro_batches) > 2 and [*chain(*order)] != sorted(chain(*order))
-    losses = [
-        verl.recipe.oswft_sft_loss(None, verl_output(model, micro_batch), micro_batch)[0]
-        for micro_batch in micro_batches
-    ]
-    assert_close(flat_gradient(model, losses), our_gradient(model, rows, weights))
+    batch = verl_batch(verl, rows, weights, how)
+    batch.set_non_tensor("use_dynamic_bsz", dynamic)
+    batch.set_non_tensor("max_token_len_per_gpu", sum(map(len, rows)) * 2 // 5)  # makes three
+    batch.set_non_tensor("micro_batch_size_per_gpu", 2)
+    loss = verl.recipe.oswft_sft_loss if how == "recipe" else verl.recipe.sft_loss
+    engine = Engine()
+    model.zero_grad()
+    engine.forward_backward_batch(batch, partial(loss, config=None))
+    gradient = read_gradient(model)
+    assert len(engine.sizes) == (3 if dynamic else 4)
+    divisor = None if how == "recipe" else sum_of_weights(rows, weights)
+    assert_close(gradient, our_gradient(model, rows, weights, divisor))
 
 
 def test_verls_dataset_takes_the_weight_from_its_column(verl, tmp_path):
