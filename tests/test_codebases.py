@@ -313,17 +313,12 @@ def test_verls_dataset_takes_the_weight_from_its_column(verl, tmp_path):
 
 
 def test_the_page_and_the_recipes_name_the_versions_that_are_tested():
-    pinned = dict(
-        re.findall(
-            r"^(verl|openrlhf)==(\S+?);?(?: |$)",
-            (ROOT / "requirements-codebases.txt").read_text(),
-            re.MULTILINE,
-        )
-    )
-    page = PAGE.read_text()
-    for name, package in (("verl", "verl"), ("OpenRLHF", "openrlhf")):
-        stated = f"{name} {pinned[package]}"
-        assert stated in page and stated in (ROOT / f"recipes/{package}_loss.py").read_text()
+    requirements = (ROOT / "requirements-codebases.txt").read_text()
+    for name in ("verl", "OpenRLHF"):
+        package = name.lower()
+        [version] = re.findall(rf"^{package}==([\d.]+)", requirements, re.MULTILINE)
+        for path in (PAGE, ROOT / "recipes" / f"{package}_loss.py"):
+            assert f"{name} {version}" in path.read_text()
 
 
 # ------------------------------------------------------------------------------------------------
