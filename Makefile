@@ -14,6 +14,7 @@ INSTALLED := .venv/installed-$(REQUIREMENTS)
 BENCH_INSTALLED := .venv/installed-requirements-bench.txt
 TEST_INSTALLED := .venv/installed-requirements-test.txt
 RECIPES_INSTALLED := .venv/installed-requirements-recipes.txt
+CODEBASES_INSTALLED := .venv/installed-requirements-codebases.txt
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 .PHONY: install demo study lesson exercises test bench soak lint
@@ -40,6 +41,11 @@ $(INSTALLED): $(REQUIREMENTS)
 
 $(BENCH_INSTALLED) $(TEST_INSTALLED) $(RECIPES_INSTALLED): .venv/installed-%: % $(INSTALLED)
 	$(UV_INSTALL) -r $<
+	@touch $@
+
+# These ask for other versions of what is here, so nothing that they depend on is installed.
+$(CODEBASES_INSTALLED): requirements-codebases.txt $(INSTALLED)
+	.venv/bin/uv pip install --quiet --python .venv/bin/python --no-deps -r $<
 	@touch $@
 
 demo: $(INSTALLED)

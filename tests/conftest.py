@@ -1,11 +1,14 @@
 """Shared by the tests: the tiny model and its data, and a way to start scripts as a user does."""
 
+import contextlib
 import fcntl
 import json
 import os
+import re
 import subprocess
 import sys
 import time
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
@@ -155,6 +158,28 @@ def wait_for_rows(folder: Path, count: int, process: subprocess.Popen) -> None:
     while not path.exists() or len(path.read_text().splitlines()) < count:
         assert process.poll() is None and time.monotonic() < deadline, process.stdout.read()[-4000:]
         time.sleep(0.05)
+
+
+def needed_by(package: str) -> dict[str, Distribution]:
+    """A package and all that it needs here, by name."""
+    found, todo = {}, [package]
+    while todo:
+        name = re.match(r"[\w.-]+", todo.pop())[0]
+        if name not in found:
+            with contextlib.suppress(PackageNotFoundError):  # another system or Python needs it
+                found[name] = distribution(name)
+                todo += [need for need in found[name].requires or [] if "extra ==" not in need]
+    return found
+
+
+def link_packages(folder: Path, *packages: str) -> Path:
+    """Makes `folder` one for PYTHONPATH with nothing but these packages and what they need."""
+    for package in packages:
+        for found in needed_by(package).values():
+            for name in {file.parts[0] for file in found.files} - {"..", "__pycache__"}:
+                if not (folder / name).exists():
+                    (folder / name).symlink_to(found.locate_file(name))
+    return folder
 
 
 def released(aqua: dict) -> dict:

@@ -19,6 +19,7 @@ import tyro
 import yaml
 from deepspeed.launcher.runner import parse_args as parse_launcher
 from torch.distributed.run import get_args_parser
+from transformers import HfArgumentParser
 
 from conftest import ROOT, SHARED, needs_shared
 from data import Example, collate, read_rows, write_rows
@@ -31,7 +32,7 @@ README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md")), ROOT / "BENCHMARKS.md"]
 PAGES += sorted((ROOT / "recipes").glob("*.md"))
 OURS = ("torchrun", "python", "deepspeed", "make", "./paper/reproduce.sh")  # how our commands begin
-OTHERS = ("hf", "pip", "uv", "git", "jupyter", "head", "for", "done")
+OTHERS = ("hf", "pip", "uv", "git", "jupyter", "head", "mkdir", "cp", "for", "done")
 SVG = "{http://www.w3.org/2000/svg}"
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -117,6 +118,9 @@ def parse(monkeypatch, words: list[str]):
     with pytest.raises(Parsed) as parsed, monkeypatch.context() as patch:
         if name == "demo.from_scratch":  # it has no tyro
             patch.setattr(argparse.ArgumentParser, "parse_args", read_plain)
+        if name == "recipes.trl_sft":
+            pytest.importorskip("trl", reason="needs requirements-recipes.txt")
+            patch.setattr(HfArgumentParser, "parse_args_into_dataclasses", read_plain)
         if module:
             with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
                 runpy.run_module(name, run_name="__main__", alter_sys=True)  # imported before
@@ -125,14 +129,15 @@ def parse(monkeypatch, words: list[str]):
     return parsed.value.args[0]
 
 
-def read_deepspeed(words: list[str]) -> tuple[str, list[str]]:
+def read_deepspeed(words: list[str]) -> list[str]:
     launched = parse_launcher(words)
-    return launched.user_script, launched.user_args
+    return [launched.user_script, *launched.user_args]
 
 
-def read_torchrun(words: list[str]) -> tuple[str, list[str]]:
+def read_torchrun(words: list[str]) -> list[str]:
     launched = get_args_parser().parse_args(words)
-    return launched.training_script, launched.training_script_args
+    script = [*["-m"] * launched.module, launched.training_script]
+    return [*script, *launched.training_script_args]
 
 
 LAUNCHERS = {"deepspeed": read_deepspeed, "torchrun": read_torchrun}
@@ -143,8 +148,7 @@ def test_every_command_is_one_that_its_script_takes(page, read_only):
     for first, *words in commands(page):
         print(first, *words)  # pytest shows the last one, should it fail
         if first in LAUNCHERS:
-            script, arguments = LAUNCHERS[first](words)
-            args = read_only([script, *arguments])
+            args = read_only(LAUNCHERS[first](words))
             if isinstance(args, TrainArgs):
                 args.check(world_size=8)
         elif first == "python":

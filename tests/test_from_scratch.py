@@ -1,12 +1,9 @@
 """demo/from_scratch.py: the same gradients as the real scripts, from three packages alone."""
 
-import contextlib
 import json
 import os
-import re
 import subprocess
 import sys
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
@@ -14,7 +11,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
-from conftest import ROOT, SCRIPTS, train
+from conftest import ROOT, SCRIPTS, link_packages, train
 from data import Trajectory, batch_indices, load_examples
 from demo.from_scratch import NUM_ROLLOUTS, compute_loss
 from prompts import load_tokenizer, tokenize_examples
@@ -54,28 +51,10 @@ def test_from_the_same_rewards_the_gradient_is_that_of_the_real_script(script, t
             assert difference < 1e-4, (name, difference)
 
 
-def needed_by(package: str) -> dict[str, Distribution]:
-    """A package and all that it needs here, by name."""
-    found, todo = {}, [package]
-    while todo:
-        name = re.match(r"[\w.-]+", todo.pop())[0]
-        if name not in found:
-            with contextlib.suppress(PackageNotFoundError):  # another system or Python needs it
-                found[name] = distribution(name)
-                todo += [need for need in found[name].requires or [] if "extra ==" not in need]
-    return found
-
-
 @pytest.fixture(scope="module")
 def three_packages(tmp_path_factory) -> Path:
-    """A folder for PYTHONPATH with nothing but these three and what they need."""
     folder = tmp_path_factory.mktemp("packages")
-    for package in ("torch", "transformers", "math-verify"):
-        for found in needed_by(package).values():
-            for name in {file.parts[0] for file in found.files} - {"..", "__pycache__"}:
-                if not (folder / name).exists():
-                    (folder / name).symlink_to(found.locate_file(name))
-    return folder
+    return link_packages(folder, "torch", "transformers", "math-verify")
 
 
 @pytest.mark.parametrize("method", NUM_ROLLOUTS)

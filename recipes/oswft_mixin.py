@@ -1,0 +1,90 @@
+"""Weights for the rows of a Hugging Face Trainer. Copy this file: it needs only torch.
+
+A Trainer fetches all rows of an optimizer step before the first forward pass, in
+`get_batch_samples`. There each row gets its weight w = 1 - p̂, in `inputs["weights"]`. What is done
+with it is two lines in `compute_loss`: transformers_trainer.py, trl_sft.py.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+
+@dataclass(frozen=True)
+class Query:
+    prompt_ids: list[int]
+    answer: str  # the reference
+
+
+@dataclass
+class OSWFTCollator:
+    """Any collator; its batches also hold the rows' queries."""
+
+    collator: Callable
+
+    def __call__(self, rows: list[dict]) -> dict:
+        batch = self.collator([{key: row[key] for key in ("input_ids", "labels")} for row in rows])
+        batch["queries"] = []
+        for row in rows:
+            start = next(i for i, label in enumerate(row["labels"]) if label != -100)
+            batch["queries"].append(Query(list(row["input_ids"][:start]), row["answer"]))
+        return batch
+
+
+class OSWFTMixin:
+    """Stands before a Trainer among the base classes, and gives every micro-batch its `weights`.
+
+    Args:
+        weigh: from the model, (B,) queries and a seed to (B,) weights. Every rank calls it at the
+            same time, with its own queries.
+        steps_per_rollout: optimizer steps whose rows are weighed together, S of Theorem 2.
+
+    The data set has the columns input_ids, labels (-100 on the prompt) and answer. Raises
+    ValueError for settings under which weights would be lost or wrong.
+    """
+
+    needs: ClassVar = {"remove_unused_columns": False, "average_tokens_across_devices": True}
+    loss_is_scaled_for_ga = True  # all tokens of the step divide it, whatever the accumulation
+
+    def __init__(self, *args, weigh: Callable, steps_per_rollout: int = 1, **kwargs):
+        super().__init__(*args, **kwargs)
+        for name, value in self.needs.items():
+            if getattr(self.args, name) != value:
+                raise ValueError(f"OSW-FT needs {name}={value}")
+        if self.args.n_gpu > 1:
+            raise ValueError("OSW-FT needs one process for each GPU: start it with torchrun")
+        self.data_collator = OSWFTCollator(self.data_collator)
+        self.weigh, self.steps_per_rollout = weigh, steps_per_rollout
+
+    def train(self, *args, **kwargs):
+        self.weighed = []  # micro-batches of the next steps
+        return super().train(*args, **kwargs)
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator, num_batches: int, device: torch.device
+    ) -> tuple[list, torch.Tensor]:
+        """The micro-batches of one optimizer step, and how many tokens all ranks learn from."""
+        if not self.weighed:
+            count = self.steps_per_rollout * num_batches
+            self.weighed = list(itertools.islice(epoch_iterator, count))
+            queries = [query for batch in self.weighed for query in batch["queries"]]
+            model = self.accelerator.unwrap_model(self.model)
+            seed = self.args.seed + self.state.global_step
+            weights = self.weigh(model, queries, seed).to(device)  # (B,)
+            self.mean_weight = self.accelerator.gather(weights).mean().item()
+            sizes = [len(batch.pop("queries")) for batch in self.weighed]
+            for batch, share in zip(self.weighed, weights.split(sizes), strict=True):
+                batch["weights"] = share  # (b,)
+        batches, self.weighed = self.weighed[:num_batches], self.weighed[num_batches:]
+        batches, num_tokens = super().get_batch_samples(iter(batches), num_batches, device)
+        if num_tokens is None:
+            raise ValueError("for this model the Trainer does not count the tokens of a step")
+        return batches, num_tokens
+
+    def log(self, logs: dict[str, float], *args, **kwargs) -> None:
+        if "loss" in logs:
+            logs["mean_weight"] = self.mean_weight  # at the newest rollouts; 1 - pass rate
+        super().log(logs, *args, **kwargs)

@@ -1,0 +1,120 @@
+"""A whole run of a recipe for a Trainer: arguments, data, and weights by vLLM in this process."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from datasets import Dataset
+from transformers import (
+    AutoModelForCausalLM,
+    HfArgumentParser,
+    PreTrainedModel,
+    Trainer,
+    TrainingArguments,
+)
+
+from data import derive_seed, load_examples
+from engine import gather, gather_rewards
+from prompts import load_tokenizer, stop_token_ids, tokenize_examples
+from recipes.oswft_mixin import Query
+from rollout import Rollout
+from train_oswft import oswft_weights
+from verify import Verifier
+
+
+@dataclass
+class RolloutWeights:
+    """Weighs queries by K answers that vLLM samples from the current weights.
+
+    The model is whole on every rank: vLLM cannot take the shards of ZeRO-3 or FSDP.
+    """
+
+    rollout: Rollout
+    verifier: Verifier
+    num_rollouts: int  # K
+    max_completion_length: int
+
+    def __call__(self, model: PreTrainedModel, queries: list[Query], seed: int) -> torch.Tensor:
+        first = sum(gather([len(queries)])[: dist.get_rank()])
+        mine, queries = slice(first, first + len(queries)), gather(queries)  # those of all ranks
+        self.rollout.load_weights((n, p.detach()) for n, p in model.named_parameters())
+        completions = self.rollout.generate(
+            [query.prompt_ids for query in queries],
+            num_samples=self.num_rollouts,
+            max_tokens=self.max_completion_length,
+            seeds=[derive_seed(seed, index) for index in range(len(queries))],
+        )  # this rank's share
+        self.rollout.sleep()
+        answers = [queries[completion.query].answer for completion in completions]
+        verdicts = self.verifier.score([completion.text for completion in completions], answers)
+        _, rewards = gather_rewards(completions, verdicts, len(queries))  # (B, K)
+        return oswft_weights(rewards)[mine]
+
+
+@dataclass(kw_only=True)
+class Args:
+    """Beside the Trainer's own arguments; some of those get the paper's values."""
+
+    model: str  # hub id or folder
+    data: str  # JSONL or hub id with question, solution and answer
+    num_rollouts: int = 2  # K, answers sampled per query
+    steps_per_rollout: int = 1  # optimizer steps whose queries are weighed together
+    max_sequence_length: int = 5120  # tokens of prompt and solution, or of prompt and rollout
+    max_completion_length: int = 4096  # of a rollout
+    vllm_memory: float = 0.3  # of a GPU, for vLLM
+    verifier_workers: int = 2  # processes that grade
+
+    learning_rate: float = 1e-5
+    lr_scheduler_type: str = "constant"
+    num_train_epochs: float = 1
+    per_device_train_batch_size: int = 8
+    gradient_accumulation_steps: int = 16  # 8 * 16 = 128 queries, on one GPU
+    max_length: int | None = None  # of TRL: nothing is cut off
+    remove_unused_columns: bool = False
+    report_to: str = "none"
+
+
+def run(
+    trainer: type[Trainer],
+    arguments: type[TrainingArguments],
+    row: Callable,
+    collator: Callable = lambda tokenizer: None,
+) -> None:
+    """Train as the command line says.
+
+    Args:
+        trainer: made with an `OSWFTMixin`.
+        arguments: its own arguments.
+        row: from an example and its token ids to the columns that the trainer reads.
+        collator: from the tokenizer to what makes a batch of rows; default: the trainer's own.
+    """
+    parser = HfArgumentParser(dataclass(kw_only=True)(type("Arguments", (Args, arguments), {})))
+    args = parser.parse_args_into_dataclasses()[0]
+    tokenizer = load_tokenizer(args.model)
+    lengths = (args.max_sequence_length, args.max_completion_length)
+    examples, _ = tokenize_examples(load_examples(args.data), tokenizer, *lengths)
+    rows = [row(ids.example, ids) | {"answer": ids.example.answer} for ids in examples]
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
+    model.generation_config.eos_token_id = stop_token_ids(tokenizer)
+    rollout = Rollout(
+        args.model,
+        tokenizer,
+        max_length=args.max_sequence_length,
+        precision="bf16" if args.bf16 else "fp32",
+        memory_share=args.vllm_memory,
+        sleep=True,
+    )
+    with Verifier(args.verifier_workers) as verifier:
+        weigh = RolloutWeights(rollout, verifier, args.num_rollouts, args.max_completion_length)
+        oswft = trainer(
+            model,
+            args,
+            weigh=weigh,
+            steps_per_rollout=args.steps_per_rollout,
+            train_dataset=Dataset.from_list(rows),
+            data_collator=collator(tokenizer),
+            processing_class=tokenizer,
+        )
+        oswft.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    oswft.save_model()

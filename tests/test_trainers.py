@@ -1,0 +1,150 @@
+"""recipes/transformers_trainer.py and trl_sft.py: their gradients, and a run of each to its end."""
+
+import ast
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from conftest import ROOT, link_packages
+from data import read_rows, write_rows
+from gradients import dense_oswft_loss, make_rows
+from prompts import PAPER_PROMPT, instruction, load_tokenizer, stop_token_ids
+
+pytest.importorskip("trl", reason="needs requirements-recipes.txt")
+
+from recipes.transformers_trainer import OSWFTTrainer
+from recipes.trl_sft import WeightedSFTTrainer
+from trainers import Case, make_trainer
+
+SETTING = (
+    "--use_cpu",
+    "True",
+    "--bf16",
+    "False",
+    "--save_strategy",
+    "no",
+    "--disable_tqdm",
+    "True",
+)
+SETTING += ("--max_sequence_length", "128", "--max_completion_length", "48")
+SETTING += ("--learning_rate", "1e-3", "--logging_steps", "1", "--num_train_epochs", "8")
+SETTING += ("--save_strategy", "no")
+
+
+def torchrun(*args, ranks: int) -> str:
+    """Run over so many ranks, on a port that is free; returns the output."""
+    command = [Path(sys.executable).parent / "torchrun", "--standalone", "--nproc_per_node", ranks]
+    result = subprocess.run(
+        [str(word) for word in (*command, *args)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, (result.stdout + result.stderr)[-6000:]
+    return result.stdout
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_gradients_are_those_of_the_dense_loss(ranks):
+    assert torchrun("tests/trainers.py", ranks=ranks).count(" Case(") == 20
+
+
+@pytest.mark.parametrize(("recipe", "ranks"), [("transformers_trainer", 2), ("trl_sft", 1)])
+def test_the_pass_rate_rises(recipe, ranks, tiny, tmp_path):
+    model, data, run = tmp_path / "model", tmp_path / "train.jsonl", tmp_path / "run"
+    shutil.copytree(tiny / "model", model)
+    config = model / "generation_config.json"  # as Qwen3-Base's: it does not know the end of turn
+    config.write_text(json.dumps({"eos_token_id": 0}))
+    rows = [row for _, row in read_rows(str(tiny / "heldout" / "hard.jsonl"))]
+    write_rows(rows[:48], data)  # the same questions, again and again
+
+    batch = ("--per_device_train_batch_size", 8, "--gradient_accumulation_steps", 2 // ranks)
+    where = ("--model", model, "--data", data, "--output_dir", run)
+    printed = torchrun("-m", f"recipes.{recipe}", *where, *batch, *SETTING, ranks=ranks)
+    logs = [ast.literal_eval(line) for line in printed.splitlines() if "mean_weight" in line]
+    weights = [float(log["mean_weight"]) for log in logs]
+    assert len(weights) == 24
+    assert sum(weights[-6:]) / 6 < sum(weights[:3]) / 3 - 0.15, weights
+
+    stops = json.loads((run / "generation_config.json").read_text())["eos_token_id"]
+    assert set(stops) == set(stop_token_ids(load_tokenizer(str(run))))
+
+
+ROWS = make_rows(torch.Generator().manual_seed(0), count=8)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "setting"),
+    [
+        (OSWFTTrainer, {"average_tokens_across_devices": False}),
+        (OSWFTTrainer, {"remove_unused_columns": True}),
+        (WeightedSFTTrainer, {"remove_unused_columns": True}),
+        (WeightedSFTTrainer, {"packing": True, "max_length": 64}),
+        (WeightedSFTTrainer, {"loss_type": "dft"}),
+        (WeightedSFTTrainer, {"max_length": 64}),
+    ],
+)
+def test_settings_that_would_lose_a_weight_are_refused(trainer, setting, tmp_path):
+    with pytest.raises(ValueError, match=f"OSW-FT needs {next(iter(setting))}="):
+        make_trainer(Case(trainer, 8, 1), str(tmp_path), ROWS, weigh=None, **setting)
+
+
+def test_rows_that_were_flattened_without_their_index_are_refused(tmp_path):
+    trainer = make_trainer(
+        Case(WeightedSFTTrainer, 8, 1, padding_free=True), str(tmp_path), ROWS, None
+    )
+    batch = next(iter(trainer.get_train_dataloader()))
+    batch["weights"] = torch.ones(8)
+    del batch["seq_idx"]
+    with pytest.raises(ValueError, match="without seq_idx"):
+        trainer.compute_loss(trainer.model, batch, num_items_in_batch=torch.tensor(50))
+
+
+@pytest.mark.parametrize("trainer", [OSWFTTrainer, WeightedSFTTrainer])
+def test_evaluation_is_that_of_sft(trainer, tmp_path):
+    trainer = make_trainer(Case(trainer, 8, 1), str(tmp_path), ROWS, weigh=None)
+    tokens = sum(len(row.completion_ids) for row in ROWS)
+    dense = dense_oswft_loss(trainer.model, ROWS, torch.ones(8), tokens).item()
+    assert trainer.evaluate(trainer.train_dataset)["eval_loss"] == pytest.approx(dense, rel=1e-4)
+
+
+def test_the_page_s_script_runs_where_only_trl_and_math_verify_are(tiny, tmp_path):
+    page = (ROOT / "recipes" / "README.md").read_text()
+    [script] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    copy = re.search(r"```bash\n(mkdir.*?)pip install trl math-verify\n```", page, re.DOTALL)[1]
+    job, packages = tmp_path / "job", tmp_path / "packages"
+    job.mkdir()
+    packages.mkdir()
+    (tmp_path / "oswft").symlink_to(ROOT)
+    subprocess.run(copy, shell=True, cwd=job, check=True)
+    rows = []
+    for _, row in read_rows(str(tiny / "heldout" / "hard.jsonl")):
+        prompt = PAPER_PROMPT.messages(row["question"], instruction(row["answer"]))
+        completion = [{"role": "assistant", "content": row["solution"]}]
+        rows.append({"prompt": prompt, "completion": completion, "answer": row["answer"]})
+    write_rows(rows, job / "train.jsonl")
+    changes = {
+        "Qwen/Qwen3-0.6B-Base": str(tiny / "model"),
+        "max_new_tokens=1024": "max_new_tokens=48",
+        "accumulation_steps=16,": "accumulation_steps=2, max_steps=2, use_cpu=True, bf16=False,",
+    }
+    for old, new in changes.items():
+        assert script.count(old) == 1
+        script = script.replace(old, new)
+    (job / "train.py").write_text(script)
+
+    env = {**os.environ, "PYTHONPATH": f"{link_packages(packages, 'trl', 'math-verify')}"}
+    assert not {"vllm", "deepspeed", "tyro"} & set(os.listdir(packages))
+    command = [sys.executable, "-S", "train.py"]  # -S: no site-packages
+    result = subprocess.run(command, cwd=job, env=env, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert len(re.findall(r"'mean_weight': '0\.\d+'", result.stdout)) == 2, result.stdout
+    assert (job / "runs" / "trl" / "model.safetensors").exists()
