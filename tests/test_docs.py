@@ -32,7 +32,7 @@ README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md")), ROOT / "BENCHMARKS.md"]
 PAGES += sorted((ROOT / "recipes").glob("*.md"))
 OURS = ("torchrun", "python", "deepspeed", "make", "./paper/reproduce.sh")  # how our commands begin
-OTHERS = ("hf", "pip", "uv", "git", "jupyter", "head", "mkdir", "cp", "for", "done")
+OTHERS = ("hf", "pip", "uv", "git", "jupyter", "head", "mkdir", "cp", "for", "done", "python3", ".")
 SVG = "{http://www.w3.org/2000/svg}"
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

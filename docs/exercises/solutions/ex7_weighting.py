@@ -36,4 +36,4 @@ PLUG_IN_IS_RIGHT = "A"
 # Which values can `undecided_weights` take at K = 2? A list, from the smallest to the largest
 WEIGHTS_AT_K2 = [0.0, 0.5]
 # 1/2 if the answers differ, else 0. One answer cannot differ from itself: with K = 1 there is no
-# such weight. To train with it, give it a name in `weighting` of train_oswft.py, and a `case`.
+# such weight. How to train with one like it: recipes/patches.md, "Weighting".
