@@ -104,6 +104,7 @@ def oswft_loss(
     Returns:
         a scalar; summed over any split of the batch, it is the loss of the whole batch.
     """
+    assert weights.shape == logprobs.shape[:1], "one weight for each row"  # else they broadcast
     sequence_logprobs = torch.where(mask.bool(), logprobs, 0).sum(dim=1)  # (B, T) -> (B,)
     return -(weights * sequence_logprobs).sum() / normalizer
 

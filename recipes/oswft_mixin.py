@@ -16,7 +16,7 @@ import torch
 @dataclass(frozen=True)
 class Query:
     prompt_ids: list[int]
-    answer: str  # the reference
+    answer: str | None  # the reference; evaluation needs none
 
 
 @dataclass
@@ -30,7 +30,7 @@ class OSWFTCollator:
         batch["queries"] = []
         for row in rows:
             start = next(i for i, label in enumerate(row["labels"]) if label != -100)
-            batch["queries"].append(Query(list(row["input_ids"][:start]), row["answer"]))
+            batch["queries"].append(Query(list(row["input_ids"][:start]), row.get("answer")))
         return batch
 
 
@@ -46,16 +46,20 @@ class OSWFTMixin:
     ValueError for settings under which weights would be lost or wrong.
     """
 
-    needs: ClassVar = {"remove_unused_columns": False, "average_tokens_across_devices": True}
+    needs: ClassVar = {
+        "remove_unused_columns": False,
+        "average_tokens_across_devices": True,
+        "label_smoothing_factor": 0.0,
+    }
     loss_is_scaled_for_ga = True  # all tokens of the step divide it, whatever the accumulation
 
-    def __init__(self, *args, weigh: Callable, steps_per_rollout: int = 1, **kwargs):
-        super().__init__(*args, **kwargs)
+    def __init__(self, model, args, *rest, weigh: Callable, steps_per_rollout: int = 1, **kwargs):
         for name, value in self.needs.items():
-            if getattr(self.args, name) != value:
+            if getattr(args, name) != value:
                 raise ValueError(f"OSW-FT needs {name}={value}")
-        if self.args.n_gpu > 1:
+        if args.n_gpu > 1:
             raise ValueError("OSW-FT needs one process for each GPU: start it with torchrun")
+        super().__init__(model, args, *rest, **kwargs)
         self.data_collator = OSWFTCollator(self.data_collator)
         self.weigh, self.steps_per_rollout = weigh, steps_per_rollout
 
@@ -71,9 +75,13 @@ class OSWFTMixin:
             count = self.steps_per_rollout * num_batches
             self.weighed = list(itertools.islice(epoch_iterator, count))
             queries = [query for batch in self.weighed for query in batch["queries"]]
+            if any(query.answer is None or not query.prompt_ids for query in queries):
+                raise ValueError("OSW-FT needs a prompt in each row, and a column answer")
             model = self.accelerator.unwrap_model(self.model)
-            seed = self.args.seed + self.state.global_step
-            weights = self.weigh(model, queries, seed).to(device)  # (B,)
+            weights = self.weigh(model, queries, self.args.seed + self.state.global_step)
+            weights = torch.as_tensor(weights, dtype=torch.float32, device=device)
+            if weights.shape != (len(queries),) or not weights.isfinite().all():
+                raise ValueError(f"weigh gave {weights.tolist()}: not {len(queries)} numbers")
             self.mean_weight = self.accelerator.gather(weights).mean().item()
             sizes = [len(batch.pop("queries")) for batch in self.weighed]
             for batch, share in zip(self.weighed, weights.split(sizes), strict=True):

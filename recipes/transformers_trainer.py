@@ -7,8 +7,9 @@ model's own loss is a sum over rows already. So `compute_loss` takes the log-pro
         --output_dir runs/trainer --bf16 True --gradient_checkpointing True
     torchrun --nproc_per_node 8 -m recipes.transformers_trainer ...      # several GPUs, with DDP
 
-The arguments are those of TrainingArguments, and a few of trainer_run.py. To copy: this class,
-oswft_mixin.py, and `oswft_loss`. The logits of a micro-batch are in memory, as in any Trainer.
+The arguments are those of TrainingArguments, and a few of trainer_run.py. To copy: oswft_mixin.py,
+and this class with `oswft_loss` pasted above it. The data collator has to pad, as
+`DataCollatorForSeq2Seq` does. The logits of a micro-batch are in memory, as in any Trainer.
 """
 
 from torch.nn.functional import cross_entropy

@@ -7,8 +7,9 @@ tokens of the optimizer step, so a forward hook that multiplies each row's by it
         --output_dir runs/trl
     torchrun --nproc_per_node 8 -m recipes.trl_sft ...                   # several GPUs, with DDP
 
-The arguments are those of SFTConfig, and a few of trainer_run.py. To copy: this class and
-oswft_mixin.py. Your data set needs a column `answer` beside those that SFTTrainer reads.
+The arguments are those of SFTConfig, and a few of trainer_run.py. To copy: oswft_mixin.py and this
+file; its last lines, which run it, need this repository. Your data set needs a column `answer`
+beside those that SFTTrainer reads.
 """
 
 from typing import ClassVar

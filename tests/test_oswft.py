@@ -83,6 +83,13 @@ def test_an_unknown_strategy_is_refused():
         oswft_weights(torch.ones(1, 2), strategy="soft")
 
 
+@pytest.mark.parametrize("weights", [torch.ones(2), torch.ones(1, 1)])
+def test_weights_that_would_be_broadcast_are_refused(weights):
+    rows_end_to_end = torch.full((1, 6), -1.0)
+    with pytest.raises(AssertionError, match="one weight for each row"):
+        oswft_loss(rows_end_to_end, torch.ones(1, 6), weights, 6)
+
+
 def test_loss_equals_numbers_worked_out_by_hand():
     logprobs = torch.tensor([[-1.0, -2.0, -4.0], [-0.5, -3.0, -9.0]])
     mask = torch.tensor([[True, True, False], [False, True, False]])

@@ -11,16 +11,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from conftest import ROOT, link_packages
 from data import read_rows, write_rows
 from gradients import dense_oswft_loss, make_rows
-from prompts import PAPER_PROMPT, instruction, load_tokenizer, stop_token_ids
+from prompts import load_tokenizer, stop_token_ids
 
 pytest.importorskip("trl", reason="needs requirements-recipes.txt")
 
 from recipes.transformers_trainer import OSWFTTrainer
 from recipes.trl_sft import WeightedSFTTrainer
+from train_oswft import oswft_loss
 from trainers import Case, make_trainer
 
 SETTING = (
@@ -78,6 +80,7 @@ def test_the_pass_rate_rises(recipe, ranks, tiny, tmp_path):
     assert set(stops) == set(stop_token_ids(load_tokenizer(str(run))))
 
 
+PAGE = (ROOT / "recipes" / "README.md").read_text()
 ROWS = make_rows(torch.Generator().manual_seed(0), count=8)
 
 
@@ -86,8 +89,10 @@ ROWS = make_rows(torch.Generator().manual_seed(0), count=8)
     [
         (OSWFTTrainer, {"average_tokens_across_devices": False}),
         (OSWFTTrainer, {"remove_unused_columns": True}),
+        (OSWFTTrainer, {"label_smoothing_factor": 0.1}),
+        (WeightedSFTTrainer, {"label_smoothing_factor": 0.1}),
         (WeightedSFTTrainer, {"remove_unused_columns": True}),
-        (WeightedSFTTrainer, {"packing": True, "max_length": 64}),
+        (WeightedSFTTrainer, {"packing": True}),
         (WeightedSFTTrainer, {"loss_type": "dft"}),
         (WeightedSFTTrainer, {"max_length": 64}),
     ],
@@ -95,6 +100,46 @@ ROWS = make_rows(torch.Generator().manual_seed(0), count=8)
 def test_settings_that_would_lose_a_weight_are_refused(trainer, setting, tmp_path):
     with pytest.raises(ValueError, match=f"OSW-FT needs {next(iter(setting))}="):
         make_trainer(Case(trainer, 8, 1), str(tmp_path), ROWS, weigh=None, **setting)
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [[1.0] * 7, torch.ones(8, 1), torch.full((8,), torch.nan)],
+    ids=["7", "(8, 1)", "nan"],
+)
+def test_what_is_not_one_number_for_each_row_is_refused(weights, tmp_path):
+    trainer = make_trainer(Case(OSWFTTrainer, 8, 1), str(tmp_path), ROWS, lambda *_: weights)
+    with pytest.raises(ValueError, match=r"weigh gave .*: not 8 numbers"):
+        trainer.train()
+
+
+def test_rows_without_an_answer_or_a_prompt_are_refused(tmp_path):
+    trainer = make_trainer(Case(OSWFTTrainer, 8, 1), str(tmp_path), ROWS, lambda *_: [1.0] * 8)
+    rows = trainer.train_dataset
+    all_learnt = rows.remove_columns("labels").add_column("labels", rows["input_ids"])
+    for wrong in (rows.remove_columns("answer"), all_learnt):
+        trainer.train_dataset = wrong
+        with pytest.raises(ValueError, match="needs a prompt in each row, and a column answer"):
+            trainer.train()
+
+
+def test_the_page_s_own_loop_gives_the_dense_gradient(tmp_path):
+    model = make_trainer(Case(OSWFTTrainer, 8, 1), str(tmp_path), ROWS, None).model
+    weights, micro_batches = torch.rand(8), []
+    for part in (range(3), range(3, 8)):
+        ids = [torch.tensor(ROWS[i].prompt_ids + ROWS[i].completion_ids) for i in part]
+        mask = [torch.arange(len(ROWS[i])) >= len(ROWS[i].prompt_ids) for i in part]
+        rows = {"input_ids": ids, "mask": mask}
+        batch = {name: pad_sequence(row, batch_first=True) for name, row in rows.items()}
+        micro_batches.append({**batch, "weights": weights[list(part)]})
+    loop, _ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(loop, {"model": model, "micro_batches": micro_batches, "oswft_loss": oswft_loss})
+    ours = [parameter.grad.clone() for parameter in model.parameters()]
+    tokens = sum(len(row.completion_ids) for row in ROWS)
+    dense = torch.autograd.grad(
+        dense_oswft_loss(model, ROWS, weights, tokens), list(model.parameters())
+    )
+    torch.testing.assert_close(ours, list(dense), rtol=1e-4, atol=1e-6)
 
 
 def test_rows_that_were_flattened_without_their_index_are_refused(tmp_path):
@@ -117,20 +162,14 @@ def test_evaluation_is_that_of_sft(trainer, tmp_path):
 
 
 def test_the_page_s_script_runs_where_only_trl_and_math_verify_are(tiny, tmp_path):
-    page = (ROOT / "recipes" / "README.md").read_text()
-    [script] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    copy = re.search(r"```bash\n(mkdir.*?)pip install trl math-verify\n```", page, re.DOTALL)[1]
+    _, script = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    copy = re.search(r"```bash\n(mkdir.*?)pip install trl math-verify\n```", PAGE, re.DOTALL)[1]
     job, packages = tmp_path / "job", tmp_path / "packages"
     job.mkdir()
     packages.mkdir()
     (tmp_path / "oswft").symlink_to(ROOT)
     subprocess.run(copy, shell=True, cwd=job, check=True)
-    rows = []
-    for _, row in read_rows(str(tiny / "heldout" / "hard.jsonl")):
-        prompt = PAPER_PROMPT.messages(row["question"], instruction(row["answer"]))
-        completion = [{"role": "assistant", "content": row["solution"]}]
-        rows.append({"prompt": prompt, "completion": completion, "answer": row["answer"]})
-    write_rows(rows, job / "train.jsonl")
+    shutil.copy(tiny / "heldout" / "hard.jsonl", job / "train.jsonl")
     changes = {
         "Qwen/Qwen3-0.6B-Base": str(tiny / "model"),
         "max_new_tokens=1024": "max_new_tokens=48",
