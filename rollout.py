@@ -234,7 +234,8 @@ class Rollout:
         Args:
             prompts: token ids.
             max_tokens: of a completion; prompt and completion together fit into `max_length`.
-            seeds: one per prompt. The same seed, prompt and weights give the same completions.
+            seeds: one per prompt. The same call after `load_weights` gives the same completions;
+                in other company, or with a filled prefix cache, a prompt's numbers round otherwise.
             logprobs: of so many prompts, from the first, the completions carry those of their
                 tokens. They take time: a softmax over the whole vocabulary for every token.
             on_progress: called after each engine step with the prompts finished, and all in this
