@@ -3,6 +3,7 @@
 # make lesson     runs docs/lesson.ipynb and keeps its outputs; needs `uv pip install jupyterlab`
 # make exercises  grades docs/exercises (ONLY=3: one of them)
 # make test       installs into .venv if needed, what tests need too, then runs every test
+# make test-gpu   on a machine with a GPU, the tests that use one: 8 minutes at most
 # make bench      installs what is compared with, too, and writes BENCHMARKS.md: most of an hour
 # make soak       kills, changes of shape and hostile answers at random, outside the tests: 20 minutes
 # make lint       style and names
@@ -17,7 +18,7 @@ RECIPES_INSTALLED := .venv/installed-requirements-recipes.txt
 CODEBASES_INSTALLED := .venv/installed-requirements-codebases.txt
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: install demo study lesson exercises test bench soak lint
+.PHONY: install demo study lesson exercises test test-gpu bench soak lint
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -63,6 +64,9 @@ exercises: $(INSTALLED)
 
 test: $(TEST_INSTALLED)
 	python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+test-gpu: $(INSTALLED)
+	python -m pytest -rs --durations 0 tests/test_gpu.py
 
 bench: $(BENCH_INSTALLED)
 	@python -m bench

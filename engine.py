@@ -152,6 +152,8 @@ class Engine:
             copy of the weights.
     """
 
+    max_stage_alone = 2  # the tests on one GPU set 3
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -166,7 +168,7 @@ class Engine:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         self.learning_rate, self.max_grad_norm = learning_rate, max_grad_norm
         if dist.get_world_size() == 1:
-            zero_stage = min(zero_stage, 2)
+            zero_stage = min(zero_stage, self.max_stage_alone)
         bf16 = precision == "bf16"
         cast_parameters(model, torch.float32)  # the check is sharp without rounding
         try:

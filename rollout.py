@@ -92,6 +92,8 @@ def import_vllm():
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # it knows no seed of a request
+    os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")  # else attention in fp32 rounds to tf32
     needed = "requirements.txt" if torch.cuda.is_available() else "requirements-cpu.txt"
     try:
         import vllm
@@ -114,6 +116,8 @@ class Rollout:
         sleep: on a GPU, give the memory back while the model trains.
         load_weights_from_disk: start with the folder's own weights (for evaluation).
     """
+
+    model_runner: str | None = None  # of vLLM's two: "V1" or "V2"
 
     def __init__(
         self,
@@ -171,6 +175,9 @@ class Rollout:
             if "memory" in one_line(error):
                 raise MemoryError(f"vLLM: {one_line(error)}") from error
             raise InputError(f"{model}: vLLM cannot load it: {one_line(error)}") from error
+        # Each draws its own numbers from a seed. On a GPU vLLM chooses V2, on a CPU V1.
+        config = self.llm.llm_engine.vllm_config
+        self.model_runner = "V2" if config.use_v2_model_runner else "V1"
         self.sleep()
 
     @classmethod
@@ -227,7 +234,8 @@ class Rollout:
         Args:
             prompts: token ids.
             max_tokens: of a completion; prompt and completion together fit into `max_length`.
-            seeds: one per prompt. The same seed, prompt and weights give the same completions.
+            seeds: one per prompt. The same call after `load_weights` gives the same completions;
+                in other company, or with a filled prefix cache, a prompt's numbers round otherwise.
             logprobs: of so many prompts, from the first, the completions carry those of their
                 tokens. They take time: a softmax over the whole vocabulary for every token.
             on_progress: called after each engine step with the prompts finished, and all in this

@@ -404,11 +404,11 @@ class Run:
         batch_size: examples that are drawn together.
         steps_per_batch: optimizer steps on each batch, S of Theorem 2.
         checkpoint: to resume from, as `claim_output_dir` found it.
-        keep_models: a checkpoint beyond the newest `--keep_checkpoints` loses its training state,
-            but its model stays.
+        rollout: what samples, if the script does; args.json says which of vLLM's model runners.
     """
 
     SHOWN = ("mean_weight", "pass_rate", "reward", "loss")  # beside the progress bar
+    keep_models = False  # whether old checkpoints lose their training state only
 
     def __init__(
         self,
@@ -419,11 +419,11 @@ class Run:
         batch_size: int,
         steps_per_batch: int = 1,
         checkpoint: Path | None = None,
-        keep_models: bool = False,
+        rollout=None,
     ):
         self.args, self.engine, self.tokenizer, self.examples = args, engine, tokenizer, examples
         self.batch_size, self.steps_per_batch = batch_size, steps_per_batch
-        self.keep_models, self.folder = keep_models, Path(args.output_dir)
+        self.rollout, self.folder = rollout, Path(args.output_dir)
         # If the last batch is not full, it is not used.
         batches = len(examples) * args.num_epochs // batch_size
         self.num_steps = args.max_steps or batches * steps_per_batch
@@ -455,9 +455,10 @@ class Run:
         run_id = before.get("run_id") or secrets.token_hex(4)
         inputs = hashes(self.args, self.examples)
         began = {"step": self.step, "time": datetime.datetime.now().isoformat(timespec="seconds")}
-        began |= {**provenance(), "shape": shape(resolved)}
-        history = [*before.get("history", []), began]
-        write_args(self.folder, run_id=run_id, args=resolved, hashes=inputs, history=history)
+        runner = {"vllm_runner": self.rollout.model_runner} if self.rollout else {}
+        began |= {**provenance(), **runner, "shape": shape(resolved)}
+        record = {"hashes": inputs, "history": [*before.get("history", []), began], **runner}
+        write_args(self.folder, run_id=run_id, args=resolved, **record)
         shown = {**resolved, "steps": self.num_steps, "steps_per_batch": self.steps_per_batch}
         line = ", ".join(f"{name} {value}" for name, value in shown.items())
         print(textwrap.fill(line, 100, break_on_hyphens=False), file=sys.stderr)

@@ -151,7 +151,7 @@ def main(args: Args) -> int:
     batch_size, size, k = args.rollout_batch_size, args.train_batch_size, args.num_rollouts
     steps_per_batch = batch_size // size  # S of Theorem 2
 
-    run = Run(args, engine, tokenizer, examples, batch_size, steps_per_batch, checkpoint)
+    run = Run(args, engine, tokenizer, examples, batch_size, steps_per_batch, checkpoint, rollout)
     with run, verifier:
         for batch, queries in run.batches():  # the same on every rank
             # ---- rollout: K answers to each query, from the current weights

@@ -52,10 +52,10 @@ def logprob_cases(
 
 
 def logprob_rows(
-    cases: dict[str, Callable], repetitions: int, label: str
+    cases: dict[str, Callable], repetitions: int, label: str, device: str = "cpu"
 ) -> tuple[list[list], float, float]:
     """Rows of a table; ours ÷ dense in seconds, and in extra memory."""
-    calls = {name: partial(extra_memory, case) for name, case in cases.items()}
+    calls = {name: partial(extra_memory, case, device) for name, case in cases.items()}
     rows, ratios = [], {}
     measured = take_turns(calls, repetitions)
     dense_seconds, dense_memory = zip(*measured["dense"], strict=True)

@@ -50,10 +50,13 @@ def timed(call: Callable) -> float:
     return time.perf_counter() - began
 
 
-def extra_memory(call: Callable) -> tuple[float, int]:
-    """Seconds of a call that returns tensors; peak bytes, less those held before and returned."""
+def extra_memory(call: Callable, device: str = "cpu") -> tuple[float, int]:
+    """Seconds of a call that returns tensors; peak bytes, less those held before and returned.
+
+    The bytes are those of the GPU where `device` is "cuda", else those of this process.
+    """
     gc.collect()
-    cuda = torch.cuda.is_available()
+    cuda = device == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()

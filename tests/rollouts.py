@@ -1,6 +1,8 @@
 """Run by test_rollout.py through the launcher: vLLM samples from the trainer's current weights.
 
 rollouts.py <tiny model folder> <folder to write to> <tied|untied> <fp32|bf16> <tensor parallel>
+
+On a GPU (test_gpu.py) vLLM sleeps while the model trains; on a CPU it has no sleep.
 """
 
 import sys
@@ -18,6 +20,7 @@ from train_oswft import update
 
 TEMPERATURE = 0.8
 TOLERANCE = {"fp32": 1e-3, "bf16": 0.15}  # nats, of one token
+MEMORY_SHARE = 0.1
 
 
 def main(tiny: str, folder: str, tied: str, precision: str, tensor_parallel: str) -> None:
@@ -39,8 +42,9 @@ def main(tiny: str, folder: str, tied: str, precision: str, tensor_parallel: str
         tokenizer,
         max_length=512,
         precision=precision,
-        memory_share=0.1,
+        memory_share=MEMORY_SHARE,
         tensor_parallel=int(tensor_parallel),
+        sleep=True,
     )
 
     # Long prompts with a common beginning: several blocks that the prefix cache would keep.
@@ -57,16 +61,21 @@ def main(tiny: str, folder: str, tied: str, precision: str, tensor_parallel: str
 
     def largest_gap(completions):
         rows = [Trajectory("id", prompts[c.query], c.token_ids) for c in completions]
-        vllms = pad_completions([c.logprobs for c in completions], rows)
+        vllms = pad_completions([c.logprobs for c in completions], rows).to(engine.device)
         return float((engine.score(rows, 1000, TEMPERATURE) - vllms).abs().max())
 
     rollout.load_weights(engine.named_weights())
     first = sample([1, 2, 3])
     assert [completion.query for completion in first] == [0, 0, 1, 1, 2, 2]
     assert first[0].token_ids != first[1].token_ids, "two samples of one prompt are the same"
-    assert sample([1, 2, 3]) == first, "the same seeds gave other samples"
+    check_sleep(rollout)
+    rollout.load_weights(engine.named_weights())
+    again = sample([1, 2, 3])  # with an empty prefix cache, too: a full one rounds otherwise
+    same = [ours.token_ids == theirs.token_ids for ours, theirs in zip(first, again, strict=True)]
+    assert all(same), f"the same seeds gave other samples: {same}"
     assert sample([4, 5, 6]) != first, "other seeds gave the same samples"
-    assert largest_gap(first) < TOLERANCE[precision], largest_gap(first)
+    for completions in (first, again):
+        assert largest_gap(completions) < TOLERANCE[precision], largest_gap(completions)
     for completion in first:
         stopped = completion.token_ids[-1] in rollout.stop_token_ids
         assert stopped == (completion.finish_reason == "stop")
@@ -74,6 +83,7 @@ def main(tiny: str, folder: str, tied: str, precision: str, tensor_parallel: str
 
     args = SimpleNamespace(normalizer="token", max_tokens_per_micro_batch=200, num_rollouts=2)
     args.temperature, args.model = TEMPERATURE, folder
+    rollout.sleep()
     for _ in range(3):
         update(engine, rows, torch.ones(3), args)
     assert largest_gap(first) > 3, "the update was not large: this test shows nothing"
@@ -91,7 +101,19 @@ def main(tiny: str, folder: str, tied: str, precision: str, tensor_parallel: str
     shown = vllm_gap(engine, queries, second, args, refuse=True)
     assert 0 <= shown["vllm_gap_mean"] <= shown["vllm_gap_max"] < TOLERANCE[precision]
     if rank == 0:
-        print("equal:", tied, precision, tensor_parallel, f"gap {gap:.2g} nats", flush=True)
+        print("equal:", tied, precision, tensor_parallel, f"gap {gap:.2g} nats,", end=" ")
+        print(engine.device.type, rollout.model_runner, flush=True)
+
+
+def check_sleep(rollout: Rollout) -> None:
+    """On a GPU, most of vLLM's memory comes back."""
+    if not rollout.sleeps:
+        return
+    before, total = torch.cuda.mem_get_info()
+    rollout.sleep()
+    freed = torch.cuda.mem_get_info()[0] - before
+    assert freed > 0.5 * MEMORY_SHARE * total, f"only {freed / 2**30:.1f} GiB came back"
+    print(f"asleep: {freed / 2**30:.1f} GiB came back", flush=True)
 
 
 if __name__ == "__main__":

@@ -135,6 +135,7 @@ def refuse_damaged(folder: Path) -> None:
 if __name__ == "__main__":
     mode, folder = sys.argv[-2], Path(sys.argv[-1])
     init_distributed()
+    Engine.max_stage_alone = 3 if torch.cuda.is_available() else 2
     for precision in ("fp32", "bf16"):
         if mode == "save":
             save(folder, precision, zero_stage=3)

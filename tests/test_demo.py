@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT
+from conftest import ROOT, needs_vllm
 from demo.world import TIERS
 
 
@@ -17,6 +17,7 @@ def files_of_the_repository() -> set[Path]:
     return {path for path in found if "__pycache__" not in path.parts}
 
 
+@needs_vllm
 def test_each_method_of_the_demo_gains_and_osw_ft_keeps_more_than_sft(tmp_path):
     before, folder = files_of_the_repository(), tmp_path / "a demo"
     demo = [sys.executable, "-m", "demo", "--output_dir", folder, "--steps", "20"]

@@ -17,7 +17,7 @@ import pytest
 
 import evaluate
 from benchmarks import BENCHMARKS
-from conftest import ROOT, SHARED, launch, needs_shared
+from conftest import NO_CPU_VLLM, ROOT, SHARED, launch, needs_shared, needs_vllm
 from data import InputError, write_rows
 from evaluate import Args, pass_at_k
 from paper import label, tables
@@ -188,6 +188,8 @@ def results_of(folder: Path) -> dict[str, dict]:
 @pytest.fixture(scope="module")
 def finished(tiny, tmp_path_factory) -> Path:
     """An evaluation of the tiny model that was not disturbed."""
+    if NO_CPU_VLLM:
+        pytest.skip(NO_CPU_VLLM)
     folder = tmp_path_factory.mktemp("finished") / "eval"
     result = call(*settings(tiny, output_dir=folder))
     assert result.returncode == 0, result.stderr[-3000:]
@@ -514,6 +516,7 @@ def test_the_version_of_a_model_on_the_hub_is_its_commit(tiny, tmp_path):
 
 
 @needs_shared
+@needs_vllm
 def test_real_problems_with_the_real_vocabulary(tmp_path):
     init = [
         "-m",

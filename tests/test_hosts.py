@@ -11,20 +11,16 @@ import pytest
 from conftest import (
     ROOT,
     SETTING,
-    TINY_LENGTHS,
     assert_equal_up_to_rounding,
+    call_of,
     free_port,
     metrics,
+    needs_vllm,
     train,
     wait_for_rows,
 )
 
 BIN = Path(sys.executable).parent
-
-
-def arguments(tiny: Path, script: str, run: Path) -> list:
-    data = ["--model", tiny / "model", "--data", tiny / "train.jsonl", "--output_dir", run]
-    return [script, *data, *TINY_LENGTHS, "--learning_rate", "1e-3", *SETTING[script]]
 
 
 def start_hosts(tmp_path: Path, *call) -> list[subprocess.Popen]:
@@ -45,9 +41,10 @@ def rank_of(host: subprocess.Popen, script: str) -> psutil.Process:
     return rank
 
 
+@needs_vllm
 def test_two_hosts_train_one_is_killed_and_both_resume(tiny, tmp_path):
     script = "train_oswft.py"
-    call = arguments(tiny, script, tmp_path / "run")
+    call = call_of(script, tiny, tmp_path / "run")
     hosts = start_hosts(tmp_path, *call)
     wait_for_rows(tmp_path / "run", 3, hosts[0])
     rank_of(hosts[1], script).kill()
@@ -68,7 +65,7 @@ def test_two_hosts_train_one_is_killed_and_both_resume(tiny, tmp_path):
 def test_torchrun_starts_what_deepspeed_starts(tiny, tmp_path):
     script = "train_sft.py"
     launcher = [BIN / "torchrun", "--nproc_per_node", "2", "--master_port", free_port()]
-    call = [*launcher, *arguments(tiny, script, tmp_path / "run")]
+    call = [*launcher, *call_of(script, tiny, tmp_path / "run")]
     result = subprocess.run([*map(str, call)], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-4000:]
     train("--output_dir", tmp_path / "other", *SETTING[script], tiny=tiny, ranks=2, script=script)

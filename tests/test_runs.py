@@ -15,8 +15,8 @@ from conftest import (
     ROOT,
     SCRIPTS,
     SETTING,
-    TINY_LENGTHS,
     assert_equal_up_to_rounding,
+    call_of,
     launch,
     metrics,
     start,
@@ -65,6 +65,8 @@ def test_a_run_leaves_what_the_readme_says(whole_runs, script):
     assert all((path / "model.safetensors").exists() for path in run.glob("checkpoint-*"))
     record = json.loads((run / "args.json").read_text())
     assert record["args"]["world_size"] == 2 and record["versions"]["deepspeed"]
+    runner = "V1" if script in SAMPLING else None
+    assert record.get("vllm_runner") == record["history"][0].get("vllm_runner") == runner
 
     rows = [json.loads(line) for line in (run / "metrics.jsonl").open()]
     assert [row["step"] for row in rows] == list(range(1, 9))
@@ -192,11 +194,8 @@ def test_sft_starts_no_vllm(tmp_path):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_killed_stopped_and_resumed_equals_never_interrupted(whole_runs, tiny, tmp_path, script):
     run, whole = tmp_path / "run", whole_runs[script]
-    arguments = (
-        *("--model", tiny / "model", "--data", tiny / "train.jsonl", "--output_dir", run),
-        *(*TINY_LENGTHS, "--learning_rate", "1e-3", *SETTING[script]),
-    )
-    killed = start(script, *arguments, ranks=2, start_new_session=True)
+    call = call_of(script, tiny, run)
+    killed = start(*call, ranks=2, start_new_session=True)
     wait_for_rows(run, 3, killed)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate()
@@ -209,7 +208,7 @@ def test_killed_stopped_and_resumed_equals_never_interrupted(whole_runs, tiny, t
         lines.write('{"step": 5, "lo')
 
     if script == "train_oswft.py":  # once is enough: what Ctrl-C does lives in run.py
-        stopped = start(script, *arguments, "--resume", ranks=2, start_new_session=True)
+        stopped = start(*call, "--resume", ranks=2, start_new_session=True)
         wait_for_rows(run, 5, stopped)
         os.killpg(stopped.pid, signal.SIGINT)  # what Ctrl-C sends
         output, _ = stopped.communicate(timeout=60)
@@ -219,7 +218,7 @@ def test_killed_stopped_and_resumed_equals_never_interrupted(whole_runs, tiny, t
         saved = max(checkpoints(run))
         assert len(metrics(run)) == saved >= 5
 
-    launch(script, *arguments, "--resume", ranks=2)
+    launch(*call, "--resume", ranks=2)
     assert metrics(run) == metrics(whole)
     for path in (run / "rollouts").glob("*"):
         assert path.read_bytes() == (whole / "rollouts" / path.name).read_bytes()

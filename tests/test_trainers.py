@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from conftest import ROOT, link_packages
+from conftest import ROOT, link_packages, needs_vllm
 from data import read_rows, write_rows
 from gradients import dense_oswft_loss, make_rows
 from prompts import load_tokenizer, stop_token_ids
@@ -59,6 +59,7 @@ def test_gradients_are_those_of_the_dense_loss(ranks):
     assert torchrun("tests/trainers.py", ranks=ranks).count(" Case(") == 20
 
 
+@needs_vllm
 @pytest.mark.parametrize(("recipe", "ranks"), [("transformers_trainer", 2), ("trl_sft", 1)])
 def test_the_pass_rate_rises(recipe, ranks, tiny, tmp_path):
     model, data, run = tmp_path / "model", tmp_path / "train.jsonl", tmp_path / "run"

@@ -1,0 +1,85 @@
+"""On one GPU, what other tests show on a CPU, and what only a GPU has: vLLM's sleep mode.
+
+make test-gpu    # 8 minutes at most
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from conftest import GPU, ROOT, call_of, launch, metrics, start, wait_for_rows
+
+pytestmark = pytest.mark.skipif(not GPU, reason="there is no NVIDIA GPU here")
+
+
+@pytest.fixture(autouse=True)
+def show_the_gpu(monkeypatch):
+    """To what a test starts; conftest.py hides it from the others."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", GPU)
+
+
+def test_the_gradient_equals_a_dense_reference_on_the_cpu():
+    output = launch("tests/gradients.py")
+    assert output.count("equal: OSW-FT") == 15 and output.count("equal: GRPO") == 7
+    assert "equal: reads of the host, cuda" in output
+
+
+def test_a_state_goes_on_with_each_zero_stage_and_with_offload(tiny, tmp_path):
+    shutil.copytree(tiny / "model", tmp_path / "model")
+    launch("tests/states.py", "save", tmp_path)
+    output = launch("tests/states.py", "go_on", tmp_path)
+    assert output.count("went on") == 12 and output.count("refused") == 2
+
+
+@pytest.mark.parametrize(("tied", "precision"), [("tied", "bf16"), ("untied", "fp32")])
+def test_vllm_sleeps_wakes_and_agrees_with_the_trainer_after_a_large_update(
+    tied, precision, tiny, tmp_path
+):
+    call = ("tests/rollouts.py", tiny / "model", tmp_path / "model", tied, precision, 1)
+    output = launch(*call)
+    assert "GiB came back" in output and f"equal: {tied} {precision} 1" in output
+    print(output.splitlines()[-1])
+
+
+def answers(run, step: int) -> list[list[int]]:
+    path = run / "rollouts" / f"step_{step:06d}.jsonl"
+    return [json.loads(line)["token_ids"] for line in path.open()]
+
+
+@pytest.mark.parametrize(
+    ("script", "precision", "tolerance"),
+    [("train_oswft.py", "bf16", 0.05), ("train_grpo.py", "fp32", 1e-3)],
+)
+def test_a_killed_run_takes_its_last_steps_again_alike_and_its_model_is_evaluated(
+    script, precision, tolerance, tiny, tmp_path
+):
+    run = tmp_path / "run"
+    call = [*call_of(script, tiny, run), "--save_every", 4, "--precision", precision]
+    call.append("--vllm_sleep")
+    killed = start(*call, start_new_session=True)
+    wait_for_rows(run, 6, killed)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    before, answered = metrics(run)[4:6], answers(run, 5)
+
+    launch(*call, "--resume")  # from step 4
+    rows = metrics(run)
+    assert len(rows) == 8 and answers(run, 5) == answered
+    for ours, theirs in zip(rows[4:6], before, strict=True):
+        assert ours == pytest.approx(theirs, rel=tolerance, abs=1e-5)
+    record = json.loads((run / "args.json").read_text())
+    assert record["vllm_runner"] in ("V1", "V2") and record["history"][1]["step"] == 4
+
+    command = [sys.executable, "evaluate.py", "--model", run / "final"]
+    command += ["--benchmark_file", tiny / "heldout" / "easy.jsonl", "--num_samples", "4"]
+    command += ["--max_completion_length", "48", "--precision", precision]
+    result = subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-4000:]
+    scores = json.loads((run / "eval" / "results.json").read_text())
+    print(scores)
+    assert scores["easy"]["pass@1"] > 0.3
