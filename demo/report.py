@@ -254,8 +254,8 @@ RIVALS = (  # what is compared, a, b
     ("Each at its best", "oswft", "sft"),
     ("", "oswft@epoch", "sft@epoch"),
     ("", "oswft", "sft@long"),
-    ("At equal cost", "oswft", "sft@trained_tokens"),
-    ("", "oswft", "sft@TFLOPs"),
+    ("At equal trained tokens", "oswft", "sft@trained_tokens"),
+    ("At equal FLOPs", "oswft", "sft@TFLOPs"),
     ("At equal gain", "oswft", "sft@gain"),
 )
 QUESTIONS = (  # what is asked, a, b

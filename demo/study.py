@@ -40,7 +40,7 @@ from demo.score import (
     offline_weights,
     score,
 )
-from demo.world import BASES, GAIN, RETENTION, TIERS, TRAIN_MIX
+from demo.world import BASES, GAIN, NUM_HELDOUT, RETENTION, TIERS, TRAIN_MIX
 from ranks import free_port
 from run import differences, provenance, read_args, write_args
 
@@ -74,7 +74,6 @@ LONG = (5e-5, 288)  # a low rate for longer: with it SFT is OSW-FT's strongest r
 SFT_GRID = {**GRID, LONG[0]: LONG[1]}
 GRPO_GRID = {5e-5: 48, 1e-4: 48, 3e-4: 48, 1e-3: 48, 3e-3: 24}
 RESULTS = Path(__file__).parent.parent / "docs" / "study" / "results.json"
-NUM_HELDOUT = 48  # problems of each tier
 SCORES = {  # name -> tiers, and what is averaged over them
     "gain": (GAIN, "pass@1"),
     "retention": (RETENTION, "pass@1"),

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from data import InputError, Trajectory, collate, derive_seed, split_micro_batches, write_rows
-from demo.world import BASES, TIERS, TRAIN_MIX, make_examples, make_question, solve
+from demo.world import BASES, NUM_HELDOUT, TIERS, TRAIN_MIX, make_examples, make_question, solve
 from prompts import ASK_FREE, PAPER_PROMPT, load_tokenizer, stop_token_ids
 
 PRETRAIN_BATCH = 32  # small: what is learnt comes in jumps, after so many *steps*
@@ -148,7 +148,7 @@ def make(
     output_dir: Path = Path("runs/tiny"),
     base: Literal["usual", "weak"] = "usual",
     num_train: int = 4096,
-    num_heldout: int = 64,
+    num_heldout: int = NUM_HELDOUT,
     pretrain_steps: int = 3000,
     seed: int = 0,
 ) -> None:

@@ -19,6 +19,7 @@ import evaluate
 from benchmarks import BENCHMARKS
 from conftest import NO_CPU_VLLM, ROOT, SHARED, launch, needs_shared, needs_vllm
 from data import InputError, write_rows
+from demo.world import NUM_HELDOUT
 from evaluate import Args, pass_at_k
 from paper import label, tables
 
@@ -131,7 +132,7 @@ def test_pairing_takes_the_problems_difficulty_out_of_the_interval():
 
 
 def settings(tiny: Path, **values) -> list[str]:
-    """Sampling of the held-out tiers in seconds: 192 problems, 8 answers to each."""
+    """Sampling of the held-out tiers in seconds: 144 problems, 8 answers to each."""
     heldout = [tiny / "heldout" / f"{tier}.jsonl" for tier in ("easy", "middle", "hard")]
     values = {"model": tiny / "model", "benchmark_file": heldout, "num_samples": 8} | values
     values |= {"max_completion_length": 48, "precision": "fp32", "temperature": 1}
@@ -199,18 +200,19 @@ def finished(tiny, tmp_path_factory) -> Path:
 
 def test_the_tiny_model_knows_the_easy_tier_and_the_middle_and_the_hard_partly(finished):
     results = json.loads((finished / "results.json").read_text())
-    assert {result["problems"] for result in results.values()} == {64}
+    assert {result["problems"] for result in results.values()} == {NUM_HELDOUT}
     easy, middle, hard = (results[tier]["pass@1"] for tier in ("easy", "middle", "hard"))
     assert easy > 0.9 and 0.85 > middle > hard > 0.2
     for tier, result in results.items():
         rows = [json.loads(line) for line in (finished / "samples" / f"{tier}.jsonl").open()]
-        assert len(rows) == 64 * 8 == len({(row["id"], row["sample"]) for row in rows})
-        assert result["pass@1"] == pytest.approx(sum(row["correct"] for row in rows) / 512)
+        total = 8 * NUM_HELDOUT
+        assert len(rows) == total == len({(row["id"], row["sample"]) for row in rows})
+        assert result["pass@1"] == pytest.approx(sum(row["correct"] for row in rows) / total)
         tokens = [row["tokens"] for row in rows]
-        assert result["completion_length_mean"] == pytest.approx(sum(tokens) / 512)
+        assert result["completion_length_mean"] == pytest.approx(sum(tokens) / total)
         cut = [row for row in rows if row["finish_reason"] == "length"]
-        assert result["truncated_share"] == len(cut) / 512
-        assert result["no_answer_share"] == sum(row["extracted"] is None for row in rows) / 512
+        assert result["truncated_share"] == len(cut) / total
+        assert result["no_answer_share"] == sum(row["extracted"] is None for row in rows) / total
         assert all(row["extracted"] == row["answer"] for row in rows if row["correct"])
         curve = [result[f"pass@{k}"] for k in range(1, 9)]
         assert curve == sorted(curve)
@@ -231,7 +233,7 @@ def test_an_evaluation_that_was_killed_goes_on_and_ends_as_one_that_was_not(
     part.write_text("".join(whole)[:-20])  # half a row, as a crash may leave one
     (folder / "samples" / "easy.jsonl.partial").write_text("half a file")
     kept = lines(folder)
-    assert 0 < len(kept) < 3 * 64 * 8
+    assert 0 < len(kept) < 3 * NUM_HELDOUT * 8
 
     command = [sys.executable, "-m", "paper.tables", "score", folder]
     unfinished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -262,7 +264,8 @@ def test_ctrl_c_keeps_what_was_answered_with_the_right_verdicts(finished, tiny, 
 def test_two_ranks_answer_every_problem_once_and_alike(finished, tiny, tmp_path):
     folder = tmp_path / "an evaluation"
     output = launch("evaluate.py", *settings(tiny, output_dir=folder), ranks=2)
-    assert "answering (rank 0 of 2): 100%" in output and "768/768" in output
+    share = 3 * NUM_HELDOUT * 8 // 2
+    assert "answering (rank 0 of 2): 100%" in output and f"{share}/{share}" in output
     assert read(folder) == read(finished)
     assert results_of(folder) == results_of(finished)
 
@@ -284,7 +287,8 @@ def test_more_samples_are_added_to_those_that_are_there(finished, tiny, tmp_path
     hard = [tiny / "heldout" / "hard.jsonl"]
     result = call(*settings(tiny, output_dir=folder, benchmark_file=hard, num_samples=10))
     assert result.returncode == 0, result.stderr[-3000:]
-    assert "128/128" in result.stderr and lines(finished) < lines(folder)
+    new = 2 * NUM_HELDOUT
+    assert f"{new}/{new}" in result.stderr and lines(finished) < lines(folder)
     samples = {name: result["samples"] for name, result in results_of(folder).items()}
     assert samples == {"easy": 8, "middle": 8, "hard": 10}
 
@@ -494,7 +498,7 @@ def test_answers_of_another_model_protocol_or_problem_are_not_mixed(finished, ti
     for seed in (0, 1):
         todo = evaluate.Args(**{**args, "output_dir": empty, "seed": seed})
         _, requests = evaluate.find_missing(todo, empty)
-        assert len(requests) == 2 * 64 * 9
+        assert len(requests) == 2 * NUM_HELDOUT * 9
     assert json.loads((empty / "args.json").read_text())["protocol"]["seed"] == 1
 
 
