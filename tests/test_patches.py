@@ -148,7 +148,8 @@ def test_optimizer_and_schedule_the_weights_move_as_sgd_with_momentum_would_move
             row["update_norm_ratio"], rel=1e-2
         )
         gradient = -update / (RATE * factor) - 0.9 * momentum
-        assert gradient.norm().item() == pytest.approx(min(row["grad_norm"], 1), rel=1e-2)
+        norm = min(row["grad_norm"], 1)  # 0 where no query has a weight
+        assert gradient.norm().item() == pytest.approx(norm, rel=1e-2, abs=1e-4)
         momentum = 0.9 * momentum + gradient
 
 
@@ -158,7 +159,7 @@ def test_generate_samples_what_the_trainer_would_without_vllm(four, tiny, run):
     for row in metrics(four / run):
         assert row["vllm_gap_mean"] <= row["vllm_gap_max"] < 1e-3
     assert (weights(four / run / "final") - weights(tiny / "model")).abs().max() > 0.01
-    rows = rollouts(four / run, 4)
+    rows = [row for step in range(1, 5) for row in rollouts(four / run, step)]
     ends = stop_token_ids(load_tokenizer(str(tiny / "model")))
     for row in rows:
         stops = [n for n, token in enumerate(row["token_ids"], 1) if token in ends]
