@@ -85,12 +85,11 @@ def run(
 
     Args:
         trainer: made with an `OSWFTMixin`.
-        arguments: its own arguments.
+        arguments: a dataclass of `Args` and the trainer's own.
         row: from an example and its token ids to the columns that the trainer reads.
         collator: from the tokenizer to what makes a batch of rows; default: the trainer's own.
     """
-    parser = HfArgumentParser(dataclass(kw_only=True)(type("Arguments", (Args, arguments), {})))
-    args = parser.parse_args_into_dataclasses()[0]
+    args = HfArgumentParser(arguments).parse_args_into_dataclasses()[0]
     tokenizer = load_tokenizer(args.model)
     lengths = (args.max_sequence_length, args.max_completion_length)
     examples, _ = tokenize_examples(load_examples(args.data), tokenizer, *lengths)

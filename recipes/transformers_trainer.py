@@ -12,6 +12,8 @@ and this class with `oswft_loss` pasted above it. The data collator has to pad, 
 `DataCollatorForSeq2Seq` does. The logits of a micro-batch are in memory, as in any Trainer.
 """
 
+from dataclasses import dataclass
+
 from torch.nn.functional import cross_entropy
 from transformers import DataCollatorForSeq2Seq, Trainer, TrainingArguments
 
@@ -33,11 +35,15 @@ class OSWFTTrainer(OSWFTMixin, Trainer):
 
 
 if __name__ == "__main__":
-    from recipes.trainer_run import run
+    from recipes.trainer_run import Args, run
+
+    @dataclass(kw_only=True)
+    class Arguments(Args, TrainingArguments):
+        pass
 
     def row(example, tokenized) -> dict:
         prompt_ids, completion_ids = tokenized.prompt_ids, tokenized.completion_ids
         labels = [-100] * len(prompt_ids) + completion_ids
         return {"input_ids": prompt_ids + completion_ids, "labels": labels}
 
-    run(OSWFTTrainer, TrainingArguments, row, collator=DataCollatorForSeq2Seq)
+    run(OSWFTTrainer, Arguments, row, collator=DataCollatorForSeq2Seq)

@@ -12,6 +12,7 @@ file; its last lines, which run it, need this repository. Your data set needs a 
 beside those that SFTTrainer reads.
 """
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from trl import SFTConfig, SFTTrainer
@@ -46,7 +47,11 @@ class WeightedSFTTrainer(OSWFTMixin, SFTTrainer):
 
 if __name__ == "__main__":
     from prompts import PAPER_PROMPT, instruction
-    from recipes.trainer_run import run
+    from recipes.trainer_run import Args, run
+
+    @dataclass(kw_only=True)
+    class Arguments(Args, SFTConfig):
+        pass
 
     def row(example, tokenized) -> dict:
         prompt = PAPER_PROMPT.messages(example.question, instruction(example.answer))
@@ -55,4 +60,4 @@ if __name__ == "__main__":
             "completion": [{"role": "assistant", "content": example.solution}],
         }
 
-    run(WeightedSFTTrainer, SFTConfig, row)
+    run(WeightedSFTTrainer, Arguments, row)
