@@ -6,16 +6,10 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from datasets import Dataset
-from transformers import (
-    AutoModelForCausalLM,
-    HfArgumentParser,
-    PreTrainedModel,
-    Trainer,
-    TrainingArguments,
-)
+from transformers import HfArgumentParser, PreTrainedModel, Trainer, TrainingArguments
 
 from data import derive_seed, load_examples
-from engine import gather, gather_rewards
+from engine import cast_parameters, gather, gather_rewards, load_model
 from prompts import load_tokenizer, stop_token_ids, tokenize_examples
 from recipes.oswft_mixin import Query
 from rollout import Rollout
@@ -94,7 +88,8 @@ def run(
     lengths = (args.max_sequence_length, args.max_completion_length)
     examples, _ = tokenize_examples(load_examples(args.data), tokenizer, *lengths)
     rows = [row(ids.example, ids) | {"answer": ids.example.answer} for ids in examples]
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
+    model = load_model(args.model, args.max_sequence_length)
+    cast_parameters(model, torch.float32)
     model.generation_config.eos_token_id = stop_token_ids(tokenizer)
     rollout = Rollout(
         args.model,

@@ -18,16 +18,16 @@ from types import ModuleType, SimpleNamespace
 import pandas as pd
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
+import gradients
 from conftest import ROOT
 from data import Trajectory, collate
-from demo.tiny import make_tokenizer
+from demo.tiny import make_config, make_tokenizer
 from recipes import cancels
 from train_oswft import oswft_loss
 
 PAGE = ROOT / "recipes" / "codebases.md"
-VOCABULARY = 41
 SPLITS = [(8, 1), (4, 2), (2, 4), (3, 2)]  # rows of a micro-batch, micro-batches of a rank
 WEIGHTS = torch.tensor([0, 0.25, 0.5, 1])
 
@@ -88,25 +88,15 @@ def codebase(request):
 @pytest.fixture(scope="module")
 def model() -> Qwen3ForCausalLM:
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        initializer_range=0.2,
-    )
-    return Qwen3ForCausalLM(config)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "head_dim": 16}
+    sizes["vocab_size"] = gradients.VOCABULARY
+    return Qwen3ForCausalLM(make_config(make_tokenizer(), **sizes, initializer_range=0.2))
 
 
-def make_rows(count: int) -> tuple[list[Trajectory], torch.Tensor]:
+def weighted_rows(count: int) -> tuple[list[Trajectory], torch.Tensor]:
     """Rows of mixed lengths, and a weight for each (count,), 0 among them."""
     generator = torch.Generator().manual_seed(count)
-    lengths = torch.randint(2, 20, (count, 2), generator=generator).tolist()
-    ids = lambda n: torch.randint(VOCABULARY, (n,), generator=generator).tolist()  # noqa: E731
-    rows = [Trajectory("id", ids(prompt), ids(answer)) for prompt, answer in lengths]
+    rows = gradients.make_rows(generator, count)
     weights = WEIGHTS[torch.randint(4, (count,), generator=generator)]
     weights[1] = 0
     return rows, weights
@@ -209,7 +199,7 @@ def openrlhf_losses(openrlhf, model, rows, weights, size: int, ranks: int, how: 
 
 
 def test_weight_1_is_the_packages_own_loss(codebase, model):
-    rows, _ = make_rows(6)
+    rows, _ = weighted_rows(6)
     ours = list(codebase.losses(codebase, model, rows, torch.ones(6), 3, 1, "recipe"))
     own = list(codebase.losses(codebase, model, rows, torch.ones(6), 3, 1, "own"))
     assert len(own) == 2 and all(map(torch.equal, ours, own))
@@ -218,7 +208,7 @@ def test_weight_1_is_the_packages_own_loss(codebase, model):
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("size, accumulation", SPLITS)
 def test_it_is_our_loss_for_every_split(codebase, model, size, accumulation, ranks):
-    rows, weights = make_rows(size * accumulation * ranks)
+    rows, weights = weighted_rows(size * accumulation * ranks)
     losses = codebase.losses(codebase, model, rows, weights, size, ranks, "recipe")
     assert_close(flat_gradient(model, losses, ranks), our_gradient(model, rows, weights))
 
@@ -227,7 +217,7 @@ def test_it_is_our_loss_for_every_split(codebase, model, size, accumulation, ran
 def test_a_weight_in_the_mask_divides_by_the_sum_of_the_weights(
     codebase, model, size, accumulation
 ):
-    rows, weights = make_rows(2 * size * accumulation)
+    rows, weights = weighted_rows(2 * size * accumulation)
     losses = codebase.losses(codebase, model, rows, weights, size, 2, "mask")
     gradient = flat_gradient(model, losses, 2)
     assert_close(gradient, our_gradient(model, rows, weights, sum_of_weights(rows, weights)))
@@ -237,7 +227,7 @@ def test_a_weight_in_the_mask_divides_by_the_sum_of_the_weights(
 
 
 def test_the_two_lines_of_the_page_in_verls_own_loss_are_the_recipe(verl, model):
-    rows, weights = make_rows(5)
+    rows, weights = weighted_rows(5)
     batch = verl_batch(verl, rows, weights, "recipe", 100.0, ranks=2)
     output = verl_output(model, batch)
     [lines] = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
@@ -282,7 +272,7 @@ def test_verls_engine_takes_its_divisor_from_the_mask_and_each_row_beside_its_we
     # verl knows no CPU.
     monkeypatch.setattr(verl.engine, "get_device_id", lambda: "cpu")
     monkeypatch.setattr(verl.balancing, "get_device_name", lambda: "cpu")
-    rows, weights = make_rows(8)
+    rows, weights = weighted_rows(8)
     batch = verl_batch(verl, rows, weights, how)
     batch.set_non_tensor("use_dynamic_bsz", dynamic)
     batch.set_non_tensor("max_token_len_per_gpu", sum(map(len, rows)) * 2 // 5)  # makes three

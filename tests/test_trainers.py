@@ -25,16 +25,7 @@ from recipes.trl_sft import WeightedSFTTrainer
 from train_oswft import oswft_loss
 from trainers import Case, make_trainer
 
-SETTING = (
-    "--use_cpu",
-    "True",
-    "--bf16",
-    "False",
-    "--save_strategy",
-    "no",
-    "--disable_tqdm",
-    "True",
-)
+SETTING = ("--use_cpu", "True", "--bf16", "False", "--disable_tqdm", "True")
 SETTING += ("--max_sequence_length", "128", "--max_completion_length", "48")
 SETTING += ("--learning_rate", "1e-3", "--logging_steps", "1", "--num_train_epochs", "8")
 SETTING += ("--save_strategy", "no")

@@ -4,14 +4,12 @@ At every optimizer step, before the update, each parameter's gradient is compare
 process that takes a row at a time, in double precision.
 """
 
-import itertools
 import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from datasets import Dataset
 from transformers import (
     DataCollatorForSeq2Seq,
@@ -23,7 +21,8 @@ from transformers import (
 from trl import SFTConfig
 
 from demo.tiny import make_config, make_tokenizer
-from gradients import dense_oswft_loss, make_rows
+from engine import gather
+from gradients import VOCABULARY, dense_oswft_loss, make_rows
 from recipes.transformers_trainer import OSWFTTrainer
 from recipes.trl_sft import WeightedSFTTrainer
 
@@ -60,9 +59,7 @@ class Comparison(TrainerCallback):
         call, part = divmod(state.global_step, self.case.steps_per_rollout)
         ids = self.calls[call][part * size : (part + 1) * size]
         if WORLD_SIZE > 1:
-            shares = [None] * WORLD_SIZE
-            dist.all_gather_object(shares, ids)
-            ids = list(itertools.chain(*shares))
+            ids = gather(ids)
         assert len(set(ids)) == size * WORLD_SIZE
         rows = [self.rows[i] for i in ids]
         model = getattr(model, "module", model)  # without DDP
@@ -79,7 +76,7 @@ def make_trainer(case: Case, folder: str, rows: list, weigh: Callable, **options
     """A trainer of a small model in `folder`; `options` replace or add settings."""
     torch.manual_seed(0)
     tokenizer = make_tokenizer()
-    fields = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "head_dim": 16}
+    fields = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "head_dim": 16}
     model = Qwen3ForCausalLM(make_config(tokenizer, **fields, initializer_range=0.2))
     trl = case.trainer is WeightedSFTTrainer
     if trl:
