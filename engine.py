@@ -42,7 +42,7 @@ from data import (
 )
 from logprobs import LogprobModel
 from prompts import stop_token_ids
-from ranks import clear_stale_lock, share_cores, watch
+from ranks import be_alone, clear_stale_lock, share_cores, watch
 from run import TrainArgs, is_out_of_memory
 
 GATHER_BYTES = 2**30  # parameters gathered at a time under ZeRO-3
@@ -59,15 +59,17 @@ ADAM_EPS = 1e-8
 
 def import_deepspeed():
     """It takes seconds, and only a run needs it: not `--help`, nor who imports a loss."""
+    if not torch.cuda.is_available():
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"  # to load torch's compiler takes a second
     import deepspeed
 
     return deepspeed
 
 
 def init_distributed() -> int:
-    """Join the process group that the deepspeed launcher prepared; returns the world size."""
+    """Join the process group that the launcher prepared, if one did; returns the world size."""
     if "RANK" not in os.environ:
-        raise InputError(f"start this script with: deepspeed {os.path.basename(sys.argv[0])} ...")
+        be_alone()
     deepspeed = import_deepspeed()
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch's, about DeepSpeed's calls
     transformers.utils.logging.disable_progress_bar()

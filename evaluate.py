@@ -457,6 +457,7 @@ def answer_requests(args: Args, folder: Path, requests: Sequence[Request]) -> No
     share_cores()
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     longest = max(len(request.prompt_ids) for request in requests)
+    verifier = Verifier(args.verifier_workers)  # starts while vLLM does
     rollout = Rollout(
         args.model,
         load_tokenizer(args.model),
@@ -483,7 +484,7 @@ def answer_requests(args: Args, folder: Path, requests: Sequence[Request]) -> No
         top_k=args.top_k,
     )
     answers, since = [], time.perf_counter()
-    with bar, closing(stream), Verifier(args.verifier_workers) as verifier:
+    with bar, closing(stream), verifier:
         for finished in stream:
             answers += [(requests[completion.query], completion) for completion in finished]
             bar.update(len(finished))

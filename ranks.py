@@ -38,6 +38,18 @@ def free_port() -> str:
         return str(probe.getsockname()[1])
 
 
+def be_alone() -> None:
+    """Without a launcher: be the only rank. Raises InputError if there are GPUs for more."""
+    if torch.cuda.device_count() > 1:
+        raise InputError(
+            f"{torch.cuda.device_count()} GPUs: start this script with: deepspeed "
+            f"{os.path.basename(sys.argv[0])} ..., or show it one with CUDA_VISIBLE_DEVICES=0"
+        )
+    # a port of its own: DeepSpeed names shared memory after it
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+
+
 def share_cores() -> None:
     """Give each rank of this host its share of the cores, unless OMP_NUM_THREADS is set.
 

@@ -5,6 +5,7 @@ many neighbouring ranks share one copy of the model, and sample for the same pro
 """
 
 import contextlib
+import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -94,6 +95,8 @@ def import_vllm():
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # it knows no seed of a request
     os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")  # else attention in fp32 rounds to tf32
+    if not torch.cuda.is_available():
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"  # seconds to compile one function, for no speed
     needed = "requirements.txt" if torch.cuda.is_available() else "requirements-cpu.txt"
     try:
         import vllm
@@ -139,7 +142,6 @@ class Rollout:
         self.num_groups, self.tensor_parallel = world_size // tensor_parallel, tensor_parallel
         options = {}
         if not torch.cuda.is_available():
-            torch._dynamo.config.disable = True  # seconds to compile one function, for no speed
             memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
             ranks_here = int(os.environ.get("LOCAL_SIZE", 1))
             options = {
@@ -154,8 +156,11 @@ class Rollout:
                 "enable_chunked_prefill": False,
                 "max_num_batched_tokens": max(max_length, 8192),
             }
+        llm_class = self.vllm.LLM  # most of vLLM is imported here
+        gc.collect()  # now, and vLLM's five times are over at once
+        gc.freeze()
         try:
-            self.llm = self.vllm.LLM(
+            self.llm = llm_class(
                 model=model,
                 skip_tokenizer_init=True,  # token ids in, token ids out
                 dtype="bfloat16" if precision == "bf16" else "float32",

@@ -41,7 +41,6 @@ from demo.score import (
     score,
 )
 from demo.world import BASES, GAIN, NUM_HELDOUT, RETENTION, TIERS, TRAIN_MIX
-from ranks import free_port
 from run import differences, provenance, read_args, write_args
 
 SEEDS = tuple(range(10, 18))  # reported: no setting was chosen on them
@@ -383,10 +382,7 @@ def _end_with_parent() -> None:
 
 
 def run_command(command: str) -> None:
-    """Run a command as its only rank, without the launcher or Python's imports."""
-    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    # a port of its own: DeepSpeed names shared memory after it
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    """Run a command in this process, without the launcher or Python's imports."""
     program, *sys.argv = shlex.split(command)
     if program == "deepspeed":
         runpy.run_path(str(Path(__file__).parent.parent / sys.argv[0]), run_name="__main__")

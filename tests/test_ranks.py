@@ -7,9 +7,11 @@ import sys
 import time
 
 import pytest
+import torch
 
 import ranks
 from conftest import ROOT, free_port
+from data import InputError
 
 RANK = """
 import sys, time
@@ -50,6 +52,16 @@ def errors(processes: list[subprocess.Popen]) -> list[str]:
     """What all of them say, a line each, once all have ended."""
     said = [process.communicate(timeout=60)[1] for process in processes]
     return [line for text in said for line in text.splitlines() if line]
+
+
+def test_without_a_launcher_a_process_is_the_only_rank(monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "before")  # and put back afterwards
+    ranks.be_alone()
+    assert int(os.environ["RANK"]) == 0 and int(os.environ["WORLD_SIZE"]) == 1
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(InputError, match="2 GPUs: start this script with: deepspeed"):
+        ranks.be_alone()
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
