@@ -241,7 +241,9 @@ class Engine:
         compared once more. Raises InputError if they differ, or if this one cannot be used.
         """
         config, before = self.model.config, self.model.config._attn_implementation
-        if name != "eager" and (has_windows(config) or getattr(config, "attn_logit_softcapping", 0)):
+        if name != "eager" and (
+            has_windows(config) or getattr(config, "attn_logit_softcapping", 0)
+        ):
             # a kernel that does not know them may drop them, and short rows would not show it
             raise InputError(f"--attn {name}: for a model with windows or soft caps take sdpa")
         generator = torch.Generator().manual_seed(0)

@@ -156,6 +156,11 @@ class RolloutArgs(TrainArgs):
                 f"--vllm_tensor_parallel {self.vllm_tensor_parallel} does not divide "
                 f"the {ranks_here} ranks of a host"
             )
+        if os.environ.get("VLLM_BATCH_INVARIANT", "0") != "0":
+            # it replaces functions of torch's, in this process: on an A100 none has a gradient
+            raise InputError(
+                "VLLM_BATCH_INVARIANT is for evaluate.py: it would change the training"
+            )
         if not self.vllm_memory < 1:
             raise InputError(f"--vllm_memory is a share between 0 and 1, got {self.vllm_memory}")
 
