@@ -136,7 +136,7 @@ def test_arguments_that_cannot_work_are_refused(arguments, message):
 
 def test_vllms_batch_invariant_mode_is_not_for_training(monkeypatch):
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
-    with pytest.raises(InputError, match="VLLM_BATCH_INVARIANT is for evaluate.py"):
+    with pytest.raises(InputError, match="VLLM_BATCH_INVARIANT is for evaluate"):
         Args(model="m", data="d").check(world_size=1)
     train_sft.Args(model="m", data="d").check(world_size=1)  # it samples nothing
 
