@@ -121,7 +121,7 @@ def test_plan_names_the_flag_that_makes_a_run_fit(small):
         return "".join(plan.main(args))
 
     assert "**It fits.**" in planned(gpu_memory=80)
-    assert "It does with `--vllm_sleep`" in planned(gpu_memory=6)
+    assert "It does with `--vllm_sleep`" in planned(gpu_memory=5)
     assert "No flag of the training scripts makes it fit" in planned(gpu_memory=1)
     for wrong, said in (
         ({"model": "no/such-folder/x"}, "no model there"),

@@ -1,6 +1,6 @@
 """On one GPU, what other tests show on a CPU, and what only a GPU has: vLLM's sleep mode.
 
-make test-gpu    # 8 minutes at most
+make test-gpu    # 10 minutes at most
 """
 
 import json
