@@ -40,7 +40,7 @@ from data import (
     one_line,
     split_micro_batches,
 )
-from logprobs import LogprobModel
+from logprobs import CHECK_TOKENS, LogprobModel, has_windows
 from prompts import stop_token_ids
 from ranks import be_alone, clear_stale_lock, share_cores, watch
 from run import TrainArgs, is_out_of_memory
@@ -51,6 +51,7 @@ STATE_KEYS = ("master", "exp_avg", "exp_avg_sq")  # the fp32 weight, and Adam's 
 NORM_CHUNK = 2**24  # numbers of Adam's state whose norm is taken at a time
 ADAM_BETAS = (0.9, 0.999)
 ADAM_EPS = 1e-8
+MAX_ATTENTION_GAP = 0.1  # nats a token, on average, between two attentions: bf16 gives 0.01
 
 
 # ------------------------------------------------------------------------------------------------
@@ -152,6 +153,7 @@ class Engine:
         zero_stage: 0 to 3, what is sharded over ranks: nothing, optimizer state, + gradients,
             + parameters. A single rank runs 3 as 2: stage 3 would only add waiting and a second
             copy of the weights.
+        attn: "sdpa", or another attention under the name that transformers knows it by.
     """
 
     max_stage_alone = 2  # the tests on one GPU set 3
@@ -165,6 +167,7 @@ class Engine:
         zero_stage: int = 3,
         gradient_checkpointing: bool = False,
         cpu_offload: bool = False,
+        attn: str = "sdpa",
     ):
         if gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -213,6 +216,8 @@ class Engine:
             pairs = zip(self.model.parameters(), self.adam.param_groups[0]["params"], strict=True)
             self._full_weights = dict(pairs)
         self._begin_step()
+        if attn != "sdpa":
+            self._use_attention(attn)
 
     @classmethod
     def from_args(cls, args: TrainArgs, checkpoint: Path | None = None) -> "Engine":
@@ -225,10 +230,38 @@ class Engine:
             zero_stage=args.zero_stage,
             gradient_checkpointing=args.gradient_checkpointing,
             cpu_offload=args.cpu_offload,
+            attn=args.attn,
         )
         if checkpoint:
             engine.load_state(checkpoint)
         return engine
+
+    def _use_attention(self, name: str) -> None:
+        """Train with another attention than the model was checked with. A collective.
+
+        That check is in fp32 on the CPU, where flash attention does not run. So here the two are
+        compared once more. Raises InputError if they differ, or if this one cannot be used.
+        """
+        config, before = self.model.config, self.model.config._attn_implementation
+        if name != "eager" and (
+            has_windows(config) or getattr(config, "attn_logit_softcapping", 0)
+        ):
+            # a kernel that does not know them may drop them, and short rows would not show it
+            raise InputError(f"--attn {name}: for a model with windows or soft caps take sdpa")
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(config.vocab_size, (CHECK_TOKENS,), generator=generator).tolist()
+        rows = [Trajectory("", ids[:1], ids[1:n]) for n in range(2, CHECK_TOKENS, 4)]  # are padded
+        checked = self.score(rows, max_tokens=2048)  # (N, T)
+        try:
+            self.model.set_attn_implementation(name)
+            gaps = (self.score(rows, max_tokens=2048) - checked).abs()
+        except (ImportError, ValueError, RuntimeError) as error:  # no package, no name, an old GPU
+            raise InputError(f"--attn {name}: {one_line(error)}") from error
+        if name != before == config._attn_implementation:
+            raise InputError(f"--attn {name}: this model has no attention but {before}")
+        gap = gaps.sum().item() / sum(len(row.completion_ids) for row in rows)
+        if not gap < MAX_ATTENTION_GAP:
+            raise InputError(f"--attn {name}: log-probabilities are {gap:.2g} nats a token off")
 
     @torch.no_grad()
     def _clear_padding(self) -> None:

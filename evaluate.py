@@ -435,7 +435,8 @@ def claim(folder: Path, args: Args, problems: dict[str, list[Problem]]) -> dict[
         )
     there = {name: good_samples(folder, name, problems[name], args.prompt) for name in problems}
     names = list(dict.fromkeys([*before.get("benchmarks", []), *problems]))  # as they were asked
-    write_args(folder, protocol=protocol, benchmarks=names, args=asdict(args))
+    record = {"protocol": protocol, "benchmarks": names, "args": asdict(args)}
+    write_args(folder, **{**before, **record})
     (folder / "samples").mkdir(exist_ok=True)
     return there
 
@@ -466,6 +467,8 @@ def answer_requests(args: Args, folder: Path, requests: Sequence[Request]) -> No
         memory_share=args.vllm_memory,
         load_weights_from_disk=True,
     )
+    if rank == 0:
+        write_args(folder, **{**read_args(folder), "vllm_runner": rollout.model_runner})
     bar = tqdm(
         total=len(range(rank, len(requests), world_size)),
         desc="answering" if world_size == 1 else f"answering (rank 0 of {world_size})",

@@ -81,6 +81,9 @@ class TrainArgs:
     # The machine
     precision: Literal["bf16", "fp32"] = "bf16"  # bf16 keeps fp32 master weights
     zero_stage: Literal[0, 1, 2, 3] = 3  # what DeepSpeed shards over ranks (one rank: at most 2)
+    # of the trained model: sdpa, eager, flash_attention_2, flash_attention_3 (their package) or a
+    # kernel of the hub, as kernels-community/flash-attn3 (package kernels)
+    attn: str = "sdpa"
     gradient_checkpointing: bool = False  # recompute activations: less memory, a third more time
     cpu_offload: bool = False  # optimizer state in host memory
 
@@ -112,6 +115,10 @@ class TrainArgs:
                 raise InputError(f"--{name} must be above 0, got {value}")
         if self.max_completion_length >= self.max_length:
             raise InputError("--max_completion_length must leave room for a prompt in --max_length")
+        if self.attn not in ("sdpa", "eager") and self.precision == "fp32":
+            raise InputError(f"--attn {self.attn} needs --precision bf16: it knows no fp32")
+        if self.attn not in ("sdpa", "eager") and not torch.cuda.is_available():
+            raise InputError(f"--attn {self.attn} needs a GPU: without one there is sdpa and eager")
 
 
 @dataclass(kw_only=True)
@@ -150,6 +157,11 @@ class RolloutArgs(TrainArgs):
             raise InputError(
                 f"--vllm_tensor_parallel {self.vllm_tensor_parallel} does not divide "
                 f"the {ranks_here} ranks of a host"
+            )
+        if os.environ.get("VLLM_BATCH_INVARIANT", "0") != "0":
+            # it replaces functions of torch's, in this process: on an A100 none has a gradient
+            raise InputError(
+                "VLLM_BATCH_INVARIANT is for evaluate.py: it would change the training"
             )
         if not self.vllm_memory < 1:
             raise InputError(f"--vllm_memory is a share between 0 and 1, got {self.vllm_memory}")
@@ -281,7 +293,8 @@ FREE_ARGS = ("resume", "num_epochs", "max_steps", "save_every", "keep_checkpoint
 # or only their rounding,
 SHAPE_ARGS = (
     *("world_size", "zero_stage", "max_tokens_per_micro_batch", "gradient_checkpointing"),
-    *("cpu_offload", "vllm_memory", "vllm_tensor_parallel", "vllm_sleep", "verifier_workers"),
+    *("attn", "cpu_offload", "verifier_workers"),
+    *("vllm_memory", "vllm_tensor_parallel", "vllm_sleep"),
 )
 # or only the names of files, whose content is compared.
 PATH_ARGS = ("model", "data", "output_dir")

@@ -98,17 +98,25 @@ def memory(args: RolloutArgs, gpus: int, gpu_memory: float) -> dict[str, dict[st
         activations = tokens * (per_token + layers * width * size + per_layer)
     else:
         activations = tokens * (per_token + layers * per_layer)
-    head = MAX_LOGITS["cuda"] * (4 + 4 + size) + config.vocab_size * width * size
+    # a chunk's logits and their gradient, while the next chunk's are computed
+    head = MAX_LOGITS["cuda"] * (4 + 4 + 2 * size) + config.vocab_size * width * size
     head += tokens * width * (4 + size)
+    bucket = REDUCE_BUCKET * size
+    moments = (  # of a backward pass: its start, its middle and its end
+        {"activations": activations, "log-probabilities": head},
+        {
+            "activations": activations,
+            "a layer's backward": tokens * per_layer,
+            "reduce bucket": bucket,
+        },
+        {"reduce bucket": bucket + min(count, REDUCE_BUCKET) * 4},
+    )
     vllm_weights = count * size / args.vllm_tensor_parallel
     vllm = args.vllm_memory * gpu_memory * 2**30
     train = {
         **held,
         "gathered weights": min(count, LIVE_PARAMETERS) * size if stage == 3 else 0,
-        "reduce bucket": REDUCE_BUCKET * size + min(count, REDUCE_BUCKET) * 4,
-        "activations": activations,
-        "a layer's backward": tokens * per_layer,
-        "log-probabilities": head,
+        **max(moments, key=lambda parts: sum(parts.values())),
         "vLLM": 0 if args.vllm_sleep else vllm,
         "reserve": RESERVE,
     }

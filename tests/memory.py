@@ -1,6 +1,7 @@
-"""Run by test_bench.py through the launcher, on a CPU: what a small model's step really holds.
+"""Run by test_bench.py and test_gpu.py through the launcher: what a model's step really holds.
 
-Prints JSON: bytes of one rank by part, as `bench.plan.memory` names them.
+Prints JSON: on a CPU bytes of one rank by part, as `bench.plan.memory` names them; on a GPU the
+most that was allocated.
 """
 
 import ctypes
@@ -15,10 +16,12 @@ import train_sft
 from bench.setup import random_rows
 from engine import Engine, init_distributed, load_model
 
-folder, length, rows_per_rank = sys.argv[-3], int(sys.argv[-2]), int(sys.argv[-1])
+folder, (length, rows_per_rank, checkpointing) = sys.argv[-4], map(int, sys.argv[-3:])
 init_distributed()
-engine = Engine(load_model(folder, length), learning_rate=1e-5, max_grad_norm=1.0)
-rows = random_rows([(1, length - 1)] * rows_per_rank * dist.get_world_size(), range(1000))
+engine = Engine(load_model(folder, length), 1e-5, 1.0, gradient_checkpointing=bool(checkpointing))
+passes = 1 + torch.cuda.is_available()  # the second adds to the gradients of the first
+num_rows = passes * rows_per_rank * dist.get_world_size()
+rows = random_rows([(1, length - 1)] * num_rows, range(1000))
 args = train_sft.Args(model="", data="", max_tokens_per_micro_batch=rows_per_rank * length)
 
 resident = []  # after the embedding, and before the log-probabilities
@@ -33,6 +36,13 @@ def rss() -> int:
 
 
 train_sft.update(engine, rows, args)  # Adam's state exists from here on
+if torch.cuda.is_available():
+    torch.cuda.reset_peak_memory_stats()
+    train_sft.update(engine, rows, args)
+    free, total = torch.cuda.mem_get_info()
+    peak = {"allocated": torch.cuda.max_memory_allocated(), "of the GPU": total - free}
+    print("held", json.dumps(peak))
+    sys.exit()
 resident.clear()
 train_sft.update(engine, rows, args)
 zero = engine.engine.optimizer

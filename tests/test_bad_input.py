@@ -116,6 +116,11 @@ def test_bad_input_gets_one_line_and_nothing_is_written(bad_inputs, script, case
             "--vllm_tensor_parallel 2 does not divide the 3 ranks",
         ),
         ({"max_completion_length": 5120}, "--max_completion_length must leave room for a prompt"),
+        (
+            {"attn": "flash_attention_2", "precision": "fp32"},
+            "--attn flash_attention_2 needs --prec",
+        ),
+        ({"attn": "kernels-community/flash-attn3"}, "/flash-attn3 needs a GPU"),
         ({"learning_rate": 0.0}, "--learning_rate must be above 0, got 0.0"),
         ({"max_grad_norm": -1.0}, "--max_grad_norm must be above 0, got -1.0"),
         ({"temperature": 0.0}, "--temperature must be above 0, got 0.0"),
@@ -126,6 +131,13 @@ def test_arguments_that_cannot_work_are_refused(arguments, message):
     Args(model="m", data="d").check(world_size=3)
     with pytest.raises(InputError, match=message):
         Args(model="m", data="d", **arguments).check(world_size=3)
+
+
+def test_vllms_batch_invariant_mode_is_not_for_training(monkeypatch):
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    with pytest.raises(InputError, match="VLLM_BATCH_INVARIANT is for evaluate"):
+        Args(model="m", data="d").check(world_size=1)
+    train_sft.Args(model="m", data="d").check(world_size=1)  # it samples nothing
 
 
 def test_a_mistyped_argument_is_explained(bad_inputs):

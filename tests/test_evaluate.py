@@ -195,6 +195,7 @@ def finished(tiny, tmp_path_factory) -> Path:
     result = call(*settings(tiny, output_dir=folder))
     assert result.returncode == 0, result.stderr[-3000:]
     assert "easy" in result.stdout and f"python -m paper.plot {folder}" in result.stdout
+    assert json.loads((folder / "args.json").read_text())["vllm_runner"] == "V1"
     return folder
 
 
