@@ -2,7 +2,6 @@
 
 import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 
 import torch
@@ -12,24 +11,17 @@ import train_sft
 from bench.gpu import training_flops
 from bench.measure import Worker, goal, markdown_table, print_section, ratio, take_turns, timed
 from bench.setup import be_alone, random_rows
+from data import TokenizedExample
+from demo.tiny import make_config, make_tokenizer
 from engine import Engine
 from ranks import share_cores
 
-QWEN3_30M = {
-    "vocab_size": 8192,
-    "hidden_size": 512,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": True,
-}
+SIZES = {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1536, "head_dim": 64}
+SIZES |= {"num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4}
 LENGTH, ROWS, MICRO_BATCH = 512, 8, 4  # tokens of a row; rows of a step, and of a pass
 
 
-def make_rows(config: Qwen3Config) -> list:
+def make_rows(config: Qwen3Config) -> list[TokenizedExample]:
     return random_rows([(1, LENGTH - 1)] * ROWS, range(config.vocab_size))
 
 
@@ -38,22 +30,17 @@ def matrix_weights(model: Qwen3ForCausalLM) -> int:
     return sum(weight.numel() for weight in model.parameters() if weight.dim() == 2)
 
 
-def prepare_ours(model: Path) -> Callable[[], float]:
+def prepare_ours(model: str) -> Callable[[], float]:
     """Measures seconds of train_sft.py's step."""
     be_alone()
-    args = train_sft.Args(
-        model=str(model),
-        data="",
-        precision="fp32",
-        max_length=LENGTH,
-        max_tokens_per_micro_batch=LENGTH * MICRO_BATCH,
-    )
+    args = train_sft.Args(model=model, data="", precision="fp32", max_length=LENGTH)
+    args.max_tokens_per_micro_batch = LENGTH * MICRO_BATCH
     engine = Engine.from_args(args)
     rows = make_rows(engine.model.config)
     return lambda: timed(lambda: train_sft.update(engine, rows, args))
 
 
-def prepare_plain(model: Path) -> Callable[[], float]:
+def prepare_plain(model: str) -> Callable[[], float]:
     """Measures seconds of a step of the loop that everybody writes, on the same rows."""
     share_cores()
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).train()
@@ -73,7 +60,7 @@ def prepare_plain(model: Path) -> Callable[[], float]:
     return lambda: timed(step)
 
 
-def prepare_products(model: Path) -> Callable[[], float]:
+def prepare_products(model: str) -> Callable[[], float]:
     """Measures seconds of a step's matrix products alone: three for each matrix and pass."""
     share_cores()
     network = AutoModelForCausalLM.from_pretrained(model)
@@ -92,16 +79,14 @@ def prepare_products(model: Path) -> Callable[[], float]:
 
 def main(repetitions: int = 7) -> list[str]:
     """Measure; returns Markdown."""
-    config = Qwen3Config(**QWEN3_30M)
+    config = make_config(make_tokenizer(), **SIZES)
     with tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(0)
         model = Qwen3ForCausalLM(config)
         model.save_pretrained(folder)
         cases = {
             "`train_sft.py`, one rank": Worker(prepare_ours, folder),
-            "a plain loop: transformers' loss, `backward`, fused AdamW": Worker(
-                prepare_plain, folder
-            ),
+            "a plain loop, transformers' loss, fused AdamW": Worker(prepare_plain, folder),
             "the matrix products alone": Worker(prepare_products, folder),
         }
         measured = take_turns(cases, repetitions)

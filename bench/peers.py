@@ -203,10 +203,8 @@ def main(base: Path = BASE, repetitions: int = 7, steps: int = 2) -> list[str]:
     tiny_base(base)
     cases = {
         "`train_oswft.py`": Worker(prepare_ours, base, "oswft", steps),
-        "TRL's SFTTrainer with our weights, `generate`": Worker(
-            prepare_trl_oswft, base, steps, False
-        ),
-        "TRL's SFTTrainer with our weights, vLLM": Worker(prepare_trl_oswft, base, steps, True),
+        "TRL's SFTTrainer, our weights, `generate`": Worker(prepare_trl_oswft, base, steps, False),
+        "TRL's SFTTrainer, our weights, vLLM": Worker(prepare_trl_oswft, base, steps, True),
         "`train_grpo.py`": Worker(prepare_ours, base, "grpo", steps),
         "TRL's GRPOTrainer, `generate`": Worker(prepare_trl_grpo, base, steps),
     }
@@ -224,8 +222,8 @@ def main(base: Path = BASE, repetitions: int = 7, steps: int = 2) -> list[str]:
     header = ["s a step", "sync, sample, verify", "update", "step", "tokens sampled"]
     return [
         f"The demo's model and data, {QUERIES} queries, fp32, one process with all cores; OSW-FT "
-        "with K = 2, GRPO with G = 8. TRL at its fastest settings: all rows sampled at once, 128 "
-        "(SFT) and 256 (GRPO) at once in an update. All answers are checked by our `Verifier`. "
+        "with K = 2, GRPO with G = 8. TRL at its fastest settings of those tried: all rows sampled "
+        "at once, 128 (SFT) and 256 (GRPO) to a pass of an update. Our `Verifier` checks all. "
         "TRL's vLLM in its own process (colocate) does not run on a CPU: vLLM packs the weights "
         "there, and TRL loads new ones into what was packed.",
         markdown_table([*header, "ours is faster by"], rows),
