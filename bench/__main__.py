@@ -21,7 +21,8 @@ import torch
 from data import atomic_write
 from run import parse_args, provenance
 
-SECTIONS = ("sft", "logprobs", "rollout", "sync", "verify", "step", "scaling", "curate")
+SECTIONS = ("sft", "logprobs", "rollout", "sync", "verify", "step", "peers", "mfu")
+SECTIONS += ("scaling", "curate")
 
 
 def machine() -> str:

@@ -18,6 +18,7 @@ import train_sft
 from data import Example, TokenizedExample, Trajectory, load_examples, pad_completions
 from engine import Engine, gather_rewards, init_distributed, load_model
 from prompts import load_tokenizer, tokenize_examples
+from ranks import free_port
 from rollout import CHECKED_QUERIES, Rollout
 from run import Stopwatch
 from verify import Verifier
@@ -59,7 +60,7 @@ def random_rows(
 def be_alone() -> None:
     """Be rank 0 of 1, unless a launcher has said otherwise."""
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    for name, value in {**alone, "MASTER_PORT": "0"}.items():
+    for name, value in {**alone, "MASTER_PORT": free_port()}.items():
         os.environ.setdefault(name, value)
     init_distributed()
 
@@ -72,14 +73,20 @@ class Setup(NamedTuple):
     verifier: Verifier
 
 
-@contextlib.contextmanager
-def training_setup(model: Path, max_length: int, num_workers: int = 2) -> Iterator[Setup]:
+def make_setup(model: Path, max_length: int, num_workers: int = 2) -> Setup:
     """Engine, vLLM and verifier, as a training script makes them. The model hardly moves."""
     be_alone()
     engine = Engine(load_model(str(model), max_length), 1e-12, 1.0, precision="fp32")
     rollout = Rollout(str(model), load_tokenizer(str(model)), max_length, precision="fp32")
-    with Verifier(num_workers) as verifier:
-        yield Setup(engine, rollout, verifier)
+    return Setup(engine, rollout, Verifier(num_workers))
+
+
+@contextlib.contextmanager
+def training_setup(model: Path, max_length: int, num_workers: int = 2) -> Iterator[Setup]:
+    """A setup whose verifier ends with the block."""
+    setup = make_setup(model, max_length, num_workers)
+    with setup.verifier:
+        yield setup
 
 
 def training_step(

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bench import measure, plan
+from bench import measure, peers, plan
 from bench.gpu import training_flops
-from conftest import ROOT, launch, metrics, train
+from conftest import ROOT, launch, metrics, needs_vllm, train
 from data import InputError, load_examples
 from demo.tiny import make_config, make_tokenizer
 from prompts import load_tokenizer, tokenize_examples
@@ -182,3 +182,41 @@ def test_training_flops_count_parameters_and_causal_attention():
     # Of a token at length S, forward: 2 N for the matrices, and for attention of each layer 2 S d
     # for the scores and the same for the values, half of which a causal mask leaves out.
     assert training_flops(config, 1000, 64) == 3 * (2 * 1000 + 3 * 2 * 64 * 16)
+
+
+@needs_vllm
+def test_the_peers_of_a_step_sample_answers_that_are_as_long(tiny):
+    pytest.importorskip("trl", reason="needs requirements-recipes.txt")
+    workers = {
+        "ours": measure.Worker(peers.prepare_ours, tiny, "oswft", 1),
+        "SFT, generate": measure.Worker(peers.prepare_trl_oswft, tiny, 1, False),
+        "SFT, vLLM": measure.Worker(peers.prepare_trl_oswft, tiny, 1, True),
+        "GRPO": measure.Worker(peers.prepare_trl_grpo, tiny, 1),
+    }
+    measured = {name: worker() for name, worker in workers.items()}
+    lengths = {name: step["tokens"] / 128 for name, step in measured.items()}
+    lengths["GRPO"] /= 4  # it samples 8 answers, not 2
+    assert list(lengths.values()) == pytest.approx([lengths["ours"]] * 4, rel=0.1)
+    assert all(step["sample"] > 0 and step["update"] > 0 for step in measured.values())
+
+
+def test_mfu_compares_the_same_step_and_counts_all_its_products(small, tmp_path):
+    code = f"""
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, AutoModelForCausalLM
+from bench import mfu
+mfu.LENGTH, mfu.timed = 32, lambda call: call()
+model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained({small!r}))
+model.save_pretrained({str(tmp_path)!r})
+ours, plain, products = (
+    prepare({str(tmp_path)!r})
+    for prepare in (mfu.prepare_ours, mfu.prepare_plain, mfu.prepare_products)
+)
+torch.testing.assert_close(torch.tensor(ours()["grad_norm"]), plain(), rtol=1e-4, atol=0)
+with FlopCounterMode(display=False) as counter:
+    products()
+assert counter.get_total_flops() == 6 * mfu.matrix_weights(model) * mfu.ROWS * mfu.LENGTH
+"""
+    result = run("-c", code)
+    assert result.returncode == 0, result.stderr[-3000:]
