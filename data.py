@@ -6,11 +6,14 @@ columns are kept for a reward function of one's own. Instead of its path a Huggi
 (`owner/name`, or `owner/name:config`) works too.
 """
 
+import functools
 import hashlib
+import itertools
 import json
 import math
 import os
 import re
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -74,38 +77,57 @@ def write_json(value: dict, path: Path) -> None:
         partial.write_text(json.dumps(value, indent=2, default=str) + "\n", encoding="utf-8")
 
 
-def read_rows(path_or_hub_id: str, split: str = "train") -> Iterator[tuple[str, dict]]:
-    """Yield (where, row) for every row of a JSONL file or of a split of a hub data set.
+class Lines(Sequence[bytes]):
+    """The lines of a file. One is read when it is asked for; only where it begins is held."""
 
-    `where` is "file:line", for messages. Raises InputError for a missing file, a line that is not
-    a JSON object, or a hub id that cannot be loaded.
+    def __init__(self, path: Path):
+        self.file = path.open("rb")  # stays open: a file of the same name may take its place
+        self.starts = array("q", itertools.accumulate(map(len, self.file), initial=0))
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, i: int) -> bytes:
+        start, end = self.starts[i], self.starts[i + 1]
+        return os.pread(self.file.fileno(), end - start, start)
+
+
+def open_rows(path_or_hub_id: str, split: str = "train") -> Sequence[bytes | dict]:
+    """The rows of a JSONL file, as lines, or of a split of a hub data set: both stay on disk.
+
+    Raises InputError for a missing file, or a hub id that cannot be loaded.
     """
     path = Path(path_or_hub_id)
     if path.is_file():
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                yield f"{path}:{number}", parse_row(line, f"{path}:{number}")
-    elif re.fullmatch(r"[\w-]+/[\w.-]+(:[\w.-]+)?", path_or_hub_id) and path.suffix not in (
-        ".json",
-        ".jsonl",
-    ):
-        import datasets  # takes seconds to import, and only hub ids need it
-
-        name, _, config = path_or_hub_id.partition(":")
-        try:
-            rows = datasets.load_dataset(name, config or None, split=split)
-        except Exception as error:  # the hub client raises dozens of types
-            raise InputError(
-                f"{name}: no such file, and not on the hub either: {first_line(error)}"
-            ) from error
-        for number, row in enumerate(rows, start=1):
-            yield f"{path_or_hub_id}:{number}", row
-    else:
+        return Lines(path)
+    hub_id = re.fullmatch(r"[\w-]+/[\w.-]+(:[\w.-]+)?", path_or_hub_id)
+    if not hub_id or path.suffix in (".json", ".jsonl"):
         raise InputError(f"{path_or_hub_id}: no such file")
+    import datasets  # takes seconds to import, and only hub ids need it
+
+    name, _, config = path_or_hub_id.partition(":")
+    try:
+        return datasets.load_dataset(name, config or None, split=split)
+    except Exception as error:  # the hub client raises dozens of types
+        raise InputError(
+            f"{name}: no such file, and not on the hub either: {first_line(error)}"
+        ) from error
 
 
-def parse_row(line: bytes, where: str) -> dict:
+def read_rows(path_or_hub_id: str, split: str = "train") -> Iterator[tuple[str, dict]]:
+    """Yield (where, row) for every row of a JSONL file or of a split of a hub data set.
+
+    `where` is "file:line", for messages. Raises InputError as `open_rows` and `parse_row` do.
+    """
+    for number, row in enumerate(open_rows(path_or_hub_id, split), start=1):
+        where = f"{path_or_hub_id}:{number}"
+        yield where, parse_row(row, where)
+
+
+def parse_row(line: bytes | dict, where: str) -> dict:
     """Read one line of JSONL. Raises InputError if it is no JSON object of proper text."""
+    if isinstance(line, dict):  # the hub's
+        return line
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:  # also a number of 5,000 digits
@@ -182,19 +204,42 @@ class Example:
         return {**{name: getattr(self, name) for name in FIELDS}, **self.extra}
 
 
+class Examples(Sequence[Example]):
+    """The examples of a training file. One is read when it is asked for; none is held.
+
+    To go through them all is to check them: InputError says which row is bad, and why.
+    """
+
+    def __init__(self, path_or_hub_id: str):
+        self.name, self.rows = path_or_hub_id, open_rows(path_or_hub_id)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> Example:
+        return self._read(i, self.rows[i])
+
+    def __iter__(self) -> Iterator[Example]:
+        seen: dict[str, int] = {}
+        for i, row in enumerate(self.rows):
+            example = self._read(i, row)
+            if (before := seen.setdefault(example.id, i)) != i:
+                before = f"{self.name}:{before + 1}"
+                raise InputError(f"{example.where}: id '{example.id}' was used before, at {before}")
+            yield example
+        if not seen:
+            raise InputError(f"{self.name}: the data set is empty")
+
+    def _read(self, i: int, row: bytes | dict) -> Example:
+        where = f"{self.name}:{i + 1}"
+        row = parse_row(row, where)
+        extra = {name: value for name, value in row.items() if name not in FIELDS}
+        return Example(*get_texts(where, row, *FIELDS), extra, where)
+
+
 def load_examples(path_or_hub_id: str) -> list[Example]:
     """Read a training file. Raises InputError that says which row is bad, and why."""
-    examples, seen = [], {}
-    for where, row in read_rows(path_or_hub_id):
-        extra = {name: value for name, value in row.items() if name not in FIELDS}
-        example = Example(*get_texts(where, row, *FIELDS), extra, where)
-        if example.id in seen:
-            raise InputError(f"{where}: id '{example.id}' was used before, at {seen[example.id]}")
-        seen[example.id] = where
-        examples.append(example)
-    if not examples:
-        raise InputError(f"{path_or_hub_id}: the data set is empty")
-    return examples
+    return list(Examples(path_or_hub_id))
 
 
 # ------------------------------------------------------------------------------------------------
@@ -220,20 +265,56 @@ class TokenizedExample(Trajectory):
     example: Example
 
 
+class TokenizedExamples(Sequence[TokenizedExample]):
+    """Many of them in little memory: 4 bytes a token, and a text is where `examples` has it.
+
+    `hash` is one of all that was appended: token ids and columns.
+    """
+
+    def __init__(self, examples: Sequence[Example]):
+        self.examples, self.hash = examples, hashlib.sha256()
+        self.ids, self.ends = array("i"), array("q", [0])  # of each row, two ends
+        self.places, self.checks = array("q"), array("q")  # in `examples`, and what stood there
+
+    def append(self, place: int, row: TokenizedExample) -> None:
+        """Add the row of `examples[place]`."""
+        for ids in (row.prompt_ids, row.completion_ids):
+            self.ids.extend(ids)
+            self.ends.append(len(self.ids))
+        self.places.append(place)
+        self.checks.append(hash(row.example))
+        self.hash.update(array("q", [*row.prompt_ids, -1, *row.completion_ids]))
+        self.hash.update(json.dumps(row.example.columns, default=str).encode())
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, i: int) -> TokenizedExample:
+        example = self.examples[self.places[i]]
+        if hash(example) != self.checks[i]:
+            raise InputError(f"{example.where}: the row was changed after it had been read")
+        start, middle, end = self.ends[2 * i : 2 * i + 3]
+        prompt_ids, completion_ids = self.ids[start:middle], self.ids[middle:end]
+        return TokenizedExample(example.id, list(prompt_ids), list(completion_ids), example)
+
+
 def batch_indices(num_examples: int, batch_size: int, batch: int, seed: int) -> list[int]:
     """Which examples make up batch number `batch`, counted from 0.
 
     The stream of examples is one seeded permutation per epoch, end to end, cut into batches. It is
     a function of its arguments alone, so a resumed run or another number of ranks sees the same.
     """
-    positions = range(batch * batch_size, (batch + 1) * batch_size)
-    orders = {
-        epoch: np.random.default_rng([seed, epoch]).permutation(num_examples)
-        for epoch in {position // num_examples for position in positions}
-    }
-    return [
-        int(orders[position // num_examples][position % num_examples]) for position in positions
-    ]
+    indices = []
+    for position in range(batch * batch_size, (batch + 1) * batch_size):
+        epoch, place = divmod(position, num_examples)
+        indices.append(int(epoch_order(num_examples, epoch, seed)[place]))
+    return indices
+
+
+@functools.lru_cache(maxsize=2)  # a batch may begin in one epoch and end in the next
+def epoch_order(num_examples: int, epoch: int, seed: int) -> np.ndarray:
+    """The order of the examples in an epoch."""
+    return np.random.default_rng([seed, epoch]).permutation(num_examples)
 
 
 def derive_seed(*parts: int | str) -> int:

@@ -5,16 +5,18 @@ sampling and in evaluation what the template writes, and to stop where a turn en
 """
 
 import datetime
+import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from data import Example, InputError, TokenizedExample, first_line
+from data import Example, InputError, TokenizedExample, TokenizedExamples, first_line
 
 ASK_FREE = "Please reason step by step, and put your final answer within \\boxed{}."
 ASK_LETTER = "Please reason step by step, and put the letter of your choice within \\boxed{}."
+TOGETHER = 1000  # examples tokenized in one call: all at once would hold more than the result
 MARK = "Aa 0987654321"  # stands for a turn's text, to find it in what a chat template writes
 
 
@@ -147,7 +149,7 @@ def tokenize_examples(
     max_length: int,
     max_completion_length: int,
     prompt: Prompt = PAPER_PROMPT,
-) -> tuple[list[TokenizedExample], dict[str, int]]:
+) -> tuple[TokenizedExamples, dict[str, int]]:
     """Turn examples into token ids, and drop those that do not fit; nothing is ever truncated.
 
     Args:
@@ -159,26 +161,35 @@ def tokenize_examples(
 
     Raises InputError for a row that holds special tokens, or whose `<think>` the prompt rules out.
     """
-    fields = ("question", "solution")
-    texts = ((f"{e.where}: field '{name}'", getattr(e, name)) for e in examples for name in fields)
-    refuse_special_tokens(tokenizer, texts)
-    prompts = [prompt.text(tokenizer, e.question, instruction(e.answer)) for e in examples]
-    solutions = [solution_after(*pair) for pair in zip(prompts, examples, strict=True)]
-    # Prompt and solution are tokenized apart, because sampling continues from the prompt's ids.
-    prompt_ids = tokenizer(prompts, add_special_tokens=False).input_ids
-    solution_ids = tokenizer(solutions, add_special_tokens=False).input_ids
-    end_of_turn = end_of_turn_id(tokenizer)
-
-    kept, dropped = [], {"prompt_too_long": 0, "solution_too_long": 0}
-    for example, asked, solution in zip(examples, prompt_ids, solution_ids, strict=True):
+    kept, dropped = TokenizedExamples(examples), {"prompt_too_long": 0, "solution_too_long": 0}
+    end_of_turn, rows = end_of_turn_id(tokenizer), token_ids(examples, tokenizer, prompt)
+    for place, (example, asked, solution) in enumerate(rows):
         tokenized = TokenizedExample(example.id, asked, [*solution, end_of_turn], example)
         if len(asked) > max_length - max_completion_length:
             dropped["prompt_too_long"] += 1
         elif len(tokenized) > max_length:
             dropped["solution_too_long"] += 1
         else:
-            kept.append(tokenized)
+            kept.append(place, tokenized)
     return kept, dropped
+
+
+def token_ids(
+    examples: Iterable[Example], tokenizer: PreTrainedTokenizerBase, prompt: Prompt
+) -> Iterator[tuple[Example, list[int], list[int]]]:
+    """Yield each example with the token ids of its prompt and of its solution.
+
+    The two are tokenized apart, because sampling continues from the prompt's ids.
+    """
+    rest, fields = iter(examples), ("question", "solution")
+    while part := list(itertools.islice(rest, TOGETHER)):
+        texts = ((f"{e.where}: field '{name}'", getattr(e, name)) for e in part for name in fields)
+        refuse_special_tokens(tokenizer, texts)
+        prompts = [prompt.text(tokenizer, e.question, instruction(e.answer)) for e in part]
+        solutions = [solution_after(*pair) for pair in zip(prompts, part, strict=True)]
+        prompt_ids = tokenizer(prompts, add_special_tokens=False).input_ids
+        solution_ids = tokenizer(solutions, add_special_tokens=False).input_ids
+        yield from zip(part, prompt_ids, solution_ids, strict=True)
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> re.Pattern:
