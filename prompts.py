@@ -16,7 +16,7 @@ from data import Example, InputError, TokenizedExample, TokenizedExamples, first
 
 ASK_FREE = "Please reason step by step, and put your final answer within \\boxed{}."
 ASK_LETTER = "Please reason step by step, and put the letter of your choice within \\boxed{}."
-TOGETHER = 1000  # examples tokenized in one call: all at once would hold more than the result
+TOGETHER = 200  # examples in one call of the tokenizer: its own objects take far more than ids
 MARK = "Aa 0987654321"  # stands for a turn's text, to find it in what a chat template writes
 
 
@@ -182,14 +182,16 @@ def token_ids(
     The two are tokenized apart, because sampling continues from the prompt's ids.
     """
     rest, fields = iter(examples), ("question", "solution")
+    only_ids = dict.fromkeys(
+        ("add_special_tokens", "return_attention_mask", "return_token_type_ids"), False
+    )
     while part := list(itertools.islice(rest, TOGETHER)):
         texts = ((f"{e.where}: field '{name}'", getattr(e, name)) for e in part for name in fields)
         refuse_special_tokens(tokenizer, texts)
         prompts = [prompt.text(tokenizer, e.question, instruction(e.answer)) for e in part]
         solutions = [solution_after(*pair) for pair in zip(prompts, part, strict=True)]
-        prompt_ids = tokenizer(prompts, add_special_tokens=False).input_ids
-        solution_ids = tokenizer(solutions, add_special_tokens=False).input_ids
-        yield from zip(part, prompt_ids, solution_ids, strict=True)
+        ids = [tokenizer(texts, **only_ids).input_ids for texts in (prompts, solutions)]
+        yield from zip(part, *ids, strict=True)
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> re.Pattern:

@@ -1,7 +1,11 @@
 """What the model reads: rows, prompts, token ids, batches."""
 
+import hashlib
 import itertools
+import json
 import re
+import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -189,6 +193,66 @@ def test_what_does_not_fit_is_dropped_and_counted_never_truncated():
     assert len(prompts.tokenize_examples(examples[2:], tokenizer, exact - 1, 30)[0]) == 0
 
 
+# ---- many examples in little memory
+
+
+def tokenize(examples):
+    return prompts.tokenize_examples(examples, make_tokenizer(), 6000, 30)[0]
+
+
+def many_rows(count: int, solution: str = "1+1=2;") -> list[dict]:
+    return [{**ROW, "id": str(n), "solution": f"{n};{solution}", "more": n} for n in range(count)]
+
+
+def test_rows_that_are_read_again_are_those_that_were_read(write):
+    path = write(*many_rows(450, solution="Ü 🙂"))  # more than are tokenized together
+    examples = data.Examples(path)
+    listed = data.load_examples(path)
+    held, read_again = tokenize(listed), tokenize(examples)
+    assert list(examples) == listed and examples[449] == listed[449]
+    assert list(read_again) == list(held) and len(held) == 450
+    assert read_again[449].example.where == f"{path}:450"
+    assert read_again[7].example.columns == {**listed[7].columns, "more": 7}
+
+
+def test_what_was_dropped_does_not_shift_the_rest(write):
+    rows = many_rows(9)
+    rows[3]["question"] = rows[5]["solution"] = "1+" * 3000
+    kept = tokenize(data.Examples(write(*rows)))
+    assert [row.id for row in kept] == [row.example.id for row in kept] == [*"0124678"]
+
+
+def test_memory_is_four_bytes_a_token_and_no_text(write):
+    path = write(*many_rows(300, solution="1+1=2;" * 500))
+    tokenize(data.Examples(path))  # what is loaded once
+    tracemalloc.start()
+    kept = tokenize(data.Examples(path))
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    tokens = sum(map(len, kept))
+    assert tokens > 900_000 and held < 1.2 * 4 * tokens
+
+
+def test_a_row_that_changes_while_it_is_in_use_is_refused_and_a_new_file_does_no_harm(write):
+    path = write(*many_rows(3))
+    kept = tokenize(data.Examples(path))
+    file = Path(path)  # written in its place: ids in memory would have another row's answer
+    file.write_text(file.read_text().replace('"answer": "2"', '"answer": "3"', 1))
+    with pytest.raises(InputError, match=r"rows.jsonl:1: the row was changed"):
+        kept[0]
+    kept = tokenize(data.Examples(path))
+    data.write_rows(many_rows(2, solution="other"), path)
+    assert [row.example.solution for row in kept] == ["0;1+1=2;", "1;1+1=2;", "2;1+1=2;"]
+
+
+def test_the_hash_is_the_one_that_runs_have_had_from_the_start(write):
+    kept, digest = tokenize(data.Examples(write(*many_rows(5)))), hashlib.sha256()
+    for row in kept:
+        digest.update(np.array([*row.prompt_ids, -1, *row.completion_ids]).tobytes())
+        digest.update(json.dumps(row.example.columns, default=str).encode())
+    assert kept.hash.hexdigest() == digest.hexdigest()
+
+
 # ---- batches
 
 
@@ -211,6 +275,11 @@ def test_every_epoch_sees_every_example_once_in_another_order():
     assert all(sorted(epoch) == list(range(12)) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
     assert data.batch_indices(12, 4, 0, seed=1) != data.batch_indices(12, 4, 0, seed=2)
+
+
+def test_an_epoch_is_one_seeded_permutation():
+    order = np.random.default_rng([1, 2]).permutation(12).tolist()
+    assert [i for batch in (6, 7, 8) for i in data.batch_indices(12, 4, batch, seed=1)] == order
 
 
 def test_a_batch_may_cross_epochs_and_be_larger_than_one():
