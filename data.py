@@ -93,7 +93,7 @@ class Lines(Sequence[bytes]):
 
 
 def open_rows(path_or_hub_id: str, split: str = "train") -> Sequence[bytes | dict]:
-    """The rows of a JSONL file, as lines, or of a split of a hub data set: both stay on disk.
+    """The lines of a JSONL file, or the rows of a split of a hub data set; both stay on disk.
 
     Raises InputError for a missing file, or a hub id that cannot be loaded.
     """
@@ -109,9 +109,8 @@ def open_rows(path_or_hub_id: str, split: str = "train") -> Sequence[bytes | dic
     try:
         return datasets.load_dataset(name, config or None, split=split)
     except Exception as error:  # the hub client raises dozens of types
-        raise InputError(
-            f"{name}: no such file, and not on the hub either: {first_line(error)}"
-        ) from error
+        reason = f"no such file, and not on the hub either: {first_line(error)}"
+        raise InputError(f"{name}: {reason}") from error
 
 
 def read_rows(path_or_hub_id: str, split: str = "train") -> Iterator[tuple[str, dict]]:
@@ -217,24 +216,21 @@ class Examples(Sequence[Example]):
         return len(self.rows)
 
     def __getitem__(self, i: int) -> Example:
-        return self._read(i, self.rows[i])
+        where = f"{self.name}:{i + 1}"
+        row = parse_row(self.rows[i], where)
+        extra = {name: value for name, value in row.items() if name not in FIELDS}
+        return Example(*get_texts(where, row, *FIELDS), extra, where)
 
     def __iter__(self) -> Iterator[Example]:
         seen: dict[str, int] = {}
-        for i, row in enumerate(self.rows):
-            example = self._read(i, row)
+        for i in range(len(self)):
+            example = self[i]
             if (before := seen.setdefault(example.id, i)) != i:
                 before = f"{self.name}:{before + 1}"
                 raise InputError(f"{example.where}: id '{example.id}' was used before, at {before}")
             yield example
         if not seen:
             raise InputError(f"{self.name}: the data set is empty")
-
-    def _read(self, i: int, row: bytes | dict) -> Example:
-        where = f"{self.name}:{i + 1}"
-        row = parse_row(row, where)
-        extra = {name: value for name, value in row.items() if name not in FIELDS}
-        return Example(*get_texts(where, row, *FIELDS), extra, where)
 
 
 def load_examples(path_or_hub_id: str) -> list[Example]:
@@ -289,7 +285,10 @@ class TokenizedExamples(Sequence[TokenizedExample]):
     def __len__(self) -> int:
         return len(self.places)
 
-    def __getitem__(self, i: int) -> TokenizedExample:
+    def __getitem__(self, i: int | slice) -> TokenizedExample | list[TokenizedExample]:
+        i = range(len(self))[i]
+        if isinstance(i, range):
+            return [self[n] for n in i]
         example = self.examples[self.places[i]]
         if hash(example) != self.checks[i]:
             raise InputError(f"{example.where}: the row was changed after it had been read")
@@ -304,11 +303,9 @@ def batch_indices(num_examples: int, batch_size: int, batch: int, seed: int) -> 
     The stream of examples is one seeded permutation per epoch, end to end, cut into batches. It is
     a function of its arguments alone, so a resumed run or another number of ranks sees the same.
     """
-    indices = []
-    for position in range(batch * batch_size, (batch + 1) * batch_size):
-        epoch, place = divmod(position, num_examples)
-        indices.append(int(epoch_order(num_examples, epoch, seed)[place]))
-    return indices
+    positions = range(batch * batch_size, (batch + 1) * batch_size)
+    places = (divmod(position, num_examples) for position in positions)
+    return [int(epoch_order(num_examples, epoch, seed)[place]) for epoch, place in places]
 
 
 @functools.lru_cache(maxsize=2)  # a batch may begin in one epoch and end in the next

@@ -182,9 +182,7 @@ def token_ids(
     The two are tokenized apart, because sampling continues from the prompt's ids.
     """
     rest, fields = iter(examples), ("question", "solution")
-    only_ids = dict.fromkeys(
-        ("add_special_tokens", "return_attention_mask", "return_token_type_ids"), False
-    )
+    only_ids = {"add_special_tokens": False, "return_attention_mask": False}
     while part := list(itertools.islice(rest, TOGETHER)):
         texts = ((f"{e.where}: field '{name}'", getattr(e, name)) for e in part for name in fields)
         refuse_special_tokens(tokenizer, texts)

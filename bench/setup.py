@@ -15,7 +15,14 @@ from transformers import PreTrainedTokenizerBase
 import train_grpo
 import train_oswft
 import train_sft
-from data import Example, TokenizedExample, Trajectory, load_examples, pad_completions
+from data import (
+    Example,
+    TokenizedExample,
+    TokenizedExamples,
+    Trajectory,
+    load_examples,
+    pad_completions,
+)
 from engine import Engine, gather_rewards, init_distributed, load_model
 from prompts import load_tokenizer, tokenize_examples
 from rollout import CHECKED_QUERIES, Rollout
@@ -33,7 +40,7 @@ def tiny_base(base: Path) -> Path:
     return base
 
 
-def tiny_examples(base: Path) -> tuple[PreTrainedTokenizerBase, list[TokenizedExample]]:
+def tiny_examples(base: Path) -> tuple[PreTrainedTokenizerBase, TokenizedExamples]:
     """The tiny model's tokenizer and its training examples."""
     tokenizer = load_tokenizer(str(tiny_base(base) / "model"))
     examples = load_examples(str(base / "train.jsonl"))

@@ -212,6 +212,7 @@ def test_rows_that_are_read_again_are_those_that_were_read(write):
     assert list(examples) == listed and examples[449] == listed[449]
     assert list(read_again) == list(held) and len(held) == 450
     assert read_again[449].example.where == f"{path}:450"
+    assert read_again[-2:] == [held[448], held[449]] and read_again[-1] == held[449]
     assert read_again[7].example.columns == {**listed[7].columns, "more": 7}
 
 
