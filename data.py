@@ -6,11 +6,13 @@ columns are kept for a reward function of one's own. Instead of its path a Huggi
 (`owner/name`, or `owner/name:config`) works too.
 """
 
+import functools
 import hashlib
 import json
 import math
 import os
 import re
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -220,6 +222,37 @@ class TokenizedExample(Trajectory):
     example: Example
 
 
+class TokenizedExamples(Sequence[TokenizedExample]):
+    """Many of them, at 4 bytes a token: Python's own lists of numbers take 36.
+
+    `hash` is one of all that was appended: token ids and columns.
+    """
+
+    def __init__(self):
+        self.examples, self.hash = [], hashlib.sha256()
+        self.ids, self.ends = array("i"), array("q", [0])  # of each row, two ends
+
+    def append(self, row: TokenizedExample) -> None:
+        for ids in (row.prompt_ids, row.completion_ids):
+            self.ids.extend(ids)
+            self.ends.append(len(self.ids))
+        self.examples.append(row.example)
+        self.hash.update(array("q", [*row.prompt_ids, -1, *row.completion_ids]))
+        self.hash.update(json.dumps(row.example.columns, default=str).encode())
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, i: int | slice) -> TokenizedExample | list[TokenizedExample]:
+        i = range(len(self))[i]
+        if isinstance(i, range):
+            return [self[n] for n in i]
+        start, middle, end = self.ends[2 * i : 2 * i + 3]
+        prompt_ids, completion_ids = self.ids[start:middle], self.ids[middle:end]
+        example = self.examples[i]
+        return TokenizedExample(example.id, list(prompt_ids), list(completion_ids), example)
+
+
 def batch_indices(num_examples: int, batch_size: int, batch: int, seed: int) -> list[int]:
     """Which examples make up batch number `batch`, counted from 0.
 
@@ -227,13 +260,14 @@ def batch_indices(num_examples: int, batch_size: int, batch: int, seed: int) -> 
     a function of its arguments alone, so a resumed run or another number of ranks sees the same.
     """
     positions = range(batch * batch_size, (batch + 1) * batch_size)
-    orders = {
-        epoch: np.random.default_rng([seed, epoch]).permutation(num_examples)
-        for epoch in {position // num_examples for position in positions}
-    }
-    return [
-        int(orders[position // num_examples][position % num_examples]) for position in positions
-    ]
+    places = (divmod(position, num_examples) for position in positions)
+    return [int(epoch_order(num_examples, epoch, seed)[place]) for epoch, place in places]
+
+
+@functools.lru_cache(maxsize=2)  # a batch may begin in one epoch and end in the next
+def epoch_order(num_examples: int, epoch: int, seed: int) -> np.ndarray:
+    """The order of the examples in an epoch."""
+    return np.random.default_rng([seed, epoch]).permutation(num_examples)
 
 
 def derive_seed(*parts: int | str) -> int:

@@ -6,15 +6,16 @@ sampling and in evaluation what the template writes, and to stop where a turn en
 
 import datetime
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from data import Example, InputError, TokenizedExample, first_line
+from data import Example, InputError, TokenizedExample, TokenizedExamples, first_line
 
 ASK_FREE = "Please reason step by step, and put your final answer within \\boxed{}."
 ASK_LETTER = "Please reason step by step, and put the letter of your choice within \\boxed{}."
+TOGETHER = 200  # examples in one call of the tokenizer, whose own objects take much memory
 MARK = "Aa 0987654321"  # stands for a turn's text, to find it in what a chat template writes
 
 
@@ -147,7 +148,7 @@ def tokenize_examples(
     max_length: int,
     max_completion_length: int,
     prompt: Prompt = PAPER_PROMPT,
-) -> tuple[list[TokenizedExample], dict[str, int]]:
+) -> tuple[TokenizedExamples, dict[str, int]]:
     """Turn examples into token ids, and drop those that do not fit; nothing is ever truncated.
 
     Args:
@@ -159,18 +160,9 @@ def tokenize_examples(
 
     Raises InputError for a row that holds special tokens, or whose `<think>` the prompt rules out.
     """
-    fields = ("question", "solution")
-    texts = ((f"{e.where}: field '{name}'", getattr(e, name)) for e in examples for name in fields)
-    refuse_special_tokens(tokenizer, texts)
-    prompts = [prompt.text(tokenizer, e.question, instruction(e.answer)) for e in examples]
-    solutions = [solution_after(*pair) for pair in zip(prompts, examples, strict=True)]
-    # Prompt and solution are tokenized apart, because sampling continues from the prompt's ids.
-    prompt_ids = tokenizer(prompts, add_special_tokens=False).input_ids
-    solution_ids = tokenizer(solutions, add_special_tokens=False).input_ids
+    kept, dropped = TokenizedExamples(), {"prompt_too_long": 0, "solution_too_long": 0}
     end_of_turn = end_of_turn_id(tokenizer)
-
-    kept, dropped = [], {"prompt_too_long": 0, "solution_too_long": 0}
-    for example, asked, solution in zip(examples, prompt_ids, solution_ids, strict=True):
+    for example, asked, solution in token_ids(examples, tokenizer, prompt):
         tokenized = TokenizedExample(example.id, asked, [*solution, end_of_turn], example)
         if len(asked) > max_length - max_completion_length:
             dropped["prompt_too_long"] += 1
@@ -179,6 +171,24 @@ def tokenize_examples(
         else:
             kept.append(tokenized)
     return kept, dropped
+
+
+def token_ids(
+    examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, prompt: Prompt
+) -> Iterator[tuple[Example, list[int], list[int]]]:
+    """Yield each example with the token ids of its prompt and of its solution.
+
+    The two are tokenized apart, because sampling continues from the prompt's ids.
+    """
+    fields, only_ids = ("question", "solution"), {"add_special_tokens": False}
+    for start in range(0, len(examples), TOGETHER):
+        part = examples[start : start + TOGETHER]
+        texts = ((f"{e.where}: field '{name}'", getattr(e, name)) for e in part for name in fields)
+        refuse_special_tokens(tokenizer, texts)
+        prompts = [prompt.text(tokenizer, e.question, instruction(e.answer)) for e in part]
+        solutions = [solution_after(*pair) for pair in zip(prompts, part, strict=True)]
+        ids = [tokenizer(texts, **only_ids).input_ids for texts in (prompts, solutions)]
+        yield from zip(part, *ids, strict=True)
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> re.Pattern:

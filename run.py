@@ -27,7 +27,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal, NoReturn
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
@@ -38,6 +37,7 @@ import ranks
 from data import (
     InputError,
     TokenizedExample,
+    TokenizedExamples,
     atomic_write,
     batch_indices,
     first_line,
@@ -268,7 +268,7 @@ def differences(before: dict, now: dict) -> list[str]:
 
 def load_training_data(
     args: TrainArgs, batch_size: int
-) -> tuple[PreTrainedTokenizerBase, list[TokenizedExample]]:
+) -> tuple[PreTrainedTokenizerBase, TokenizedExamples]:
     """The model's tokenizer, and the examples that fit. Raises InputError if they are too few."""
     prompt, lengths = args.prompt, (args.max_length, args.max_completion_length)
     tokenizer = load_tokenizer(args.model, prompt)
@@ -357,18 +357,9 @@ def shape(settings: dict) -> dict:
     return {name: settings[name] for name in SHAPE_ARGS if name in settings}
 
 
-def hashes(args: TrainArgs, examples: Sequence[TokenizedExample]) -> dict[str, str]:
+def hashes(args: TrainArgs, examples: TokenizedExamples) -> dict[str, str]:
     """Of what the run reads: the examples, as tokens and as columns, and the base model's files."""
-    return {"data": hash_examples(examples), "model": model_version(args.model)}
-
-
-def hash_examples(examples: Sequence[TokenizedExample]) -> str:
-    """A hash of what a run trains on."""
-    digest = hashlib.sha256()
-    for example in examples:
-        digest.update(np.array([*example.prompt_ids, -1, *example.completion_ids]).tobytes())
-        digest.update(json.dumps(example.example.columns, default=str).encode())
-    return digest.hexdigest()
+    return {"data": examples.hash.hexdigest(), "model": model_version(args.model)}
 
 
 @functools.cache
@@ -386,7 +377,7 @@ def model_version(model: str) -> str:
     return digest.hexdigest()
 
 
-def refuse_other_inputs(args: TrainArgs, examples: Sequence[TokenizedExample]) -> None:
+def refuse_other_inputs(args: TrainArgs, examples: TokenizedExamples) -> None:
     """Raise InputError if a resumed run would go on with other data or another base model."""
     before, now = read_args(Path(args.output_dir)).get("hashes", {}), hashes(args, examples)
     for name, what in (("data", args.data), ("model", args.model)):
@@ -436,7 +427,7 @@ class Run:
         args: TrainArgs,
         engine,
         tokenizer: PreTrainedTokenizerBase,
-        examples: Sequence[TokenizedExample],
+        examples: TokenizedExamples,
         batch_size: int,
         steps_per_batch: int = 1,
         checkpoint: Path | None = None,

@@ -27,7 +27,7 @@ import torch
 
 from data import InputError, Trajectory, derive_seed, pad_completions
 from engine import Engine, gather, gather_rewards, init_distributed
-from rollout import Rollout, completion_stats, trajectories, vllm_gap
+from rollout import CHECKED_QUERIES, Rollout, completion_stats, trajectories, vllm_gap
 from run import RolloutArgs, Run, claim_output_dir, load_training_data, run_script
 from verify import RewardError, Verifier
 
@@ -126,7 +126,7 @@ def update(
 
     Args:
         advantages: (N,) of the answers.
-        sampling_logprobs: (N, T) vLLM's, laid out by `pad_completions`.
+        sampling_logprobs: (N, T) vLLM's, laid out by `pad_completions`; for the correction alone.
         old_logprobs: (N, T) from `engine.score`; None if this model is the one that sampled.
     """
     normalizer = sum(len(answer.completion_ids) for answer in answers)
@@ -211,7 +211,7 @@ def main(args: Args) -> int:
                 max_tokens=args.max_completion_length,
                 seeds=[derive_seed(args.seed, batch, query.id) for query in queries],
                 temperature=args.temperature,
-                logprobs=batch_size,
+                logprobs=batch_size if args.importance_correction else CHECKED_QUERIES,
                 on_progress=run.on_rollout,
             )  # this rank's share
             rollout.sleep()

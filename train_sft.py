@@ -109,7 +109,7 @@ def main(args: Args) -> int:
     args.check(world_size=init_distributed())
     checkpoint = claim_output_dir(args)
     tokenizer, examples = load_training_data(args, args.train_batch_size)
-    for example in examples:
+    for example in examples if args.weight_column else ():
         get_weight(example, args)  # a bad one is found now, not at its step
     engine = Engine.from_args(args, checkpoint)
 

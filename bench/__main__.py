@@ -18,11 +18,12 @@ from pathlib import Path
 import psutil
 import torch
 
+from bench import growth
 from data import atomic_write
 from run import parse_args, provenance
 
 SECTIONS = ("sft", "logprobs", "rollout", "sync", "verify", "step", "peers", "mfu")
-SECTIONS += ("scaling", "curate")
+SECTIONS += ("scaling", "rows", "curate")
 
 
 def machine() -> str:
@@ -60,6 +61,8 @@ def main(tokenizer: str = "Qwen/Qwen3-0.6B-Base", output: Path = Path("BENCHMARK
         print(result.stdout, flush=True)
         with atomic_write(output) as partial:
             partial.write_text(text)
+    if not {"scaling", "rows"} & set(failed):
+        growth.main(output)
     if failed:
         sys.exit(f"error: failed: {', '.join(failed)}")
 

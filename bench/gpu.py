@@ -11,10 +11,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 import train_sft
 from bench.logprobs import HEADER, logprob_cases, logprob_rows
 from bench.measure import goal, markdown_table, print_section, timed
-from bench.setup import be_alone, random_rows
+from bench.setup import random_rows
 from data import InputError
 from demo.tiny import make_tokenizer
-from engine import Engine
+from engine import Engine, init_distributed
 from rollout import Rollout
 
 QWEN3_06B = {
@@ -47,7 +47,7 @@ def train_on_lengths(
     config: Qwen3Config, lengths: list[int], max_tokens: int, repetitions: int
 ) -> list[tuple[int, float, float, int]]:
     """(length, tokens/s, FLOP/s, peak bytes) of SFT steps on rows of one length each."""
-    be_alone()
+    init_distributed()
     model = Qwen3ForCausalLM(config)
     num_parameters = model.num_parameters()
     engine = Engine(model, 1e-5, 1.0)

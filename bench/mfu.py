@@ -10,10 +10,10 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 import train_sft
 from bench.gpu import training_flops
 from bench.measure import Worker, goal, markdown_table, print_section, ratio, take_turns, timed
-from bench.setup import be_alone, random_rows
+from bench.setup import random_rows
 from data import TokenizedExample
 from demo.tiny import make_config, make_tokenizer
-from engine import Engine
+from engine import Engine, init_distributed
 from ranks import share_cores
 
 SIZES = {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1536, "head_dim": 64}
@@ -32,7 +32,7 @@ def matrix_weights(model: Qwen3ForCausalLM) -> int:
 
 def prepare_ours(model: str) -> Callable[[], float]:
     """Measures seconds of train_sft.py's step."""
-    be_alone()
+    init_distributed()
     args = train_sft.Args(model=model, data="", precision="fp32", max_length=LENGTH)
     args.max_tokens_per_micro_batch = LENGTH * MICRO_BATCH
     engine = Engine.from_args(args)

@@ -1,7 +1,6 @@
 """What is measured: the demo's tiny model, random rows, a training step of each method."""
 
 import contextlib
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,10 +14,16 @@ from transformers import PreTrainedTokenizerBase
 import train_grpo
 import train_oswft
 import train_sft
-from data import Example, TokenizedExample, Trajectory, load_examples, pad_completions
+from data import (
+    Example,
+    TokenizedExample,
+    TokenizedExamples,
+    Trajectory,
+    load_examples,
+    pad_completions,
+)
 from engine import Engine, gather_rewards, init_distributed, load_model
 from prompts import load_tokenizer, tokenize_examples
-from ranks import free_port
 from rollout import CHECKED_QUERIES, Rollout
 from run import Stopwatch
 from verify import Verifier
@@ -34,7 +39,7 @@ def tiny_base(base: Path) -> Path:
     return base
 
 
-def tiny_examples(base: Path) -> tuple[PreTrainedTokenizerBase, list[TokenizedExample]]:
+def tiny_examples(base: Path) -> tuple[PreTrainedTokenizerBase, TokenizedExamples]:
     """The tiny model's tokenizer and its training examples."""
     tokenizer = load_tokenizer(str(tiny_base(base) / "model"))
     examples = load_examples(str(base / "train.jsonl"))
@@ -57,14 +62,6 @@ def random_rows(
     ]
 
 
-def be_alone() -> None:
-    """Be rank 0 of 1, unless a launcher has said otherwise."""
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    for name, value in {**alone, "MASTER_PORT": free_port()}.items():
-        os.environ.setdefault(name, value)
-    init_distributed()
-
-
 class Setup(NamedTuple):
     """What a training script holds in its loop."""
 
@@ -75,7 +72,7 @@ class Setup(NamedTuple):
 
 def make_setup(model: Path, max_length: int, num_workers: int = 2) -> Setup:
     """Engine, vLLM and verifier, as a training script makes them. The model hardly moves."""
-    be_alone()
+    init_distributed()
     engine = Engine(load_model(str(model), max_length), 1e-12, 1.0, precision="fp32")
     rollout = Rollout(str(model), load_tokenizer(str(model)), max_length, precision="fp32")
     return Setup(engine, rollout, Verifier(num_workers))
@@ -111,8 +108,9 @@ def training_step(
     rollout.load_weights(engine.named_weights())
     clock.lap("sync")
     prompts, seeds = [query.prompt_ids for query in queries], list(range(len(queries)))
-    logprobs = len(prompts) if method == "grpo" else CHECKED_QUERIES
-    completions = rollout.generate(prompts, num_rollouts, max_tokens, seeds, logprobs=logprobs)
+    completions = rollout.generate(
+        prompts, num_rollouts, max_tokens, seeds, logprobs=CHECKED_QUERIES
+    )
     clock.lap("rollout")
     references = [queries[completion.query].example.answer for completion in completions]
     verdicts = verifier.score([completion.text for completion in completions], references)

@@ -19,9 +19,9 @@ from bench.measure import (
     take_turns,
     timed,
 )
-from bench.setup import BASE, be_alone, random_rows, tiny_base
+from bench.setup import BASE, random_rows, tiny_base
 from data import TokenizedExample
-from engine import Engine
+from engine import Engine, init_distributed
 
 LENGTHS = "prompts of 16 to 48 tokens, solutions log-normal about 80, at most 440"
 
@@ -37,7 +37,7 @@ def mixed_rows(batches: int) -> list[TokenizedExample]:
 
 def prepare_ours(model: str, batches: int) -> Callable[[], float]:
     """Measures tokens/s of the optimizer step of train_sft.py on 128 rows."""
-    be_alone()
+    init_distributed()
     args = train_sft.Args(model=model, data="", max_length=512, precision="fp32")
     rows = mixed_rows(batches)
     engine = Engine.from_args(args)

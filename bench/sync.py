@@ -9,15 +9,14 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from bench.measure import goal, markdown_table, print_section, ratio, take_turns, timed
-from bench.setup import be_alone
 from demo.tiny import make_config, make_tokenizer
-from engine import Engine
+from engine import Engine, init_distributed
 from rollout import Rollout
 
 
 def main(repetitions: int = 7) -> list[str]:
     """Measure; returns Markdown."""
-    be_alone()
+    init_distributed()
     tokenizer = make_tokenizer()
     sizes = {"vocab_size": 32_000, "hidden_size": 768, "intermediate_size": 2304, "head_dim": 64}
     sizes |= {"num_hidden_layers": 12, "num_attention_heads": 12, "num_key_value_heads": 6}

@@ -37,7 +37,7 @@ class Answers:
     def __exit__(self, *_) -> None:
         self.verifier.__exit__()
 
-    def queries(self, path: Path) -> list[TokenizedExample]:
+    def queries(self, path: Path) -> Sequence[TokenizedExample]:
         examples = load_examples(str(path))
         return tokenize_examples(examples, self.tokenizer, MAX_LENGTH, MAX_COMPLETION_LENGTH)[0]
 

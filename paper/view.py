@@ -31,7 +31,7 @@ from matplotlib.figure import Figure
 from data import Example, InputError, atomic_write, get_fields, load_examples, read_rows
 from paper.plot import FIGURES, STYLE, draw_figures, read_runs
 from prompts import Prompt, load_tokenizer, tokenize_examples
-from run import checkpoints, hash_examples, read_args
+from run import checkpoints, read_args
 from verify import extract
 
 FIELDS = ("id", "query", "pass_rate", "text", "token_ids", "finish_reason")  # of an answer
@@ -65,7 +65,7 @@ def open_run(label: str, folder: Path) -> ViewedRun:
         run.decode = cache(tokenizer.decode)
         lengths = (args["max_length"], args["max_completion_length"])
         kept, _ = tokenize_examples(load_examples(args["data"]), tokenizer, *lengths, prompt)
-        if hash_examples(kept) != record.get("hashes", {}).get("data"):
+        if kept.hash.hexdigest() != record.get("hashes", {}).get("data"):
             raise InputError(f"{args['data']}: is not what it was when the run began")
         run.examples = {row.id: row.example for row in kept}
     except InputError as error:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bench import measure, peers, plan
+from bench import growth, measure, peers, plan
 from bench.gpu import training_flops
 from conftest import ROOT, launch, metrics, needs_vllm, train
 from data import InputError, load_examples
@@ -159,6 +159,57 @@ def test_planned_tokens_are_those_of_a_real_run(tiny, tmp_path):
     )["OSW-FT, K=2"]
     assert planned[0] == pytest.approx(sampled)
     assert planned[1] == pytest.approx(trained, rel=0.15)
+
+
+TABLES = """# Benchmarks
+
+## step
+
+|  | grown by | linear |
+| --- | ---: | ---: |
+| of another section | 9 | 9 |
+
+## scaling
+
+|  | s a step | grown by | linear |
+| --- | ---: | ---: | ---: |
+| K = 1 | 0.4 | 1.00 | 1 |
+| K = 8 | 1.2 | 3.00 | 8 |
+| length ×4 | 2.1 | 3.40 | 4 |
+
+|  | s a step | beside ours |
+| --- | ---: | ---: |
+| no growth | 2 | 3 |
+
+## rows
+
+|  |  | grown by | linear |
+| --- | ---: | ---: | ---: |
+| to start, 1,000 rows | 0.10 | 1.00 | 1 |
+| to start, 1,000,000 rows | 98.20 | 982.00 | 1000 |
+"""
+
+
+def test_the_picture_of_growth_has_a_curve_for_each_thing_that_grows_and_no_other(tmp_path):
+    scaling = {"K": {1: 1.0, 8: 3.0}, "length": {1: 1.0, 4: 3.4}}
+    assert growth.read_curves(TABLES, "scaling") == scaling
+    assert growth.read_curves(TABLES, "rows") == {"to start": {1: 1.0, 1000: 982.0}}
+    benchmarks, picture = tmp_path / "BENCHMARKS.md", tmp_path / "growth.svg"
+    benchmarks.write_text(TABLES)
+    growth.main(benchmarks, picture)
+    drawn = picture.read_text()
+    assert all(f">{name}<" in drawn for name in ("K", "length", "to start"))
+    growth.main(benchmarks, picture)
+    assert picture.read_text() == drawn  # no date, no random names
+
+
+def test_the_rows_section_measures_files_of_the_sizes_asked_for():
+    result = run("-m", "bench.rows", "--sizes", 5000, 10000)
+    assert result.returncode == 0, result.stderr[-3000:]
+    told = re.findall(r"^\| (.*?), 10,000 rows \| ([\d.]+) \| [\d.]+ \| 2 \|$", result.stdout, re.M)
+    assert [what for what, _ in told] == ["CPU-seconds to start", "peak MiB", "ms to draw a batch"]
+    assert all(float(value) > 0 for _, value in told)
+    assert "10,000 examples, dropped: {'prompt_too_long': 0" in result.stderr
 
 
 def test_the_gpu_section_refuses_a_machine_without_one_and_its_parts_run(small):

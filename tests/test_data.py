@@ -1,7 +1,10 @@
 """What the model reads: rows, prompts, token ids, batches."""
 
+import hashlib
 import itertools
+import json
 import re
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -189,6 +192,49 @@ def test_what_does_not_fit_is_dropped_and_counted_never_truncated():
     assert len(prompts.tokenize_examples(examples[2:], tokenizer, exact - 1, 30)[0]) == 0
 
 
+# ---- many examples in little memory
+
+
+def many_rows(count: int, solution: str) -> list[dict]:
+    return [{**ROW, "id": str(n), "solution": f"{n};{solution}", "more": n} for n in range(count)]
+
+
+def tokenize(path) -> data.TokenizedExamples:
+    return prompts.tokenize_examples(data.load_examples(path), make_tokenizer(), 6000, 30)[0]
+
+
+def test_rows_come_back_as_they_were_whatever_was_dropped_between(write):
+    rows = many_rows(450, "1+1=2;")  # more than are tokenized together
+    rows[3]["question"] = rows[5]["solution"] = "1+" * 3000
+    kept, encode = tokenize(write(*rows)), make_tokenizer().encode
+    assert [row.id for row in kept] == [row["id"] for row in rows if row["id"] not in ("3", "5")]
+    assert all(
+        row.completion_ids[:-1] == encode(row.example.solution, add_special_tokens=False)
+        for row in kept
+    )
+    assert kept[-2:] == [kept[446], kept[447]] and kept[-1].example.extra == {"more": 449}
+
+
+def test_a_token_takes_four_bytes(write):
+    path = write(*many_rows(300, "1+1=2;" * 500))
+    examples, tokenizer = data.load_examples(path), make_tokenizer()
+    prompts.tokenize_examples(examples, tokenizer, 6000, 30)  # what is loaded once
+    tracemalloc.start()
+    kept, _ = prompts.tokenize_examples(examples, tokenizer, 6000, 30)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    tokens = sum(map(len, kept))
+    assert tokens > 900_000 and held < 1.2 * 4 * tokens
+
+
+def test_the_hash_is_of_token_ids_and_columns(write):
+    kept, digest = tokenize(write(*many_rows(5, "1+1=2;"))), hashlib.sha256()
+    for row in kept:
+        digest.update(np.array([*row.prompt_ids, -1, *row.completion_ids]).tobytes())
+        digest.update(json.dumps(row.example.columns, default=str).encode())
+    assert kept.hash.hexdigest() == digest.hexdigest()
+
+
 # ---- batches
 
 
@@ -211,6 +257,11 @@ def test_every_epoch_sees_every_example_once_in_another_order():
     assert all(sorted(epoch) == list(range(12)) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
     assert data.batch_indices(12, 4, 0, seed=1) != data.batch_indices(12, 4, 0, seed=2)
+
+
+def test_an_epoch_is_one_seeded_permutation():
+    order = np.random.default_rng([1, 2]).permutation(12).tolist()
+    assert [i for batch in (6, 7, 8) for i in data.batch_indices(12, 4, batch, seed=1)] == order
 
 
 def test_a_batch_may_cross_epochs_and_be_larger_than_one():

@@ -14,7 +14,6 @@ from data import load_examples, write_rows
 from demo.tiny import make_tokenizer
 from paper.view import draw_weights, split_tokens, view
 from prompts import tokenize_examples
-from run import hash_examples
 
 HOSTILE = (
     '</script><script>hacked=1</script><img src=x onerror="hacked=1"><svg onload=hacked=1> <!-- '
@@ -40,7 +39,7 @@ def write_run(folder: Path, batches: list[dict], examples=EXAMPLES, **args) -> P
     kept, _ = tokenize_examples(load_examples(str(data)), tokenizer, 10_000, 10)
     args = {"model": f"{folder}/absent", "data": str(data), "weighting": "oswft", **args}
     args |= {"max_length": 10_000, "max_completion_length": 10}
-    record = {"args": args, "hashes": {"data": hash_examples(kept)}}
+    record = {"args": args, "hashes": {"data": kept.hash.hexdigest()}}
     (folder / "args.json").write_text(json.dumps(record))
     steps = [{"step": n, "loss": 1 / n, "train_s": 1.0} for n in range(1, 1 + (len(batches) or 3))]
     write_rows(steps, folder / "metrics.jsonl")
