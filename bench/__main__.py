@@ -23,7 +23,7 @@ from data import atomic_write
 from run import parse_args, provenance
 
 SECTIONS = ("sft", "logprobs", "rollout", "sync", "verify", "step", "peers", "mfu")
-SECTIONS += ("scaling", "rows", "curate")
+SECTIONS += ("start", "scaling", "rows", "curate")
 
 
 def machine() -> str:
