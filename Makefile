@@ -3,7 +3,7 @@
 # make lesson     runs docs/lesson.ipynb and keeps its outputs; needs `uv pip install jupyterlab`
 # make exercises  grades docs/exercises (ONLY=3: one of them)
 # make test       installs into .venv if needed, what tests need too, then runs every test
-# make test-gpu   on a machine with a GPU, the tests that use one: 10 minutes at most
+# make test-gpu   on a machine with a GPU, the tests that use one: 8 minutes at most
 # make bench      installs what is compared with, too, and writes BENCHMARKS.md: most of an hour
 # make soak       kills, changes of shape and hostile answers at random, outside the tests: 20 minutes
 # make lint       style and names

@@ -14,7 +14,7 @@ update, at the sampling temperature; groups that are all right or all wrong have
 forward or backward pass, and their tokens still count in the divisor.
 
     deepspeed train_grpo.py --model Qwen/Qwen3-0.6B-Base --data data/train.jsonl
-    deepspeed --num_gpus 1 train_grpo.py ...                  # one GPU of several
+    python train_grpo.py ...                                  # one process, no launcher
     deepspeed --hostfile hosts train_grpo.py ...              # several hosts, a shared output_dir
     deepspeed train_grpo.py ... --resume                      # go on from the newest checkpoint
     python -m paper.select_checkpoint runs/grpo               # which checkpoint to evaluate

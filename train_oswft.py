@@ -12,7 +12,7 @@ token-mean SFT (`--normalizer sequence` divides by the number of queries, as Alg
 gradients are clipped at norm 1. Everything else, by default, is the paper's setting.
 
     deepspeed train_oswft.py --model Qwen/Qwen3-0.6B-Base --data data/train.jsonl
-    deepspeed --num_gpus 1 train_oswft.py ...                  # one GPU of several
+    python train_oswft.py ...                                  # one process, no launcher
     deepspeed --hostfile hosts train_oswft.py ...              # several hosts, a shared output_dir
     deepspeed train_oswft.py ... --resume                      # go on from the newest checkpoint
 """

@@ -10,7 +10,7 @@ base model that is OSW-FT's offline form (docs/study.md). `--objective dft` is D
 token's own probability (docs/dft.md).
 
     deepspeed train_sft.py --model Qwen/Qwen3-0.6B-Base --data data/train.jsonl
-    deepspeed --num_gpus 1 train_sft.py ...                  # one GPU of several
+    python train_sft.py ...                                  # one process, no launcher
     deepspeed --hostfile hosts train_sft.py ...              # several hosts, a shared output_dir
     deepspeed train_sft.py ... --resume                      # go on from the newest checkpoint
 """
