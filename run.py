@@ -115,10 +115,11 @@ class TrainArgs:
                 raise InputError(f"--{name} must be above 0, got {value}")
         if self.max_completion_length >= self.max_length:
             raise InputError("--max_completion_length must leave room for a prompt in --max_length")
-        if self.attn not in ("sdpa", "eager") and self.precision == "fp32":
-            raise InputError(f"--attn {self.attn} needs --precision bf16: it knows no fp32")
-        if self.attn not in ("sdpa", "eager") and not torch.cuda.is_available():
-            raise InputError(f"--attn {self.attn} needs a GPU: without one there is sdpa and eager")
+        if self.attn not in ("sdpa", "eager"):
+            if self.precision == "fp32":
+                raise InputError(f"--attn {self.attn} needs --precision bf16: it knows no fp32")
+            if not torch.cuda.is_available():
+                raise InputError(f"--attn {self.attn} needs a GPU: else there is sdpa and eager")
 
 
 @dataclass(kw_only=True)

@@ -118,7 +118,7 @@ def update(
     engine: Engine,
     answers: Sequence[Trajectory],
     advantages: torch.Tensor,
-    sampling_logprobs: torch.Tensor,
+    sampling_logprobs: torch.Tensor | None,
     old_logprobs: torch.Tensor | None,
     args: Args,
 ) -> dict[str, float]:
@@ -126,7 +126,7 @@ def update(
 
     Args:
         advantages: (N,) of the answers.
-        sampling_logprobs: (N, T) vLLM's, laid out by `pad_completions`; for the correction alone.
+        sampling_logprobs: (N, T) vLLM's, laid out by `pad_completions`, for the correction.
         old_logprobs: (N, T) from `engine.score`; None if this model is the one that sampled.
     """
     normalizer = sum(len(answer.completion_ids) for answer in answers)
@@ -136,13 +136,13 @@ def update(
     # Advantage 0 means no gradient: these rows cost no pass, but the normalizer counts them.
     for batch in engine.passes(answers, args.max_tokens_per_micro_batch, keep=advantages != 0):
         logprobs = engine.logprobs(batch, args.temperature)  # (n, T)
-        sampling = sampling_logprobs[batch.rows, : logprobs.shape[1]]  # (n, T)
         if old_logprobs is None:
             old = logprobs.detach()
         else:
             old = old_logprobs[batch.rows, : logprobs.shape[1]]  # (n, T)
         mask, advantage = batch.mask.float(), advantages[batch.rows]  # (n, T), (n,)
         if args.importance_correction:
+            sampling = sampling_logprobs[batch.rows, : logprobs.shape[1]]  # (n, T)
             mask *= (old - sampling).exp().clamp(max=args.importance_cap)
         loss = grpo_loss(logprobs, old, advantage, mask, normalizer, args.clip_low, args.clip_high)
         engine.backward(loss)
@@ -235,17 +235,18 @@ def main(args: Args) -> int:
 
             # ---- update: one optimizer step per `train_batch_size` queries
             answers = trajectories(queries, completions)
-            sampling = pad_completions([c.logprobs for c in completions], answers).to(engine.device)
-            rewards, advantages, old = rewards.flatten(), advantages.flatten(), None  # (B * G,)
+            rewards, advantages = rewards.flatten(), advantages.flatten()  # (B * G,)
+            sampling = old = None  # (B * G, T), where they are needed
+            if args.importance_correction:
+                sampling = pad_completions([c.logprobs for c in completions], answers)
+                sampling = sampling.to(engine.device)
             if steps_per_batch > 1:  # the model moves on before the batch is used up
                 budget, keep = args.max_tokens_per_micro_batch, advantages != 0
                 old = engine.score(answers, budget, args.temperature, keep)  # (B * G, T)
             for start in range(0, len(answers), size * k):
                 part = slice(start, start + size * k)
-                old_part = old[part] if steps_per_batch > 1 else None
-                stats = update(
-                    engine, answers[part], advantages[part], sampling[part], old_part, args
-                )
+                given = [None if values is None else values[part] for values in (sampling, old)]
+                stats = update(engine, answers[part], advantages[part], *given, args)
                 run.lap("train_s")
                 no_signal = (advantages[part].view(size, k) == 0).all(dim=1)
                 run.log(

@@ -10,22 +10,12 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import NullLocator
 
 from data import atomic_write
+from paper.plot import STYLE
 from run import parse_args
 
 PANELS = {"scaling": "a step of OSW-FT", "rows": "rows of the training file"}  # by section
 MARKERS = "osDv^<>"
-STYLE = {
-    "figure.constrained_layout.use": True,
-    "font.size": 9,
-    "font.family": "sans-serif",
-    "legend.frameon": False,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.3,
-    "svg.fonttype": "none",  # letters, not their outlines
-    "svg.hashsalt": "",  # the same numbers, the same file
-}
+SVG = {"svg.fonttype": "none", "svg.hashsalt": ""}  # letters as text; equal numbers, equal file
 
 
 def read_curves(markdown: str, section: str) -> dict[str, dict[int, float]]:
@@ -44,7 +34,7 @@ def main(benchmarks: Path = Path("BENCHMARKS.md"), output: Path = Path("docs/gro
     """Draw what `benchmarks` says."""
     plt.switch_backend("Agg")  # files, no window
     markdown = benchmarks.read_text(encoding="utf-8")
-    with plt.rc_context(STYLE), atomic_write(output) as partial:
+    with plt.rc_context({**STYLE, **SVG}), atomic_write(output) as partial:
         figure, panels = plt.subplots(1, len(PANELS), figsize=(7.5, 3.4))
         for axes, (section, title) in zip(panels, PANELS.items(), strict=True):
             curves = read_curves(markdown, section)

@@ -18,13 +18,11 @@ from data import (
     Example,
     TokenizedExample,
     TokenizedExamples,
-    Trajectory,
     load_examples,
-    pad_completions,
 )
 from engine import Engine, gather_rewards, init_distributed, load_model
 from prompts import load_tokenizer, tokenize_examples
-from rollout import CHECKED_QUERIES, Rollout
+from rollout import CHECKED_QUERIES, Rollout, trajectories
 from run import Stopwatch
 from verify import Verifier
 
@@ -122,11 +120,7 @@ def training_step(
         train_oswft.update(engine, queries, weights, train_oswft.Args(**common))
     else:
         advantages = train_grpo.grpo_advantages(rewards).flatten()
-        answers = [
-            Trajectory(queries[c.query].id, queries[c.query].prompt_ids, c.token_ids)
-            for c in completions
-        ]
-        sampling = pad_completions([c.logprobs for c in completions], answers).to(engine.device)
-        train_grpo.update(engine, answers, advantages, sampling, None, train_grpo.Args(**common))
+        answers = trajectories(queries, completions)
+        train_grpo.update(engine, answers, advantages, None, None, train_grpo.Args(**common))
     clock.lap("train")
     return clock.read()

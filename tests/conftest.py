@@ -144,11 +144,10 @@ def launch(script: str, *args, ranks: int = 1, root: Path = ROOT) -> str:
     return output
 
 
-def run_alone(*args, script: str = "train_oswft.py", env=None) -> subprocess.CompletedProcess:
-    """The script as rank 0 of 1, with its two streams apart."""
-    env = {**os.environ, **ALONE, "MASTER_PORT": "0"} if env is None else env
+def run_alone(*args, script: str = "train_oswft.py") -> subprocess.CompletedProcess:
+    """The script without a launcher, with its two streams apart."""
     command = [sys.executable, script, *map(str, args)]
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
 def call_of(script: str, tiny: Path, run: Path) -> list:
