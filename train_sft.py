@@ -12,7 +12,7 @@ token's own probability (docs/dft.md).
     deepspeed train_sft.py --model Qwen/Qwen3-0.6B-Base --data data/train.jsonl
     python train_sft.py ...                                  # one process, no launcher
     deepspeed --hostfile hosts train_sft.py ...              # several hosts, a shared output_dir
-    deepspeed train_sft.py ... --resume                      # go on from the newest checkpoint
+    deepspeed train_sft.py --resume runs/sft                 # continue a stopped run
 """
 
 import math
@@ -23,7 +23,7 @@ from typing import Literal
 import torch
 
 from data import InputError, TokenizedExample
-from engine import Engine, init_distributed
+from engine import Engine, init_distributed, load_engine
 from run import Run, TrainArgs, claim_output_dir, load_training_data, run_script
 
 
@@ -106,15 +106,14 @@ def get_weight(query: TokenizedExample, args: Args) -> float:
 
 def main(args: Args) -> int:
     """Train; returns the exit status."""
-    args.check(world_size=init_distributed())
+    init_distributed()
     checkpoint = claim_output_dir(args)
-    tokenizer, examples = load_training_data(args, args.train_batch_size)
+    tokenizer, examples = load_training_data(args)
     for example in examples if args.weight_column else ():
         get_weight(example, args)  # a bad one is found now, not at its step
-    engine = Engine.from_args(args, checkpoint)
+    engine = load_engine(args, checkpoint)
 
-    run = Run(args, engine, tokenizer, examples, args.train_batch_size, 1, checkpoint)
-    with run:
+    with Run(args, engine, tokenizer, examples, checkpoint) as run:
         for _, queries in run.batches():  # the same on every rank
             # ---- update: one optimizer step
             stats = update(engine, queries, args)

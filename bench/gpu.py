@@ -8,6 +8,7 @@ from statistics import median
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+import train_oswft
 import train_sft
 from bench.logprobs import HEADER, logprob_cases, logprob_rows
 from bench.measure import goal, markdown_table, print_section, timed
@@ -50,8 +51,8 @@ def train_on_lengths(
     init_distributed()
     model = Qwen3ForCausalLM(config)
     num_parameters = model.num_parameters()
-    engine = Engine(model, 1e-5, 1.0)
     args = train_sft.Args(model="", data="", max_tokens_per_micro_batch=max_tokens)
+    engine = Engine(model, args)
     cuda = torch.cuda.is_available()
     measured = []
     for length in lengths:
@@ -70,7 +71,8 @@ def sampled_per_second(config: Qwen3Config, prompts: int, tokens: int) -> float:
     """Tokens/s of vLLM, with random weights: `prompts` prompts of 128 tokens × 2."""
     with tempfile.TemporaryDirectory() as folder:
         Qwen3ForCausalLM(config).save_pretrained(folder)
-        rollout = Rollout(folder, make_tokenizer(), 128 + tokens, load_weights_from_disk=True)
+        args = train_oswft.Args(model=folder, data="")
+        rollout = Rollout(args, make_tokenizer(), 128 + tokens, load_weights_from_disk=True)
     prompt_ids = [row.prompt_ids for row in random_rows([(128, 1)] * prompts, range(8, 28))]
 
     def sample() -> int:

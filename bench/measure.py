@@ -129,5 +129,5 @@ def print_section(main: Callable[..., list[str]], description: str) -> None:
 
     try:
         parse_args(run, description)
-    except InputError as error:
+    except (InputError, OSError) as error:
         sys.exit(f"error: {error}")

@@ -13,8 +13,7 @@ from bench.measure import Worker, goal, markdown_table, print_section, ratio, ta
 from bench.setup import random_rows
 from data import TokenizedExample
 from demo.tiny import make_config, make_tokenizer
-from engine import Engine, init_distributed
-from ranks import share_cores
+from engine import init_distributed, load_engine, share_cores
 
 SIZES = {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1536, "head_dim": 64}
 SIZES |= {"num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4}
@@ -35,7 +34,7 @@ def prepare_ours(model: str) -> Callable[[], float]:
     init_distributed()
     args = train_sft.Args(model=model, data="", precision="fp32", max_length=LENGTH)
     args.max_tokens_per_micro_batch = LENGTH * MICRO_BATCH
-    engine = Engine.from_args(args)
+    engine = load_engine(args)
     rows = make_rows(engine.model.config)
     return lambda: timed(lambda: train_sft.update(engine, rows, args))
 

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from bench.scaling import MAX_LENGTH, scaling_step
 from bench.setup import training_setup
-from ranks import on_rank_0
+from engine import finish, on_rank_0
 from run import parse_args
 
 
@@ -18,6 +18,7 @@ def main(model: Path) -> None:
             seconds = scaling_step(setup, larger=4)
             if dist.get_rank() == 0:
                 print(f"seconds {seconds}", flush=True)
+    finish(0)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,10 @@ from statistics import median
 import torch
 import transformers
 
+import train_oswft
 from bench.measure import Worker, goal, markdown_table, print_section, ratio, take_turns
 from bench.setup import BASE, make_setup, tiny_base, tiny_examples, training_step
-from ranks import share_cores
+from engine import init_ranks, share_cores
 from rollout import Rollout
 from run import Stopwatch
 from verify import Verifier
@@ -113,7 +114,7 @@ def prepare_trl_oswft(base: Path, steps: int, vllm: bool) -> Measure:
     from recipes.trl_sft import WeightedSFTTrainer
 
     share_cores()
-    model, (tokenizer, examples) = base / "model", tiny_examples(base)
+    model, (tokenizer, examples) = str(base / "model"), tiny_examples(base)
     rows, k, clock = examples[: steps * QUERIES], SAMPLES["oswft"], Clock()
     verifier = Verifier(num_workers=2)
 
@@ -133,7 +134,9 @@ def prepare_trl_oswft(base: Path, steps: int, vllm: bool) -> Measure:
 
     weigh, counts = weigh_by_generate, []
     if vllm:
-        rollout = Rollout(str(model), tokenizer, MAX_LENGTH, "fp32")
+        init_ranks("gloo")
+        args = train_oswft.Args(model=model, data="", precision="fp32")
+        rollout = Rollout(args, tokenizer, MAX_LENGTH)
         weigh, counts = RolloutWeights(rollout, verifier, k, MAX_TOKENS), count_tokens(rollout)
 
     def timed_weigh(*args) -> torch.Tensor:
@@ -142,8 +145,8 @@ def prepare_trl_oswft(base: Path, steps: int, vllm: bool) -> Measure:
         return weights
 
     columns = {
-        "input_ids": [row.prompt_ids + row.completion_ids for row in rows],
-        "labels": [[-100] * len(row.prompt_ids) + row.completion_ids for row in rows],
+        "input_ids": [[*row.prompt_ids, *row.completion_ids] for row in rows],
+        "labels": [[-100] * len(row.prompt_ids) + row.completion_ids.tolist() for row in rows],
         "answer": [row.example.answer for row in rows],
     }
     with tempfile.TemporaryDirectory() as folder:

@@ -7,19 +7,20 @@ import functools
 import itertools
 from dataclasses import dataclass
 from typing import Literal
+from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from tyro.conf import OmitArgPrefixes
 
 import train_oswft
 from bench.measure import markdown_table, print_section
-from data import load_config
+from data import InputError
 from engine import GATHER_BYTES
 from logprobs import MAX_LOGITS, LogprobModel
 from rollout import kv_cache_bytes
-from run import RolloutArgs
+from run import RolloutArgs, TrainArgs
 
 RESERVE = 2 * 2**30  # bytes of a GPU for CUDA's context, NCCL and fragmentation: assumed
 LIVE_PARAMETERS, REDUCE_BUCKET = 10**9, 5 * 10**8  # what ZeRO gathers and reduces at a time
@@ -32,7 +33,7 @@ class Args:
     gpu_memory: float = 80  # GiB of each
 
     # Flags of train_oswft.py
-    zero_stage: Literal[0, 1, 2, 3] = 3
+    zero_stage: Literal[1, 2, 3] = 3
     gradient_checkpointing: bool = False
     cpu_offload: bool = False
     max_length: int = 5120
@@ -56,9 +57,11 @@ def traced(model: str, precision: str) -> tuple[int, float, float]:
     The forward pass is traced without data: what autograd keeps is counted, not estimated.
     """
     tokens, kept = 1024, {}
-    config = load_config(model, 1, "this tool")
+    config = AutoConfig.from_pretrained(model)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    # A traced tensor does not tell that rows are not packed, and packed ones would need a mask.
+    unpacked = mock.patch("transformers.masking_utils.find_packed_sequence_indices", lambda _: None)
+    with FakeTensorMode(allow_non_fake_inputs=True), unpacked:
         num_parameters = AutoModelForCausalLM.from_config(config).num_parameters()
         for layers in (1, 2):
             config.num_hidden_layers = layers
@@ -82,7 +85,7 @@ def traced(model: str, precision: str) -> tuple[int, float, float]:
 
 def memory(args: RolloutArgs, gpus: int, gpu_memory: float) -> dict[str, dict[str, float]]:
     """Bytes of one GPU by part, in each phase of a step; `gpu_memory` is in GiB."""
-    config = load_config(args.model, args.max_length, f"--max_length {args.max_length}")
+    config = AutoConfig.from_pretrained(args.model)
     count, per_token, per_layer = traced(args.model, args.precision)
     size = 2 if args.precision == "bf16" else 4
     layers, width = config.num_hidden_layers, config.hidden_size
@@ -92,14 +95,16 @@ def memory(args: RolloutArgs, gpus: int, gpu_memory: float) -> dict[str, dict[st
     held = {
         "weights": count * size / (gpus if stage == 3 else 1),
         "gradients": 0 if args.cpu_offload else count * 4 / (gpus if stage >= 2 else 1),
-        "optimizer": 0 if args.cpu_offload else count * 12 / (gpus if stage >= 1 else 1),
+        "optimizer": 0 if args.cpu_offload else count * 12 / gpus,
     }
     if args.gradient_checkpointing:
         activations = tokens * (per_token + layers * width * size + per_layer)
     else:
         activations = tokens * (per_token + layers * per_layer)
-    # a chunk's logits and their gradient, while the next chunk's are computed
-    head = MAX_LOGITS["cuda"] * (4 + 4 + 2 * size) + config.vocab_size * width * size
+    # of a chunk: log-softmax, its gradient and the logits', in fp32; then the weight's gradient,
+    # which is added to that of the chunks before
+    logits, gradient = MAX_LOGITS["cuda"], config.vocab_size * width * size
+    head = max(logits * 3 * 4 + gradient, logits * size + 2 * gradient)
     head += tokens * width * (4 + size)
     bucket = REDUCE_BUCKET * size
     moments = (  # of a backward pass: its start, its middle and its end
@@ -139,7 +144,12 @@ def check_fit(args: Args, **changes) -> tuple[dict[str, dict[str, float]], list[
     flags = {name: value for name, value in vars(args).items() if name in known}
     flags |= {"data": "-", "max_completion_length": args.max_length - 1, **changes}
     run_args = train_oswft.Args(**flags)
-    run_args.check(world_size=args.gpus)
+    TrainArgs.check(run_args)  # the subclass's asks for the ranks of this host
+    limit = getattr(AutoConfig.from_pretrained(args.model), "max_position_embeddings", None)
+    if limit and args.max_length > limit:
+        raise InputError(f"--max_length {args.max_length} is beyond the model's {limit} tokens")
+    if args.gpus % run_args.vllm_tensor_parallel:
+        raise InputError(f"--vllm_tensor_parallel does not divide the {args.gpus} GPUs")
     phases = memory(run_args, args.gpus, args.gpu_memory)
     complaints = [
         f"{phase} takes {sum(parts.values()) / 2**30:.1f} GiB"

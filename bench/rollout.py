@@ -4,9 +4,10 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
+import train_oswft
 from bench.measure import goal, markdown_table, print_section, ratio, take_turns, timed
 from bench.setup import BASE, tiny_examples
-from ranks import share_cores
+from engine import init_ranks
 from rollout import CHECKED_QUERIES, Rollout
 
 
@@ -15,15 +16,16 @@ def main(base: Path = BASE, repetitions: int = 21) -> list[str]:
     tokenizer, examples = tiny_examples(base)
     prompts = [example.prompt_ids for example in examples[:128]]
     seeds = list(range(len(prompts)))
-    share_cores()
-    ours = Rollout(str(base / "model"), tokenizer, 128, "fp32", load_weights_from_disk=True)
+    init_ranks("gloo")
+    args = train_oswft.Args(model=str(base / "model"), data="", precision="fp32")
+    ours = Rollout(args, tokenizer, 128, load_weights_from_disk=True)
 
     def bare(num_samples: int, seeded: bool = True, logprobs: int | None = None) -> int:
         options = {"n": num_samples, "max_tokens": 48, "logprobs": logprobs, "detokenize": False}
         options["stop_token_ids"] = ours.stop_token_ids
         given = seeds if seeded else [None] * len(prompts)
         params = [ours.vllm.SamplingParams(seed=seed, **options) for seed in given]
-        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+        inputs = [{"prompt_token_ids": prompt.tolist()} for prompt in prompts]
         outputs = ours.llm.generate(inputs, params, use_tqdm=False)
         return sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
 

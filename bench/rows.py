@@ -33,12 +33,12 @@ def write_file(path: Path, rows: int) -> None:
 
 def start_up(folder: Path, data: Path) -> tuple[float, float, float]:
     """What every rank does at the start: CPU-seconds, peak MiB; and then ms to draw a batch."""
-    args = train_sft.Args(model=str(folder), data=str(data))
-    args.max_length, args.max_completion_length = 512, 128
+    lengths = {"max_length": 512, "max_completion_length": 128}
+    args = train_sft.Args(model=str(folder), data=str(data), **lengths)
     loaded = []
 
     def load() -> list:
-        loaded.append(load_training_data(args, BATCH)[1])
+        loaded.append(load_training_data(args)[1])
         return []  # no tensors
 
     began = time.process_time()  # one turn of the largest file has no other to compare with:
@@ -73,7 +73,7 @@ def main(sizes: tuple[int, ...] = SIZES) -> list[str]:
     ]
     return [
         f"Rows like the demo's, {size:.0f} bytes each: what every rank does before a run begins "
-        "(read, check, tokenize, hash), the memory that this adds to the process at its peak, and "
+        "(read, check, tokenize), the memory that this adds to the process at its peak, and "
         f"then a batch of {BATCH} (the mean of {BATCHES}, when the epoch's order is there).",
         markdown_table(["", "", "grown by", "linear"], table),
         goal("CPU-seconds to start, the worst growth ÷ linear", worst(sizes, seconds), "≤ 1.1"),

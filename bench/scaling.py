@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,9 +18,8 @@ from transformers import Qwen3ForCausalLM
 
 from bench.measure import goal, markdown_table, print_section, ratio, take_turns
 from bench.setup import Setup, random_rows, training_setup, training_step
+from data import stop_token_ids
 from demo.tiny import make_config, make_tokenizer, save_model
-from prompts import stop_token_ids
-from ranks import free_port
 
 PROMPT, LENGTH, BATCH, MAX_LENGTH = 24, 48, 32, 256
 VOCABULARY = 2048  # × 1, the tokens that the model knows
@@ -54,7 +54,9 @@ def scaling_step(setup: Setup, num_rollouts: int = 2, longer: int = 1, larger: i
 def launched_ranks(model: Path, ranks: int, threads: int) -> Iterator[Callable[[], float]]:
     """Start ranks, each with so many threads; what is yielded asks for the seconds of a step."""
     command = [str(Path(sys.executable).parent / "deepspeed"), "--num_accelerators", str(ranks)]
-    command += ["--master_port", free_port(), "--module", "bench.one_rank", "--model", str(model)]
+    with socket.create_server(("", 0)) as free:
+        command += ["--master_port", str(free.getsockname()[1])]
+    command += ["--module", "bench.one_rank", "--model", str(model)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=environment, **pipes) as process:

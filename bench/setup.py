@@ -14,14 +14,8 @@ from transformers import PreTrainedTokenizerBase
 import train_grpo
 import train_oswft
 import train_sft
-from data import (
-    Example,
-    TokenizedExample,
-    TokenizedExamples,
-    load_examples,
-)
-from engine import Engine, gather_rewards, init_distributed, load_model
-from prompts import load_tokenizer, tokenize_examples
+from data import Example, TokenizedExample, load_examples, load_tokenizer, tokenize_examples
+from engine import Engine, gather_rewards, init_distributed, load_engine
 from rollout import CHECKED_QUERIES, Rollout, trajectories
 from run import Stopwatch
 from verify import Verifier
@@ -37,7 +31,7 @@ def tiny_base(base: Path) -> Path:
     return base
 
 
-def tiny_examples(base: Path) -> tuple[PreTrainedTokenizerBase, TokenizedExamples]:
+def tiny_examples(base: Path) -> tuple[PreTrainedTokenizerBase, list[TokenizedExample]]:
     """The tiny model's tokenizer and its training examples."""
     tokenizer = load_tokenizer(str(tiny_base(base) / "model"))
     examples = load_examples(str(base / "train.jsonl"))
@@ -71,8 +65,10 @@ class Setup(NamedTuple):
 def make_setup(model: Path, max_length: int, num_workers: int = 2) -> Setup:
     """Engine, vLLM and verifier, as a training script makes them. The model hardly moves."""
     init_distributed()
-    engine = Engine(load_model(str(model), max_length), 1e-12, 1.0, precision="fp32")
-    rollout = Rollout(str(model), load_tokenizer(str(model)), max_length, precision="fp32")
+    args = train_oswft.Args(model=str(model), data="", precision="fp32", learning_rate=1e-12)
+    args.max_length = max_length
+    engine = load_engine(args)
+    rollout = Rollout(args, load_tokenizer(args.model), max_length)
     return Setup(engine, rollout, Verifier(num_workers))
 
 
@@ -121,6 +117,6 @@ def training_step(
     else:
         advantages = train_grpo.grpo_advantages(rewards).flatten()
         answers = trajectories(queries, completions)
-        train_grpo.update(engine, answers, advantages, None, None, train_grpo.Args(**common))
+        train_grpo.update(engine, answers, advantages, None, train_grpo.Args(**common))
     clock.lap("train")
     return clock.read()

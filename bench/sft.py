@@ -10,18 +10,10 @@ import numpy as np
 import transformers
 
 import train_sft
-from bench.measure import (
-    Worker,
-    goal,
-    markdown_table,
-    print_section,
-    ratio,
-    take_turns,
-    timed,
-)
+from bench.measure import Worker, goal, markdown_table, print_section, ratio, take_turns, timed
 from bench.setup import BASE, random_rows, tiny_base
 from data import TokenizedExample
-from engine import Engine, init_distributed
+from engine import init_distributed, load_engine
 
 LENGTHS = "prompts of 16 to 48 tokens, solutions log-normal about 80, at most 440"
 
@@ -40,7 +32,7 @@ def prepare_ours(model: str, batches: int) -> Callable[[], float]:
     init_distributed()
     args = train_sft.Args(model=model, data="", max_length=512, precision="fp32")
     rows = mixed_rows(batches)
-    engine = Engine.from_args(args)
+    engine = load_engine(args)
 
     def step(batch: int) -> None:
         train_sft.update(engine, rows[128 * batch : 128 * batch + 128], args)

@@ -49,7 +49,7 @@ def main(base: Path = BASE, repetitions: int = 5) -> list[str]:
                 until_written, [*train, "--max_steps", "1"], folder, "metrics.jsonl"
             ),
             "`evaluate.py`, to its first answers": partial(
-                until_written, evaluate, folder, "samples/*"
+                until_written, evaluate, folder, "samples.rank*.jsonl"
             ),
             "the imports of transformers and vLLM alone": partial(until_imported, PACKAGES),
         }

@@ -8,6 +8,7 @@ from statistics import median
 import torch
 from transformers import Qwen3ForCausalLM
 
+import train_oswft
 from bench.measure import goal, markdown_table, print_section, ratio, take_turns, timed
 from demo.tiny import make_config, make_tokenizer
 from engine import Engine, init_distributed
@@ -25,8 +26,8 @@ def main(repetitions: int = 7) -> list[str]:
     model = Qwen3ForCausalLM(config)
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        engine = Engine(model, 1e-5, 1.0, precision="bf16")
-        rollout = Rollout(folder, tokenizer, 256, precision="bf16")
+        args = train_oswft.Args(model=folder, data="")
+        engine, rollout = Engine(model, args), Rollout(args, tokenizer, 256)
     named = dict(engine.named_weights())
     room = {name: torch.empty_like(weight) for name, weight in named.items()}
 

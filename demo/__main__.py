@@ -47,7 +47,7 @@ def demo(output_dir: Path = Path("runs/demo"), steps: int = DEMO[1], seed: int =
         seed: of data, weights and sampling.
     """
     if any(output_dir.glob("*")) and "demo" not in read_args(output_dir):
-        raise InputError(f"{output_dir} holds something else than a demo: choose another folder")
+        raise InputError(f"{output_dir} holds no demo, but something else: choose another folder")
     shutil.rmtree(output_dir, ignore_errors=True)
     write_args(output_dir, demo={"steps": steps, "seed": seed})
     started = time.perf_counter()
@@ -74,7 +74,7 @@ def demo(output_dir: Path = Path("runs/demo"), steps: int = DEMO[1], seed: int =
     view = ["python", "-m", "paper.view", *folders, "--output", str(view_file)]
     for command in (plot, view):
         print(f"\n$ {shlex.join(command)}", flush=True)
-        subprocess.run(command, check=True)
+        subprocess.run([sys.executable, *command[1:]], check=True)
 
     table = f"{scores_table(rows)}\n{time.perf_counter() - started:.0f} s in all\n\n{ADVICE}\n"
     (output_dir / "report.txt").write_text(table)

@@ -19,10 +19,17 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from data import Trajectory, batch_indices, collate, load_examples
+from data import (
+    Trajectory,
+    batch_indices,
+    collate,
+    load_examples,
+    load_tokenizer,
+    stop_token_ids,
+    tokenize_examples,
+)
 from demo import tiny
 from demo.world import GAIN, RETENTION
-from prompts import load_tokenizer, stop_token_ids, tokenize_examples
 from train_grpo import grpo_advantages, grpo_loss
 from train_oswft import oswft_loss, oswft_weights
 from verify import is_correct

@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import tyro
 
-from data import InputError, atomic_write, get_fields, parse_row
+from data import InputError, atomic_write, parse_row
 from demo.study import (
     CHOOSING_SEEDS,
     LONG,
@@ -548,13 +548,15 @@ def read_results(path: Path) -> Results:
     if not path.exists():
         raise InputError(f"{path}: no such file; python -m demo.study writes one")
     read = parse_row(path.read_bytes(), str(path))
-    return Results(*get_fields(str(path), read, "rows", "settings"))
+    if not {"rows", "settings"} <= read.keys():
+        raise InputError(f"{path}: are no results of a study")
+    return Results(read["rows"], read["settings"])
 
 
 def report(
     results: Path = Path("docs/study/results.json"), page: Path = Path("docs/study.md")
 ) -> None:
-    """Fill a page's tables, and draw the pictures beside results.json.
+    """Fill a page's tables, and draw the pictures next to results.json.
 
     Args:
         results: as demo.study wrote them.

@@ -10,10 +10,20 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from data import TokenizedExample, collate, derive_seed, load_examples, write_json, write_rows
+from data import (
+    TokenizedExample,
+    collate,
+    derive_seed,
+    load_examples,
+    load_tokenizer,
+    tokenize_examples,
+    write_json,
+    write_rows,
+)
 from demo.world import TIERS
-from prompts import load_tokenizer, tokenize_examples
+from engine import init_ranks
 from rollout import Completion, Rollout, trajectories
+from train_oswft import Args
 from verify import Verifier
 
 MAX_LENGTH, MAX_COMPLETION_LENGTH = 160, 128  # tokens
@@ -25,11 +35,11 @@ class Answers:
     """Answers of models that have the shape of the base in a folder. Use as a context manager."""
 
     def __init__(self, base: Path, seed: int):
-        torch.set_num_threads(1)
+        init_ranks("gloo")
         self.model, self.seed = str(base / "model"), seed
         self.tokenizer = load_tokenizer(self.model)
-        lengths = {"max_length": MAX_LENGTH, "precision": "fp32", "memory_share": 0.1}
-        self.rollout, self.verifier = Rollout(self.model, self.tokenizer, **lengths), Verifier()
+        args = Args(model=self.model, data="", precision="fp32", vllm_memory=0.1)
+        self.rollout, self.verifier = Rollout(args, self.tokenizer, MAX_LENGTH), Verifier()
 
     def __enter__(self) -> "Answers":
         return self

@@ -1,7 +1,7 @@
 """The study: SFT, OSW-FT and their rivals in a small world, each at its best settings, over seeds.
 
     python -m demo.study             # what `make study` runs: half an hour on two cores
-    python -m demo.study --full      # all of it: hours; the same command goes on after a stop
+    python -m demo.study --full      # all of it: hours; after a stop, give the same command again
     python -m demo.report            # docs/study.md and its pictures, from docs/study/results.json
 
 Each run is one of the repository's own scripts, with real vLLM and DeepSpeed, in a process of its
@@ -41,7 +41,7 @@ from demo.score import (
     score,
 )
 from demo.world import BASES, GAIN, NUM_HELDOUT, RETENTION, TIERS, TRAIN_MIX
-from run import differences, provenance, read_args, write_args
+from run import provenance, read_args, write_args
 
 SEEDS = tuple(range(10, 18))  # reported: no setting was chosen on them
 CHOOSING_SEEDS = (0, 1)
@@ -473,8 +473,8 @@ class Study:
         before = read_args(root).get("settings")
         if before is None and root.is_dir() and any(root.iterdir()):
             raise InputError(f"{root} holds something else: choose another --output_dir")
-        if changed := differences(before or settings, settings):
-            raise InputError(f"{root} holds a study with other settings: {'; '.join(changed)}")
+        if changed := [n for n in settings if before and before.get(n) != settings[n]]:
+            raise InputError(f"{root} holds a study with other settings: {', '.join(changed)}")
         write_args(root, settings=settings)
         self.lock = (root / "lock").open("w")
         try:
@@ -517,7 +517,7 @@ class Study:
     def run(self, jobs: Sequence[Job], what: str) -> None:
         """Do the runs that are missing, `workers` at a time; each appends its row.
 
-        Raises ChildProcessError if one fails, after those beside it have ended.
+        Raises ChildProcessError if one fails, after the others that had begun have ended.
         """
         missing = self.missing(jobs)
         print(f"{what}: {len(jobs)} runs, missing with bases: {len(missing)}", flush=True)
@@ -552,7 +552,7 @@ class Study:
         job = job_of(row)
         before = self.rows.get(job.name, row)  # a base whose folder was gone
         if row["checkpoints"] != before["checkpoints"]:
-            raise InputError(f"{job.name} is not what it was: begin anew in another folder")
+            raise InputError(f"{job.name} is not what it was: start again in another folder")
         self.rows[job.name] = {**row, **self.origin}
         with self.path.open("a") as out:
             out.write(json.dumps(self.rows[job.name]) + "\n")
@@ -594,7 +594,7 @@ def study(output_dir: Path = Path("runs/study"), full: bool = False, workers: in
     """Train and score all runs that are missing, then write results.json, tables and pictures.
 
     Args:
-        output_dir: a study that was stopped there goes on.
+        output_dir: a study that was stopped there is continued.
         full: choose settings, and do all that docs/study.md reports. Otherwise four methods with
             the settings of docs/study/results.json, on four seeds.
         workers: runs side by side, one core each.
@@ -624,4 +624,4 @@ if __name__ == "__main__":
     except (InputError, ChildProcessError, OSError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        sys.exit("stopped: the same command goes on")
+        sys.exit("stopped; to continue, give the same command again")

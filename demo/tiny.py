@@ -21,9 +21,19 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from data import InputError, Trajectory, collate, derive_seed, split_micro_batches, write_rows
+from data import (
+    ASK_FREE,
+    InputError,
+    Trajectory,
+    collate,
+    derive_seed,
+    load_tokenizer,
+    prompt_text,
+    split_micro_batches,
+    stop_token_ids,
+    write_rows,
+)
 from demo.world import BASES, NUM_HELDOUT, TIERS, TRAIN_MIX, make_examples, make_question, solve
-from prompts import ASK_FREE, PAPER_PROMPT, load_tokenizer, stop_token_ids
 
 PRETRAIN_BATCH = 32  # small: what is learnt comes in jumps, after so many *steps*
 AVERAGE_DECAY = 0.98  # of the moving average of the weights, for each step
@@ -107,7 +117,7 @@ def pretrain(
     rng, mix = np.random.default_rng([seed, 1]), BASES[base].mix
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98), fused=True)
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(AVERAGE_DECAY))
-    template = tuple(PAPER_PROMPT.text(tokenizer, "QUESTION", ASK_FREE).split("QUESTION"))
+    template = tuple(prompt_text(tokenizer, "QUESTION", ASK_FREE).split("QUESTION"))
 
     def draw(style: str, tier: str) -> Trajectory:
         return tokenize_row(make_question(tier, rng, taken), style, tokenizer, template)

@@ -9,7 +9,7 @@
 #   ./paper/reproduce.sh --hostfile hosts table1 -- --gradient_checkpointing --vllm_memory 0.4
 #
 # What follows -- goes to every training script, but flags of vLLM and of the verifier not to SFT.
-# A run that several rows share is trained once. A run that was stopped goes on where it was. What
+# A run that several rows share is trained once. A stopped run continues where it was. What
 # is done stays as it is, even if the data have changed since. Set these in the environment. Their
 # paths, and the hostfile's, are absolute or relative to the repository:
 #   DATA        the training file (default: data/train.jsonl, from `python -m prepare.curate`)
@@ -107,7 +107,7 @@ train() { # run script arguments...: begin it, or go on with it, unless it is do
     return
   fi
   if compgen -G "$RUNS/$run/checkpoint-*" >/dev/null; then
-    set -- "$@" --resume
+    set -- "$@" --resume "$RUNS/$run"
   elif [ -e "$RUNS/$run" ]; then
     echo "error: $RUNS/$run holds a run without a checkpoint: if it is not going on, remove it" >&2
     exit 1
@@ -132,8 +132,7 @@ grpo() { # size G learning_rate
 evaluate() { # run: score its final model; of GRPO the checkpoint where the reward's plateau begins
   local folder=$RUNS/$1 output_dir=$RUNS/$1/eval arguments=()
   set_model "$1"
-  if [ -e "$output_dir/results.json" ] &&
-    ! compgen -G "$output_dir/samples/*.rank*" >/dev/null; then # no rank's part is left
+  if [ -e "$output_dir/results.json" ]; then # written when no answer is missing
     echo "# $output_dir: done before"
     return
   fi

@@ -13,19 +13,17 @@ import numpy as np
 import tyro
 
 import evaluate
-from benchmarks import BENCHMARKS
 from data import InputError
 from evaluate import (
+    BENCHMARKS,
     PROTOCOL,
-    Sample,
     choose_k,
     complete_samples,
-    count_right,
     middle_95,
-    num_answers,
     pass_at_k_curve,
     percent,
     resample,
+    right_counts,
     score_with_interval,
 )
 from paper import label
@@ -54,29 +52,21 @@ def table(folders: tuple[Path, ...], k: tuple[int, ...] = ()) -> None:
     if not folders:
         raise InputError("which evaluations? python -m paper.tables table runs/*/eval")
     runs = load_evaluations(folders)
-    names = list(dict.fromkeys(name for _, samples in runs for name in samples))
-    fewest = {
-        name: min(num_answers(samples[name]) for _, samples in runs if name in samples)
-        for name in names
-    }
+    names = list(dict.fromkeys(name for _, counts in runs for name in counts))
+    fewest = {name: min(counts[name][1] for _, counts in runs if name in counts) for name in names}
     chosen = choose_k(k, fewest)
     names = [name for name in names if chosen[name]]
-
     heads = []
     for name in names:
         title = BENCHMARKS[name].title if name in BENCHMARKS else name
         heads.append(f"{title}, Pass" + " / ".join(f"@{n}" for n in chosen[name]))
     print("| | " + " | ".join(heads) + " |")
     print("|---" * (len(names) + 1) + "|")
-    for run, samples in runs:
+    for run, counts in runs:
         cells = []
         for name in names:
-            counts = right_counts(samples[name]) if name in samples else None
-            scores = [
-                percent(*score_with_interval(counts, num_answers(samples[name]), n))
-                for n in chosen[name]
-                if counts is not None
-            ]
+            ks = chosen[name] if name in counts else ()
+            scores = [percent(*score_with_interval(*counts[name], n)) for n in ks]
             cells.append(" / ".join(scores) or "–")
         print(f"| {run} | " + " | ".join(cells) + " |")
 
@@ -90,18 +80,13 @@ def compare(first: Path, second: Path, k: tuple[int, ...] = ()) -> None:
         k: of pass@k; default: 1 and the number of samples.
     """
     (one, before), (other, after) = load_evaluations((first, second))
-    names = [name for name in before if name in after]
-    if not names:
+    pairs = {name: (before[name], after[name]) for name in before if name in after}
+    if not pairs:
         raise InputError(f"{first} and {second} have no benchmark in common")
-    fewest = {name: min(num_answers(before[name]), num_answers(after[name])) for name in names}
-    chosen = choose_k(k, fewest)
+    chosen = choose_k(k, {name: min(num for _, num in pair) for name, pair in pairs.items()})
     print(f"| | k | {one} | {other} | difference, 95 % interval | p |")
     print("|---|---|---|---|---|---|")
-    for name in names:
-        order = list(count_right(before[name]))  # the two may have the problems in another order
-        pair = [
-            (right_counts(side[name], order), num_answers(side[name])) for side in (before, after)
-        ]
+    for name, pair in pairs.items():
         for n in chosen[name]:
             scores = [100 * pass_at_k_curve(num, n)[counts].mean() for counts, num in pair]
             difference, bounds, p_value = paired_difference(*pair, n)
@@ -117,9 +102,9 @@ def paired_difference(
     """pass@k of the second less the first: the difference, its 95 % interval, a p-value.
 
     Each is (counts (N,), num_samples), of the same problems in the same order. The interval is a
-    bootstrap that draws the same problems for both; the p-value is that of the test which swaps
-    the two at random in each problem (a sign-flip permutation test, two-sided). Where they
-    disagree, go by the p-value: with few problems the interval is somewhat too narrow.
+    bootstrap that draws the same problems for both. The p-value is that of a two-sided sign-flip
+    permutation test: it swaps the two at random in each problem. Where they disagree, trust the
+    p-value: with few problems the interval is too narrow.
     """
     differences = pass_at_k_curve(second[1], k)[second[0]] - pass_at_k_curve(first[1], k)[first[0]]
     estimate, shape = float(differences.mean()), (evaluate.RESAMPLES, len(differences))
@@ -131,35 +116,30 @@ def paired_difference(
 
     signs = rng.choice((-1, 1), size=shape)  # -1 swaps the two
     swapped = np.abs((signs * differences).mean(axis=1))  # (R,)
-    as_large = int((swapped >= abs(estimate) - 1e-12).sum())  # but for rounding
+    as_large = int((swapped >= abs(estimate) - 1e-12).sum())  # up to rounding
     return estimate, bounds, (1 + as_large) / (len(swapped) + 1)
 
 
-def right_counts(rows: Sequence[Sample], order: Sequence | None = None) -> np.ndarray:
-    """(N,) right answers to each problem, in the order given or that of the rows."""
-    counts = count_right(rows)
-    return np.array([counts[problem] for problem in order or counts])
-
-
-def load_evaluations(folders: Sequence[Path]) -> list[tuple[str, dict[str, list[Sample]]]]:
-    """(label, samples by benchmark) of each; they have to be complete, on the same problems."""
-    runs, problems, protocols = [], {}, {}
+def load_evaluations(
+    folders: Sequence[Path],
+) -> list[tuple[str, dict[str, tuple[np.ndarray, int]]]]:
+    """(label, `right_counts` of each benchmark) of complete evaluations of the same problems."""
+    runs, problems = [], {}
     for folder in folders:
         samples, complaints = complete_samples(folder)
         if complaints:
             raise InputError("\n".join(complaints))
         for name, rows in samples.items():
-            own = count_right(rows).keys()
+            own = {(row["id"], row["fingerprint"]) for row in rows}
             known, where = problems.setdefault(name, (own, folder))
             if known != own:
                 raise InputError(f"{folder}: {name} has other problems or prompts than in {where}")
-        runs.append((label(folder), samples))
-        if record := read_args(folder):
-            protocols[folder] = record["protocol"]
+        runs.append((label(folder), {name: right_counts(rows) for name, rows in samples.items()}))
     for name in PROTOCOL:
-        if len({protocol.get(name) for protocol in protocols.values()}) > 1:
-            values = ", ".join(f"{folder} {p.get(name)}" for folder, p in protocols.items())
-            print(f"note: the evaluations differ in {name}: {values}", file=sys.stderr)
+        values = {folder: read_args(folder)["args"][name] for folder in folders}
+        if len(set(values.values())) > 1:
+            shown = ", ".join(f"{folder} {value}" for folder, value in values.items())
+            print(f"note: the evaluations differ in {name}: {shown}", file=sys.stderr)
     return runs
 
 

@@ -28,9 +28,17 @@ import numpy as np
 import tyro
 from matplotlib.figure import Figure
 
-from data import Example, InputError, atomic_write, get_fields, load_examples, read_rows
+from data import (
+    Example,
+    InputError,
+    atomic_write,
+    hash_examples,
+    load_examples,
+    load_tokenizer,
+    read_rows,
+    tokenize_examples,
+)
 from paper.plot import FIGURES, STYLE, draw_figures, read_runs
-from prompts import Prompt, load_tokenizer, tokenize_examples
 from run import checkpoints, read_args
 from verify import extract
 
@@ -50,7 +58,7 @@ class ViewedRun:
 
 
 def open_run(label: str, folder: Path) -> ViewedRun:
-    """A run with its tokenizer and its examples, as far as they are there. Raises InputError."""
+    """A run with its tokenizer and its examples, if they are there. Raises InputError."""
     record = read_args(folder)
     if "args" not in record:
         raise InputError(f"{folder}: has no args.json of a training run")
@@ -59,17 +67,16 @@ def open_run(label: str, folder: Path) -> ViewedRun:
         return run
     saved = [folder / "final", *reversed(checkpoints(folder).values())]
     model = next((path for path in saved if path.is_dir()), args["model"])
-    prompt = Prompt(*map(args.get, ("system_prompt", "prompt_suffix", "date")))
     try:
-        tokenizer = load_tokenizer(str(model), prompt)
+        tokenizer = load_tokenizer(str(model))
         run.decode = cache(tokenizer.decode)
         lengths = (args["max_length"], args["max_completion_length"])
-        kept, _ = tokenize_examples(load_examples(args["data"]), tokenizer, *lengths, prompt)
-        if kept.hash.hexdigest() != record.get("hashes", {}).get("data"):
-            raise InputError(f"{args['data']}: is not what it was when the run began")
+        kept, _ = tokenize_examples(load_examples(args["data"]), tokenizer, *lengths)
+        if hash_examples(kept) != record.get("data_hash"):
+            raise InputError(f"{args['data']} or the prompt is not what it was in the run")
         run.examples = {row.id: row.example for row in kept}
-    except InputError as error:
-        run.missing = f"no questions and no solutions: {error}"
+    except (ValueError, OSError) as error:
+        run.missing = f"no questions and no solutions: {str(error).splitlines()[0]}"
     return run
 
 
@@ -80,8 +87,9 @@ def batches(folder: Path) -> Iterator[tuple[int, list[list[dict]]]]:
         rows = []
         for where, row in read_rows(str(path)):
             verdict = "reward" if "reward" in row else "correct"
-            *_, reward = get_fields(where, row, *FIELDS, verdict)
-            rows.append({**row, "reward": float(reward)})
+            if missing := {*FIELDS, verdict} - row.keys():
+                raise InputError(f"{where}: no {', '.join(sorted(missing))}")
+            rows.append({**row, "reward": float(row[verdict])})
         yield step, [list(answers) for _, answers in groupby(rows, lambda row: row["query"])]
 
 

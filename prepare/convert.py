@@ -10,7 +10,7 @@ import re
 
 import tyro
 
-from data import Example, InputError, get_fields, read_rows, write_rows
+from data import Example, InputError, get_texts, read_rows, write_rows
 from prepare import run_commands
 
 
@@ -23,13 +23,12 @@ def import_aqua(source: tyro.conf.Positional[str], output: tyro.conf.Positional[
     """
     examples = []
     for number, (where, row) in enumerate(read_rows(source)):
-        question, options, rationale, letter = get_fields(
-            where, row, "question", "options", "rationale", "correct"
-        )
-        if letter not in {option.strip()[:1] for option in options}:
+        question, letter = get_texts(where, row, "question", "correct")
+        options = [option.strip() for option in row.get("options", ())]
+        if letter not in {option[:1] for option in options}:
             raise InputError(f"{where}: the correct letter '{letter}' is not among the options")
-        question = "\n".join([question.strip(), *(option.strip() for option in options)])
-        solution = f"{rationale.strip()}\n\nThe answer is \\boxed{{{letter}}}."
+        solution = f"{(row.get('rationale') or '').strip()}\n\nThe answer is \\boxed{{{letter}}}."
+        question = "\n".join([question, *options])
         examples.append(Example(f"aqua-{number}", question, solution, letter, "aqua"))
     write_examples(examples, source, output)
 
@@ -43,14 +42,14 @@ def import_gsm8k(source: tyro.conf.Positional[str], output: tyro.conf.Positional
     """
     examples = []
     for number, (where, row) in enumerate(read_rows(source)):
-        question, solution = get_fields(where, row, "question", "answer")
+        question, solution = get_texts(where, row, "question", "answer")
         reasoning, marker, answer = solution.rpartition("####")
         if not marker or not answer.strip():
             raise InputError(f"{where}: the answer has no last line '#### result'")
         answer = answer.strip().replace(",", "")
         reasoning = re.sub(r"<<[^>]*>>", "", reasoning).strip()  # notes for a calculator
         solution = f"{reasoning}\n\nThe answer is \\boxed{{{answer}}}."
-        examples.append(Example(f"gsm8k-{number}", question.strip(), solution, answer, "gsm8k"))
+        examples.append(Example(f"gsm8k-{number}", question, solution, answer, "gsm8k"))
     write_examples(examples, source, output)
 
 

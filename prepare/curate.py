@@ -7,7 +7,7 @@ question once, and none that a benchmark asks. From all that pass, `--num_exampl
 draw depends on the seed and the set of rows alone: not on their order, nor on the number of
 workers. The same call writes the same bytes.
 
-Beside train.jsonl it writes train.report.json (what was read, kept and rejected) and train.png.
+It also writes train.report.json (what was read, kept and rejected) and train.png.
 Rows are read as a stream. Memory holds the drawn examples, and a hash of every other question.
 """
 
@@ -38,11 +38,18 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from benchmarks import BENCHMARKS, load_benchmark, read_benchmark
-from data import Example, InputError, atomic_write, read_rows, write_json, write_rows
+from data import (
+    Example,
+    InputError,
+    atomic_write,
+    load_tokenizer,
+    read_rows,
+    write_json,
+    write_rows,
+)
+from evaluate import BENCHMARKS, load_benchmark, read_benchmark
 from prepare.letters import end_in_box, final_letter, option_labels
 from prepare.look import length_summary
-from prompts import load_tokenizer
 from run import provenance
 from verify import FONTS, SPACES, reference_letter
 
@@ -57,7 +64,7 @@ REASONS = (  # why a row is not kept; of several, the first one counts
     "duplicate",  # another row asks the same
     "benchmark_overlap",  # a benchmark asks the same, or shares a run of OVERLAP_WORDS words
 )
-OVERLAP_WORDS = 13  # two questions that share a run of so many words count as the same
+OVERLAP_WORDS = 13  # two questions that share a run of this many words count as the same
 VERIFIED = 0.9  # the release's own bound: a lower verify_score means a wrong answer
 BLOCK = 2**19  # bytes of rows that a worker gets at a time
 MAX_ROW = 2**20  # bytes; a longer row is malformed, which bounds memory
@@ -69,7 +76,7 @@ PR_SET_PDEATHSIG = 1  # Linux's prctl: the signal that a process gets when its p
 class Args:
     input: tuple[Path, ...]  # the release's JSONL, one file or several, also as .gz and .zst
     tokenizer: str  # hub id or folder; counts tokens
-    output: Path = Path("data/train.jsonl")  # beside it: train.report.json and train.png
+    output: Path = Path("data/train.jsonl")  # next to it: train.report.json and train.png
     num_examples: int = 10_000  # to draw from all that pass
     max_solution_tokens: int = 4096  # of thinking and answer, end of turn included
     source: str = "numina"  # what the source of a row has to contain; case does not matter

@@ -3,35 +3,35 @@
     python -m prepare.look show  data/train.jsonl --index 3    # one row, as the model sees it
     python -m prepare.look stats data/train.jsonl              # lengths, answers, sources
 
-The tokens are those of --tokenizer. A file that was curated has it in the report beside it.
+The tokens are those of --tokenizer; the default is the one that a curated file's report names.
 """
 
 import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import tyro
 
-from data import InputError, collate, load_examples
+from data import (
+    ASK_LETTER,
+    InputError,
+    collate,
+    instruction,
+    load_examples,
+    load_tokenizer,
+    tokenize_examples,
+)
 from prepare import run_commands
-from prompts import ASK_LETTER, PAPER_PROMPT, Prompt, instruction, load_tokenizer, tokenize_examples
 
-RunPrompt = Annotated[Prompt, tyro.conf.arg(name="")]  # the flags are those of a run
 NO_LIMIT = 2**31  # tokens; no example is longer, so all are kept
 CONTEXT = 4  # tokens that `show` lists on each side of where the loss starts, and at the end
 BARS = 16  # of a histogram of lengths, at most
 MIN_WIDTH = 16  # tokens or characters that one bar stands for, at least
 
 
-def show(
-    file: tyro.conf.Positional[str],
-    index: int = 0,
-    tokenizer: str | None = None,
-    prompt: RunPrompt = PAPER_PROMPT,
-) -> None:
+def show(file: tyro.conf.Positional[str], index: int = 0, tokenizer: str | None = None) -> None:
     """Print one row as the model sees it: the prompt, what has a loss, the lengths.
 
     Args:
@@ -44,9 +44,9 @@ def show(
         raise InputError(f"--index {index}: {file} has rows 0 to {len(examples) - 1}")
     tokenizer = tokenizer or curated_with(file)
     if not tokenizer:
-        raise InputError(f"{file}: no report beside it names a tokenizer: give --tokenizer")
-    example, tokens = examples[index], load_tokenizer(tokenizer, prompt)
-    tokenized, _ = tokenize_examples([example], tokens, NO_LIMIT, 0, prompt)
+        raise InputError(f"{file}: no report next to it names a tokenizer: give --tokenizer")
+    example, tokens = examples[index], load_tokenizer(tokenizer)
+    tokenized, _ = tokenize_examples([example], tokens, NO_LIMIT, 0)
     batch = collate(tokenized, [0])
     ids = [*batch.input_ids[0, :1].tolist(), *batch.targets[0].tolist()]
     learnt = [False, *batch.mask[0].tolist()]  # the first token is the target of none
@@ -68,9 +68,7 @@ def show(
         print(f"{position:>9} {loss} {ids[position]:>7} {tokens.decode([ids[position]])!r}")
 
 
-def stats(
-    file: tyro.conf.Positional[str], tokenizer: str | None = None, prompt: RunPrompt = PAPER_PROMPT
-) -> None:
+def stats(file: tyro.conf.Positional[str], tokenizer: str | None = None) -> None:
     """Summarise a training file: lengths, answers, sources.
 
     Args:
@@ -81,8 +79,7 @@ def stats(
     examples = load_examples(file)
     tokenizer = tokenizer or curated_with(file)
     if tokenizer:
-        tokens = load_tokenizer(tokenizer, prompt)
-        rows, _ = tokenize_examples(examples, tokens, NO_LIMIT, 0, prompt)
+        rows, _ = tokenize_examples(examples, load_tokenizer(tokenizer), NO_LIMIT, 0)
         lengths = {
             "prompt": [len(row.prompt_ids) for row in rows],
             "solution": [len(row.completion_ids) for row in rows],
@@ -110,7 +107,7 @@ def stats(
 
 
 def curated_with(file: str) -> str | None:
-    """The tokenizer that the report beside a training file names, if there is one."""
+    """The tokenizer that the report next to a training file names, if there is one."""
     try:
         report = Path(file).with_suffix(".report.json").read_text()
         return json.loads(report)["arguments"]["tokenizer"]

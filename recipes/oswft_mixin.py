@@ -35,7 +35,7 @@ class OSWFTCollator:
 
 
 class OSWFTMixin:
-    """Stands before a Trainer among the base classes, and gives every micro-batch its `weights`.
+    """A base class, before a Trainer, that gives every micro-batch its `weights`.
 
     Args:
         weigh: from the model, (B,) queries and a seed to (B,) weights. Every rank calls it at the

@@ -8,9 +8,8 @@ import torch.distributed as dist
 from datasets import Dataset
 from transformers import HfArgumentParser, PreTrainedModel, Trainer, TrainingArguments
 
-from data import derive_seed, load_examples
-from engine import cast_parameters, gather, gather_rewards, load_model
-from prompts import load_tokenizer, stop_token_ids, tokenize_examples
+from data import derive_seed, load_examples, load_tokenizer, stop_token_ids, tokenize_examples
+from engine import cast_parameters, gather, gather_rewards, init_ranks, load_model
 from recipes.oswft_mixin import Query
 from rollout import Rollout
 from train_oswft import oswft_weights
@@ -48,7 +47,7 @@ class RolloutWeights:
 
 @dataclass(kw_only=True)
 class Args:
-    """Beside the Trainer's own arguments; some of those get the paper's values."""
+    """Added to the Trainer's own arguments, of which some get the paper's values."""
 
     model: str  # hub id or folder
     data: str  # JSONL or hub id with question, solution and answer
@@ -68,6 +67,12 @@ class Args:
     remove_unused_columns: bool = False
     report_to: str = "none"
 
+    vllm_tensor_parallel, vllm_sleep = 1, True  # no arguments, but `Rollout` reads them
+
+    @property
+    def precision(self) -> str:
+        return "bf16" if self.bf16 else "fp32"
+
 
 def run(
     trainer: type[Trainer],
@@ -84,6 +89,8 @@ def run(
         collator: from the tokenizer to what makes a batch of rows; default: the trainer's own.
     """
     args = HfArgumentParser(arguments).parse_args_into_dataclasses()[0]
+    if not dist.is_initialized():  # the Trainer does it for several ranks
+        init_ranks("gloo")
     tokenizer = load_tokenizer(args.model)
     lengths = (args.max_sequence_length, args.max_completion_length)
     examples, _ = tokenize_examples(load_examples(args.data), tokenizer, *lengths)
@@ -91,14 +98,7 @@ def run(
     model = load_model(args.model, args.max_sequence_length)
     cast_parameters(model, torch.float32)
     model.generation_config.eos_token_id = stop_token_ids(tokenizer)
-    rollout = Rollout(
-        args.model,
-        tokenizer,
-        max_length=args.max_sequence_length,
-        precision="bf16" if args.bf16 else "fp32",
-        memory_share=args.vllm_memory,
-        sleep=True,
-    )
+    rollout = Rollout(args, tokenizer, args.max_sequence_length)
     with Verifier(args.verifier_workers) as verifier:
         weigh = RolloutWeights(rollout, verifier, args.num_rollouts, args.max_completion_length)
         oswft = trainer(

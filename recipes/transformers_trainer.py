@@ -42,8 +42,8 @@ if __name__ == "__main__":
         pass
 
     def row(example, tokenized) -> dict:
-        prompt_ids, completion_ids = tokenized.prompt_ids, tokenized.completion_ids
-        labels = [-100] * len(prompt_ids) + completion_ids
-        return {"input_ids": prompt_ids + completion_ids, "labels": labels}
+        prompt_ids, solution_ids = tokenized.prompt_ids.tolist(), tokenized.completion_ids.tolist()
+        labels = [-100] * len(prompt_ids) + solution_ids
+        return {"input_ids": prompt_ids + solution_ids, "labels": labels}
 
     run(OSWFTTrainer, Arguments, row, collator=DataCollatorForSeq2Seq)

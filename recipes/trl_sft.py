@@ -46,7 +46,7 @@ class WeightedSFTTrainer(OSWFTMixin, SFTTrainer):
 
 
 if __name__ == "__main__":
-    from prompts import PAPER_PROMPT, instruction
+    from data import instruction, messages
     from recipes.trainer_run import Args, run
 
     @dataclass(kw_only=True)
@@ -54,10 +54,8 @@ if __name__ == "__main__":
         pass
 
     def row(example, tokenized) -> dict:
-        prompt = PAPER_PROMPT.messages(example.question, instruction(example.answer))
-        return {
-            "prompt": prompt,
-            "completion": [{"role": "assistant", "content": example.solution}],
-        }
+        completion = [{"role": "assistant", "content": example.solution}]
+        prompt = messages(example.question, instruction(example.answer))
+        return {"prompt": prompt, "completion": completion}
 
     run(WeightedSFTTrainer, Arguments, row)

@@ -8,19 +8,19 @@ for one step, saved, loaded again, and asked for answers, in fp32, by the code t
 """
 
 import multiprocessing
-import os
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from conftest import ALONE, free_port  # also finds the modules of the top level
+import conftest  # noqa: F401 (finds the modules of the top level)
 from data import Example, InputError, TokenizedExample
 from demo.tiny import make_tokenizer
-from engine import Engine, init_distributed, load_model
+from engine import Engine, init_distributed, load_engine, load_model
 from logprobs import LogprobModel, own_logprobs
 from rollout import Rollout, import_vllm, vllm_gap
 from train_oswft import Args
@@ -113,7 +113,7 @@ def gaps(model: torch.nn.Module, tokens: torch.Tensor) -> tuple[float, float]:
 
 
 def measure(model_type: str, changes: dict, folder: Path) -> list[str]:
-    """Four cells of the table: gaps in nats a token, mean (largest), or why it was refused."""
+    """Four cells of the table: gaps in nats a token, mean (largest), or why there is none."""
     tokens = torch.randint(64, (1, 101), generator=torch.Generator().manual_seed(1))
     make_model(model_type, changes).save_pretrained(folder)
     cells = []
@@ -123,7 +123,9 @@ def measure(model_type: str, changes: dict, folder: Path) -> list[str]:
         model = load_model(str(folder), max_length=200).to(torch.bfloat16)
         cells.append(show(*gaps(model, tokens)))
 
-        engine = Engine(load_model(str(folder), 200), 1e-2, 1.0, precision="fp32")
+        args = Args(model=str(folder), data="", max_length=200, precision="fp32", num_rollouts=1)
+        args.learning_rate, args.vllm_memory = 1e-2, 0.05
+        engine = load_engine(args)
         example = Example("id", "1+1", "2", "2", "test")
         query = TokenizedExample("id", tokens[0, :50].tolist(), tokens[0, 50:].tolist(), example)
         for batch in engine.passes([query], 1000):
@@ -133,21 +135,26 @@ def measure(model_type: str, changes: dict, folder: Path) -> list[str]:
         saved = own_logprobs(load_model(str(folder / "final"), 200), tokens)[49:]
         gap = (engine.score([query], 1000)[0, 49:] - saved).abs()
         cells.append(show(gap.mean(), gap.max()))
+        cells.append(compare_vllm(engine, query, args))
+    except ValueError as error:  # an InputError, or of the head
+        cells.append(f"refused: {str(error).replace(str(folder), '').strip(': ')}")
+    return [cell if len(cell) <= 120 else cell[:119] + "…" for cell in cells]
 
-        args = Args(model=str(folder), data="", max_length=200, precision="fp32", num_rollouts=1)
-        args.vllm_memory = 0.05
-        rollout = Rollout.from_args(args, make_tokenizer())
+
+def compare_vllm(engine: Engine, query: TokenizedExample, args: Args) -> str:
+    """The last cell. Raises InputError as the trainer does where vLLM samples something else."""
+    try:
+        rollout = Rollout(args, make_tokenizer(), 200)
         rollout.load_weights(engine.named_weights())
         rollout.load_weights(engine.named_weights())  # the second time vLLM has packed weights
-        queries, seeds = [query] * 4, [0, 1, 2, 3]
-        prompts = [query.prompt_ids for query in queries]
-        completions = rollout.generate(prompts, 1, 60, seeds, logprobs=4)
-        gap = vllm_gap(engine, queries, completions, args, refuse=True)
-        cells.append(show(gap["vllm_gap_mean"], gap["vllm_gap_max"]))
-    except (InputError, ValueError) as error:
-        reason = f"refused: {str(error).replace(str(folder), '').strip(': ')}"
-        cells.append(reason if len(reason) <= 120 else reason[:119] + "…")
-    return cells
+        completions = rollout.generate([query.prompt_ids] * 4, 1, 60, [0, 1, 2, 3], logprobs=4)
+        gap = vllm_gap(engine, [query] * 4, completions, args, refuse=True)
+        return show(gap["vllm_gap_mean"], gap["vllm_gap_max"])
+    except InputError:
+        raise
+    except Exception as error:  # vLLM's own are of many types
+        traceback.print_exc()
+        return f"vLLM fails: {' '.join(str(error).split())}"
 
 
 def show(mean: float, largest: float) -> str:
@@ -166,7 +173,6 @@ def main(names: list[str]) -> None:
     import_vllm()
     context = multiprocessing.get_context("fork")
     for name in names:
-        os.environ |= {**ALONE, "MASTER_PORT": free_port()}
         results = context.SimpleQueue()
         process = context.Process(target=in_a_process, args=(name, results))
         process.start()

@@ -14,15 +14,17 @@ import torch.distributed as dist
 
 import train_sft
 from bench.setup import random_rows
-from engine import Engine, init_distributed, load_model
+from engine import finish, init_distributed, load_engine
 
 folder, (length, rows_per_rank, checkpointing) = sys.argv[-4], map(int, sys.argv[-3:])
 init_distributed()
-engine = Engine(load_model(folder, length), 1e-5, 1.0, gradient_checkpointing=bool(checkpointing))
 passes = 1 + torch.cuda.is_available()  # the second adds to the gradients of the first
 num_rows = passes * rows_per_rank * dist.get_world_size()
 rows = random_rows([(1, length - 1)] * num_rows, range(1000))
-args = train_sft.Args(model="", data="", max_tokens_per_micro_batch=rows_per_rank * length)
+args = train_sft.Args(model=folder, data="", max_length=length)
+args.gradient_checkpointing = bool(checkpointing)
+args.max_tokens_per_micro_batch = rows_per_rank * length
+engine = load_engine(args)
 
 resident = []  # after the embedding, and before the log-probabilities
 network = engine.model.base_model
@@ -42,7 +44,7 @@ if torch.cuda.is_available():
     free, total = torch.cuda.mem_get_info()
     peak = {"allocated": torch.cuda.max_memory_allocated(), "of the GPU": total - free}
     print("held", json.dumps(peak))
-    sys.exit()
+    finish(0)
 resident.clear()
 train_sft.update(engine, rows, args)
 zero = engine.engine.optimizer
@@ -56,3 +58,5 @@ held = {
 assert all(torch.isfinite(p.ds_tensor).all() for p in engine.model.parameters())
 if dist.get_rank() == 0:
     print("held", json.dumps(held))
+finish(0)
+finish(0)

@@ -6,17 +6,15 @@ On a GPU (test_gpu.py) vLLM sleeps while the model trains; on a CPU it has no sl
 """
 
 import sys
-from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from data import InputError, Trajectory, pad_completions
-from engine import Engine, gather, init_distributed
-from prompts import load_tokenizer
+from data import InputError, Trajectory, load_tokenizer, pad_completions
+from engine import Engine, finish, gather, init_distributed
 from rollout import Rollout, vllm_gap
-from train_oswft import update
+from train_oswft import Args, update
 
 TEMPERATURE = 0.8
 TOLERANCE = {"fp32": 1e-3, "bf16": 0.15}  # nats, of one token
@@ -35,17 +33,19 @@ def main(tiny: str, folder: str, tied: str, precision: str, tensor_parallel: str
     if rank == 0:
         model.save_pretrained(folder)
     dist.barrier()
-    # So large a learning rate that the second model has nothing to do with the first.
-    engine = Engine(model, learning_rate=0.05, max_grad_norm=1.0, precision=precision)
-    rollout = Rollout(
-        folder,
-        tokenizer,
-        max_length=512,
+    args = Args(
+        model=folder,
+        data="",
+        learning_rate=0.05,  # so large that the second model has nothing to do with the first
         precision=precision,
-        memory_share=MEMORY_SHARE,
-        tensor_parallel=int(tensor_parallel),
-        sleep=True,
+        temperature=TEMPERATURE,
+        max_tokens_per_micro_batch=200,
+        vllm_memory=MEMORY_SHARE,
+        vllm_tensor_parallel=int(tensor_parallel),
+        vllm_sleep=True,
     )
+    engine = Engine(model, args)
+    rollout = Rollout(args, tokenizer, max_length=512)
 
     # Long prompts with a common beginning: several blocks that the prefix cache would keep.
     generator = torch.Generator().manual_seed(1)
@@ -81,8 +81,6 @@ def main(tiny: str, folder: str, tied: str, precision: str, tensor_parallel: str
         assert stopped == (completion.finish_reason == "stop")
         assert stopped or len(completion.token_ids) == 40
 
-    args = SimpleNamespace(normalizer="token", max_tokens_per_micro_batch=200, num_rollouts=2)
-    args.temperature, args.model = TEMPERATURE, folder
     rollout.sleep()
     for _ in range(3):
         update(engine, rows, torch.ones(3), args)
@@ -118,3 +116,4 @@ def check_sleep(rollout: Rollout) -> None:
 
 if __name__ == "__main__":
     main(*[arg for arg in sys.argv[1:] if not arg.startswith("--local_rank")])
+    finish(0)

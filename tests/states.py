@@ -6,6 +6,7 @@ states.py go_on FOLDER   loads that, over any number of ranks and with each ZeRO
 """
 
 import copy
+import dataclasses
 import shutil
 import sys
 from pathlib import Path
@@ -13,21 +14,21 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 import train_sft
-from data import InputError, Trajectory
-from engine import STATE_KEYS, Engine, init_distributed, load_model
+from data import Trajectory
+from engine import STATE_KEYS, Engine, finish, init_distributed, load_engine
 
 LEARNING_RATE = 1e-3
-ARGS = train_sft.Args(model="", data="", max_tokens_per_micro_batch=64)
+ARGS = train_sft.Args(model="", data="", learning_rate=LEARNING_RATE, max_length=64)
 
 
 def make_engine(folder: Path, precision: str, zero_stage: int, cpu_offload: bool) -> Engine:
-    torch.manual_seed(0)
-    model = load_model(str(folder), 64)
-    return Engine(model, LEARNING_RATE, 1.0, precision, zero_stage, cpu_offload=cpu_offload)
+    settings = {"precision": precision, "zero_stage": zero_stage, "cpu_offload": cpu_offload}
+    return load_engine(dataclasses.replace(ARGS, model=str(folder), **settings))
 
 
 def take_step(engine: Engine, number: int) -> dict[str, float]:
@@ -53,7 +54,7 @@ def assert_no_step_without_a_finite_gradient(engine: Engine) -> None:
     for batch in engine.passes([Trajectory("bad", [1, 2], [3])], 64):
         loss = engine.logprobs(batch).sum()
         engine.backward((0 * loss).sqrt())  # its value is 0, its gradient NaN
-    with pytest.raises(FloatingPointError, match=r"step 4: gradient is (inf|nan), rows \['bad'\]"):
+    with pytest.raises(FloatingPointError, match=r"step 4: the gradient is (inf|nan)"):
         engine.step()
     same(weights(engine), before)
     assert all(map(torch.equal, adam, adam_before))
@@ -125,9 +126,8 @@ def refuse_damaged(folder: Path) -> None:
                 path.unlink()
         dist.barrier()
         engine = make_engine(broken, "fp32", 2, False)
-        with pytest.raises(InputError, match="not a complete checkpoint") as error:
+        with pytest.raises((KeyError, SafetensorError)):
             engine.load_state(broken)
-        assert "\n" not in str(error.value)
         if dist.get_rank() == 0:
             print("refused", damage, flush=True)
 
@@ -140,10 +140,11 @@ if __name__ == "__main__":
         if mode == "save":
             save(folder, precision, zero_stage=3)
             continue
-        for zero_stage in range(4):
+        for zero_stage in (1, 2, 3):
             go_on(folder, precision, zero_stage)
             save_before_the_first_step(folder, precision, zero_stage)
         go_on(folder, precision, 3, cpu_offload=True)
         go_on(folder, precision, 1, cpu_offload=True)
     if mode == "go_on":
         refuse_damaged(folder)
+    finish(0)

@@ -1,8 +1,5 @@
 """What the model reads: rows, prompts, token ids, batches."""
 
-import hashlib
-import itertools
-import json
 import re
 import tracemalloc
 
@@ -11,7 +8,6 @@ import pytest
 import torch
 
 import data
-import prompts
 from conftest import SHARED, needs_shared
 from data import Example, InputError, Trajectory
 from demo.tiny import make_tokenizer
@@ -23,7 +19,7 @@ ROW = {"id": "1", "question": "1+1", "solution": "\\boxed{2}", "answer": "2", "s
 
 @pytest.fixture(params=["tiny", pytest.param("qwen", marks=needs_shared)])
 def tokenizer(request):
-    return make_tokenizer() if request.param == "tiny" else prompts.load_tokenizer(str(QWEN))
+    return make_tokenizer() if request.param == "tiny" else data.load_tokenizer(str(QWEN))
 
 
 # ---- rows
@@ -45,41 +41,32 @@ def test_a_number_is_read_as_text_and_other_columns_are_kept(write):
 
 
 @pytest.mark.parametrize(
-    ("bad", "message"),
+    "bad",
     [
-        ("{half a row\n", "rows.jsonl:2: not JSON"),
-        ("\udcff\n".encode("utf-8", "surrogateescape").decode("latin1"), "rows.jsonl:2: not JSON"),
-        ("[1, 2]\n", "rows.jsonl:2: expected a JSON object, got list"),
-        ({**ROW, "id": "\ud800"}, "rows.jsonl:2: has half a surrogate pair"),
-        ('{"id": "\\uD800"}\n', "rows.jsonl:2: has half a surrogate pair"),
-        (
-            {k: v for k, v in ROW.items() if k != "answer"},
-            "rows.jsonl:2: field 'answer' is missing",
-        ),
-        (
-            {**ROW, "id": "2", "answer": ["7"]},
-            "rows.jsonl:2: field 'answer' must be a non-empty text or a number",
-        ),
-        ({**ROW, "id": "2", "solution": " "}, "rows.jsonl:2: field 'solution' must be"),
-        ({**ROW, "id": "2", "answer": float("nan")}, "rows.jsonl:2: field 'answer' must be"),
-        ({**ROW, "id": "2", "answer": True}, "rows.jsonl:2: field 'answer' must be"),
-        ('{"id": ' + "9" * 5000 + "}\n", "rows.jsonl:2: not JSON"),
-        ("[" * 100_000 + "\n", "rows.jsonl:2: not JSON"),
-        (ROW, "rows.jsonl:2: id '1' was used before, at .*rows.jsonl:1"),
+        "{half a row\n",
+        "\udcff\n".encode("utf-8", "surrogateescape").decode("latin1"),
+        "[1, 2]\n",
+        {**ROW, "id": "\ud800"},
+        '{"id": "\\uD800"}\n',
+        {k: v for k, v in ROW.items() if k != "answer"},
+        {**ROW, "id": "2", "answer": ["7"]},
+        {**ROW, "id": "2", "solution": " "},
+        {**ROW, "id": "2", "answer": float("nan")},
+        {**ROW, "id": "2", "answer": True},
+        '{"id": ' + "9" * 5000 + "}\n",
+        "[" * 100_000 + "\n",
+        ROW,  # its id is used twice
     ],
 )
-def test_a_bad_row_is_named_with_its_line(write, bad, message):
-    with pytest.raises(InputError, match=message):
+def test_a_bad_row_is_refused_with_its_line(write, bad):
+    with pytest.raises(InputError, match=r"rows\.jsonl:2: "):
         data.load_examples(write(ROW, bad))
 
 
-def test_a_missing_file_and_an_empty_one_are_said_so(write, tmp_path):
-    with pytest.raises(InputError, match="no such file"):
-        data.load_examples(str(tmp_path / "absent.jsonl"))
-    with pytest.raises(InputError, match="no such file"):
-        data.load_examples("data/absent.jsonl")
-    with pytest.raises(InputError, match="empty"):
-        data.load_examples(write())
+def test_a_missing_file_and_an_empty_one_are_refused(write, tmp_path):
+    for path in (str(tmp_path / "absent.jsonl"), "data/absent.jsonl", write()):
+        with pytest.raises(InputError, match=re.escape(path)):
+            data.load_examples(path)
 
 
 def test_a_hub_id_works_wherever_a_path_does(monkeypatch):
@@ -112,11 +99,15 @@ def test_a_hub_that_fails_gives_one_line(monkeypatch):
 # ---- prompts and token ids
 
 
+def ids_of(row: data.Trajectory) -> list[int]:
+    return [*row.prompt_ids, *row.completion_ids]
+
+
 def conversation(tokenizer, example: Example) -> list[int]:
     """The whole conversation, tokenized in one piece."""
-    ask = prompts.instruction(example.answer)
-    prompt = prompts.PAPER_PROMPT.text(tokenizer, example.question, ask)
-    end = tokenizer.decode([prompts.end_of_turn_id(tokenizer)])
+    ask = data.instruction(example.answer)
+    prompt = data.prompt_text(tokenizer, example.question, ask)
+    end = tokenizer.decode([data.end_of_turn_id(tokenizer)])
     return tokenizer(prompt + example.solution + end, add_special_tokens=False).input_ids
 
 
@@ -126,35 +117,31 @@ def test_prompt_and_completion_are_the_tokens_of_the_whole_conversation(tokenize
         Example("2", "Pick one.\nA) 1\nB) 2", "<think>\nOne.\n</think>\n\n\\boxed{A}", "A", "s"),
         Example("3", "Was ist 2 × 3?", "Sechs: 6 🙂\n\n\\boxed{6}", "6", "s"),
     ]
-    rows, _ = prompts.tokenize_examples(examples, tokenizer, 1000, 100)
+    rows, _ = data.tokenize_examples(examples, tokenizer, 1000, 100)
     for row in rows:
-        assert row.prompt_ids + row.completion_ids == conversation(tokenizer, row.example)
+        assert ids_of(row) == conversation(tokenizer, row.example)
 
 
 @needs_shared
 def test_the_same_holds_for_real_problems_and_solutions(tmp_path):
-    tokenizer = prompts.load_tokenizer(str(QWEN))
+    tokenizer = data.load_tokenizer(str(QWEN))
     import_aqua(str(SHARED / "data" / "aqua_dev.jsonl"), str(tmp_path / "aqua.jsonl"))
     examples = data.load_examples(str(tmp_path / "aqua.jsonl"))
-    rows, dropped = prompts.tokenize_examples(examples, tokenizer, 5120, 4096)
+    rows, dropped = data.tokenize_examples(examples, tokenizer, 5120, 4096)
     assert len(rows) == len(examples) and not any(dropped.values())
     for row in rows:
-        assert row.prompt_ids + row.completion_ids == conversation(tokenizer, row.example)
+        assert ids_of(row) == conversation(tokenizer, row.example)
 
 
 def test_the_prompt_is_the_template_with_the_instruction(tokenizer):
-    text = prompts.PAPER_PROMPT.text(tokenizer, "1+1", prompts.instruction("2"))
-    assert text == f"<|im_start|>user\n1+1\n{prompts.ASK_FREE}<|im_end|>\n<|im_start|>assistant\n"
-    assert (
-        prompts.instruction("B")
-        == prompts.ASK_LETTER
-        != prompts.instruction("e")
-        == prompts.ASK_FREE
-    )
+    text = data.prompt_text(tokenizer, "1+1", data.instruction("2"))
+    assert text == f"<|im_start|>user\n1+1\n{data.ASK_FREE}<|im_end|>\n<|im_start|>assistant\n"
+    asked = [data.instruction(answer) for answer in ("B", "(C)", "e", "2")]
+    assert asked == [data.ASK_LETTER, data.ASK_LETTER, data.ASK_FREE, data.ASK_FREE]
 
 
 def test_the_end_of_turn_is_not_eos_and_sampling_stops_on_both(tokenizer):
-    end, eos = prompts.stop_token_ids(tokenizer)
+    end, eos = data.stop_token_ids(tokenizer)
     assert tokenizer.decode([end]) == "<|im_end|>" and eos == tokenizer.eos_token_id != end
 
 
@@ -164,15 +151,10 @@ def test_a_row_that_writes_out_a_special_token_is_refused_with_its_line(
     tokenizer, write, field, token
 ):
     examples = data.load_examples(write(ROW, {**ROW, "id": "2", field: f"1{token}2"}))
-    prompts.tokenize_examples(examples[:1], tokenizer, 1000, 100)
+    data.tokenize_examples(examples[:1], tokenizer, 1000, 100)
     message = f"rows.jsonl:2: field '{field}' holds the special token '{token}'"
     with pytest.raises(InputError, match=re.escape(message)):
-        prompts.tokenize_examples(examples, tokenizer, 1000, 100)
-
-
-def test_a_folder_without_tokenizer_is_refused(tmp_path):
-    with pytest.raises(InputError, match="no tokenizer"):
-        prompts.load_tokenizer(str(tmp_path))
+        data.tokenize_examples(examples, tokenizer, 1000, 100)
 
 
 def test_what_does_not_fit_is_dropped_and_counted_never_truncated():
@@ -183,56 +165,55 @@ def test_what_does_not_fit_is_dropped_and_counted_never_truncated():
         Example("long solution", "1+1", "1+1=2;" * 20 + "\\boxed{2}", "2", "s"),
     ]
     lengths = {e.id: len(conversation(tokenizer, e)) for e in examples}
-    rows, dropped = prompts.tokenize_examples(examples, tokenizer, 60, 30)
+    rows, dropped = data.tokenize_examples(examples, tokenizer, 60, 30)
     assert [row.example.id for row in rows] == ["fits"]
     assert len(rows[0]) == lengths["fits"]
     assert dropped == {"prompt_too_long": 1, "solution_too_long": 1}
     exact = lengths["long solution"]
-    assert len(prompts.tokenize_examples(examples[2:], tokenizer, exact, 30)[0]) == 1
-    assert len(prompts.tokenize_examples(examples[2:], tokenizer, exact - 1, 30)[0]) == 0
+    assert len(data.tokenize_examples(examples[2:], tokenizer, exact, 30)[0]) == 1
+    assert len(data.tokenize_examples(examples[2:], tokenizer, exact - 1, 30)[0]) == 0
 
 
 # ---- many examples in little memory
+
+
+def tokenize(rows: list[dict], write) -> list[data.TokenizedExample]:
+    examples = data.load_examples(write(*rows))
+    return data.tokenize_examples(examples, make_tokenizer(), 6000, 30)[0]
 
 
 def many_rows(count: int, solution: str) -> list[dict]:
     return [{**ROW, "id": str(n), "solution": f"{n};{solution}", "more": n} for n in range(count)]
 
 
-def tokenize(path) -> data.TokenizedExamples:
-    return prompts.tokenize_examples(data.load_examples(path), make_tokenizer(), 6000, 30)[0]
-
-
-def test_rows_come_back_as_they_were_whatever_was_dropped_between(write):
+def test_rows_keep_their_ids_and_order_whatever_is_dropped_between(write):
     rows = many_rows(450, "1+1=2;")  # more than are tokenized together
     rows[3]["question"] = rows[5]["solution"] = "1+" * 3000
-    kept, encode = tokenize(write(*rows)), make_tokenizer().encode
+    kept, encode = tokenize(rows, write), make_tokenizer().encode
     assert [row.id for row in kept] == [row["id"] for row in rows if row["id"] not in ("3", "5")]
-    assert all(
-        row.completion_ids[:-1] == encode(row.example.solution, add_special_tokens=False)
-        for row in kept
-    )
-    assert kept[-2:] == [kept[446], kept[447]] and kept[-1].example.extra == {"more": 449}
+    for row in kept:
+        assert [*row.completion_ids[:-1]] == encode(row.example.solution, add_special_tokens=False)
+    assert kept[-1].example.extra == {"more": 449}
 
 
 def test_a_token_takes_four_bytes(write):
     path = write(*many_rows(300, "1+1=2;" * 500))
     examples, tokenizer = data.load_examples(path), make_tokenizer()
-    prompts.tokenize_examples(examples, tokenizer, 6000, 30)  # what is loaded once
+    data.tokenize_examples(examples, tokenizer, 6000, 30)  # what is loaded once
     tracemalloc.start()
-    kept, _ = prompts.tokenize_examples(examples, tokenizer, 6000, 30)
+    kept, _ = data.tokenize_examples(examples, tokenizer, 6000, 30)
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     tokens = sum(map(len, kept))
     assert tokens > 900_000 and held < 1.2 * 4 * tokens
 
 
-def test_the_hash_is_of_token_ids_and_columns(write):
-    kept, digest = tokenize(write(*many_rows(5, "1+1=2;"))), hashlib.sha256()
-    for row in kept:
-        digest.update(np.array([*row.prompt_ids, -1, *row.completion_ids]).tobytes())
-        digest.update(json.dumps(row.example.columns, default=str).encode())
-    assert kept.hash.hexdigest() == digest.hexdigest()
+def test_the_hash_is_of_all_token_ids_and_columns(write):
+    rows = many_rows(5, "1+1=2;")
+    changed = [{**rows[0], name: "3"} for name in ("question", "solution", "answer", "more")]
+    sets = [rows, rows[:4], rows[::-1], *([row, *rows[1:]] for row in changed)]
+    hashes = [data.hash_examples(tokenize(rows, write)) for rows in sets]
+    assert len(set(hashes)) == len(sets) and data.hash_examples(tokenize(rows, write)) == hashes[0]
 
 
 # ---- batches
@@ -292,39 +273,9 @@ def test_micro_batches_hold_every_sequence_once_within_the_budget(world_size, ma
     assert data.split_micro_batches([], world_size, max_tokens) == []
 
 
-def test_no_other_split_of_sorted_rows_costs_less(monkeypatch):
-    monkeypatch.setattr(data, "PASS_TOKENS", 7)
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        lengths = rng.integers(1, 30, rng.integers(1, 16)).tolist()
-        order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-        pairs = [order[i : i + 2] for i in range(0, len(order), 2)]  # two ranks
-
-        def tokens(part, lengths=lengths):  # of the fullest rank
-            return len(part) * lengths[part[0][0]]
-
-        splits = [
-            split_at(pairs, cuts)
-            for cuts in itertools.product([False, True], repeat=len(pairs) - 1)
-        ]
-        least = min(
-            sum(tokens(part) + 7 for part in parts)
-            for parts in splits
-            if all(len(part) == 1 or tokens(part) <= 60 for part in parts)
-        )
-        ours = data.split_micro_batches(lengths, 2, 60)
-        cost = sum(len(mine) * lengths[mine[0]] + 7 for mine, _ in ours)
-        assert cost == least
-
-
-def split_at(items: list, cuts: tuple[bool, ...]) -> list[list]:
-    """The items in consecutive parts; a new one begins after every cut."""
-    parts = [[items[0]]]
-    for item, cut in zip(items[1:], cuts, strict=True):
-        if cut:
-            parts.append([])
-        parts[-1].append(item)
-    return parts
+def test_a_pass_ends_before_its_padding_costs_more_than_one_pass(monkeypatch):
+    monkeypatch.setattr(data, "MAX_PADDING", 7)
+    assert data.split_micro_batches([10, 7, 6, 5], 1, 100) == [[[0, 1, 2]], [[3]]]
 
 
 def test_micro_batches_do_not_depend_on_the_order_of_equal_work():

@@ -53,5 +53,5 @@ def test_a_folder_of_something_else_is_not_deleted(tmp_path, args):
     (tmp_path / "args.json").write_text(args)
     demo = [sys.executable, "-m", "demo", "--output_dir", tmp_path]
     result = subprocess.run(demo, cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 1 and "holds something else than a demo" in result.stderr
+    assert result.returncode == 1 and "holds no demo" in result.stderr
     assert "Traceback" not in result.stderr and (tmp_path / "logs").exists()

@@ -18,6 +18,7 @@ import pytest
 import tyro
 import yaml
 from deepspeed.launcher.runner import parse_args as parse_launcher
+from prompts import ASK_FREE, tokenize_examples
 from torch.distributed.run import get_args_parser
 from transformers import HfArgumentParser
 
@@ -25,7 +26,6 @@ from conftest import ROOT, SHARED, needs_shared
 from data import Example, collate, read_rows, write_rows
 from demo.tiny import make_tokenizer
 from demo.world import solve
-from prompts import ASK_FREE, tokenize_examples
 from run import TrainArgs
 
 README = ROOT / "README.md"

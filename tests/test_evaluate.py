@@ -1,26 +1,26 @@
-"""Scores and their error bars; what an evaluation keeps, and how it goes on; what it refuses."""
+"""Scores and their error bars; the benchmarks; what an evaluation keeps, continues and refuses."""
 
 import itertools
 import json
 import math
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import data
 import evaluate
-from benchmarks import BENCHMARKS
 from conftest import NO_CPU_VLLM, ROOT, SHARED, launch, needs_shared, needs_vllm
-from data import InputError, write_rows
+from data import ASK_FREE, ASK_LETTER, PROMPT, Example, InputError, load_tokenizer, write_rows
 from demo.world import NUM_HELDOUT
-from evaluate import Args, pass_at_k
+from evaluate import BENCHMARKS, Args, load_benchmark, load_own, pass_at_k, with_options
 from paper import label, tables
 
 # ---- the estimator
@@ -128,6 +128,139 @@ def test_pairing_takes_the_problems_difficulty_out_of_the_interval():
     assert alone[0][1] > alone[1][0]  # the two intervals overlap all the same
 
 
+# ---- the seven benchmarks
+
+
+# Three rows for each, that we wrote, in the columns of the source.
+AMC_ROWS = [
+    {"problem": "1+1?", "answer": 2.0, "year": 2022, "url": "u", "solution": "s"},
+    {"problem": "2+2?", "answer": "4", "year": "2023", "url": "u", "solution": "s"},
+    {"problem": "3+3?", "answer": 6, "year": 2023, "url": "u", "solution": "s"},
+]
+AIME_ROWS = [
+    {"id": 60 + n, "problem": f"{n}+{n}?", "solution": "s", "answer": f"{2 * n:03}", "url": "u"}
+    for n in range(3)
+]
+GPQA_ROWS = [
+    {
+        **{"Question": f" Which one, {n}?\n", "Correct Answer": "right\n", "Record ID": "r"},
+        **{f"Incorrect Answer {i}": f"wrong {i}" for i in (1, 2, 3)},
+    }
+    for n in range(3)
+]
+SOURCES = {
+    "aime24": AIME_ROWS,
+    "aime25": [{"problem": f"{n}?", "answer": "336^\\circ", "id": str(n)} for n in range(3)],
+    "amc22": AMC_ROWS,
+    "amc23": AMC_ROWS,
+    "amc24": [{**row, "year": 2024} for row in AMC_ROWS],
+    "math500": [
+        {"problem": f"{n}?", "solution": "s", "answer": "E", "subject": "a", "level": 1}
+        for n in range(3)
+    ],
+    "gpqa_diamond": GPQA_ROWS,
+}
+READ = {  # benchmark -> (question, answer) of each problem
+    "aime24": [(f"{n}+{n}?", f"{2 * n:03}") for n in range(3)],
+    "aime25": [(f"{n}?", "336^\\circ") for n in range(3)],
+    "amc22": [("1+1?", "2")],
+    "amc23": [("2+2?", "4"), ("3+3?", "6")],
+    "amc24": [("1+1?", "2"), ("2+2?", "4"), ("3+3?", "6")],
+    "math500": [(f"{n}?", "E") for n in range(3)],
+}
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_a_benchmark_is_read_from_its_split_and_columns_on_the_hub(name, monkeypatch):
+    calls = []
+
+    def load_dataset(*place, split):
+        calls.append((*place, split))
+        return SOURCES[name]
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    with pytest.raises(InputError, match=str(BENCHMARKS[name].num_problems)):
+        load_benchmark(name)
+    hub_id, config, split = calls[0]
+    assert [hub_id, *[config] * bool(config)] == BENCHMARKS[name].hub_id.split(":")
+    assert split == ("train" if name in ("aime24", "gpqa_diamond") else "test")
+
+    of_year = {"amc22": 1, "amc23": 2}
+    monkeypatch.setitem(
+        BENCHMARKS, name, replace(BENCHMARKS[name], num_problems=of_year.get(name, 3))
+    )
+    problems = load_benchmark(name)
+    assert [problem.id for problem in problems] == [f"{name}-{n}" for n in range(len(problems))]
+    asked = ASK_LETTER if name == "gpqa_diamond" else ASK_FREE  # also for the answer E
+    assert {evaluate.ask(problem) for problem in problems} == {asked}
+    if name != "gpqa_diamond":
+        assert [(problem.question, problem.answer) for problem in problems] == READ[name]
+    for problem in problems if name == "gpqa_diamond" else []:
+        first, *options = problem.question.splitlines()
+        assert first.startswith("Which one") and options.pop(0) == ""
+        assert [option[:4] for option in options] == ["(A) ", "(B) ", "(C) ", "(D) "]
+        assert {option[4:] for option in options} == {"right", "wrong 1", "wrong 2", "wrong 3"}
+        assert f"({problem.answer}) right" in options
+
+
+def test_options_are_shuffled_the_same_everywhere_and_evenly():
+    assert with_options("Q?", "r", ["a", "b", "c"]) == ("Q?\n\n(A) c\n(B) r\n(C) b\n(D) a", "B")
+    assert with_options("Q?", "r", ["c", "b", "a"]) == with_options("Q?", "r", ["a", "b", "c"])
+    made = [with_options(f"Q{n}?", "r", ["a", "b", "c"]) for n in range(2000)]
+    letters = [letter for _, letter in made]
+    assert all(letters.count(letter) == pytest.approx(500, abs=75) for letter in "ABCD")
+    assert len({text.partition("\n\n")[2] for text, _ in made}) == 24  # all orders occur
+
+
+def test_a_copy_of_a_benchmark_needs_the_right_number_of_problems(tmp_path):
+    rows = [{"question": f"{n}?", "answer": "1"} for n in range(500)]
+    write_rows(rows, tmp_path / "math500.jsonl")
+    assert len(load_benchmark("math500", tmp_path)) == 500
+    write_rows(rows[1:], tmp_path / "math500.jsonl")
+    with pytest.raises(InputError, match="499"):
+        load_benchmark("math500", tmp_path)
+
+
+def test_your_own_problems_need_question_and_answer(tmp_path):
+    path = tmp_path / "aime24.jsonl"
+    write_rows([{"question": "1+1?", "answer": 2}, {"question": "x?", "answer": "B"}], path)
+    first, second = load_own(path)
+    assert (first.id, first.answer, evaluate.ask(first)) == ("row-0", "2", ASK_FREE)
+    assert (second.id, second.answer, evaluate.ask(second)) == ("row-1", "B", ASK_LETTER)
+    assert first.source == "own_aime24"  # it is not the paper's
+    for rows, where in [
+        ([{"question": "1+1?"}], "aime24.jsonl:1"),
+        ([{"question": "", "answer": "1"}], "aime24.jsonl:1"),
+        ([{"question": "1?", "answer": [1]}], "aime24.jsonl:1"),
+        ([{"question": "1?", "answer": "1", "id": 3}] * 2, "aime24.jsonl:2"),
+        ([], "aime24.jsonl"),
+    ]:
+        write_rows(rows, path)
+        with pytest.raises(InputError, match=where):
+            load_own(path)
+
+
+def test_a_fingerprint_covers_the_whole_prompt_and_the_reference(monkeypatch):
+    problem = Example("1", "1+1?", "", "2", "own")
+    prints = {evaluate.fingerprint(replace(problem, **{n: "B"})) for n in ("question", "answer")}
+    for name in ("SYSTEM_PROMPT", "ASK_FREE"):
+        monkeypatch.setattr(data, name, "C")
+        prints.add(evaluate.fingerprint(problem))
+    monkeypatch.undo()
+    assert evaluate.fingerprint(replace(problem, id="2")) == evaluate.fingerprint(problem)
+    assert len(prints | {evaluate.fingerprint(problem)}) == 5
+
+
+@needs_shared
+def test_the_copies_of_real_benchmarks_are_read():
+    for name, answer in {"aime24": "204", "aime25": "336^\\circ", "math500": "p - q"}.items():
+        problems = load_benchmark(name, SHARED / "data")
+        assert answer in {problem.answer for problem in problems}
+    with pytest.raises(InputError):
+        load_benchmark("amc23", SHARED / "data")  # it has 40 problems, the paper's has 46
+    assert len(load_own(SHARED / "data" / "amc23.jsonl")) == 40
+
+
 # ---- what is kept, and what follows from it
 
 
@@ -149,18 +282,16 @@ def call(*args, **env) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
 
 
+# An evaluation that writes answers down more often than 1,000 at a time.
+OFTEN = "import run, evaluate as e; e.CHUNK = 100; run.run_script(e.evaluate, e.Args, e.__doc__)"
+
+
 def start_and_wait_for_answers(folder: Path, tiny: Path, **values) -> subprocess.Popen:
     """An evaluation that has written some hundred answers."""
-    command = [sys.executable, "evaluate.py", *settings(tiny, output_dir=folder, **values)]
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    while sum(path.stat().st_size for path in folder.glob("samples/*.rank0")) < 50_000:
+    command = [sys.executable, "-c", OFTEN, *settings(tiny, output_dir=folder, **values)]
+    streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True, **streams)
+    while sum(path.stat().st_size for path in folder.glob("samples.rank*")) < 50_000:
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.02)
     return process
@@ -168,16 +299,14 @@ def start_and_wait_for_answers(folder: Path, tiny: Path, **values) -> subprocess
 
 def lines(folder: Path) -> set[str]:
     """All whole rows of an evaluation as they are written, with what a clock measured."""
-    files = (folder / "samples").iterdir()
+    files = folder.glob("samples.rank*.jsonl")
     return {line for path in files for line in path.open() if line.endswith("\n")}
 
 
 def read(folder: Path) -> dict[str, list[dict]]:
     """The samples of an evaluation, without what a clock measured."""
-    return {
-        path.name: [{**json.loads(line), "seconds": None} for line in path.open()]
-        for path in sorted((folder / "samples").iterdir())
-    }
+    samples = evaluate.read_samples(folder)
+    return {name: [{**row, "seconds": None} for row in rows] for name, rows in samples.items()}
 
 
 def results_of(folder: Path) -> dict[str, dict]:
@@ -205,7 +334,7 @@ def test_the_tiny_model_knows_the_easy_tier_and_the_middle_and_the_hard_partly(f
     easy, middle, hard = (results[tier]["pass@1"] for tier in ("easy", "middle", "hard"))
     assert easy > 0.9 and 0.85 > middle > hard > 0.2
     for tier, result in results.items():
-        rows = [json.loads(line) for line in (finished / "samples" / f"{tier}.jsonl").open()]
+        rows = read(finished)[tier]
         total = 8 * NUM_HELDOUT
         assert len(rows) == total == len({(row["id"], row["sample"]) for row in rows})
         assert result["pass@1"] == pytest.approx(sum(row["correct"] for row in rows) / total)
@@ -229,24 +358,19 @@ def test_an_evaluation_that_was_killed_goes_on_and_ends_as_one_that_was_not(
     process = start_and_wait_for_answers(folder, tiny)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    part = max(folder.glob("samples/*.rank0"), key=lambda path: path.stat().st_size)
-    whole = part.read_text().splitlines(keepends=True)
-    part.write_text("".join(whole)[:-20])  # half a row, as a crash may leave one
-    (folder / "samples" / "easy.jsonl.partial").write_text("half a file")
+    part = folder / "samples.rank0.jsonl"
+    part.write_text(part.read_text()[:-20])  # half a row, as a kill may leave one
     kept = lines(folder)
     assert 0 < len(kept) < 3 * NUM_HELDOUT * 8
 
     command = [sys.executable, "-m", "paper.tables", "score", folder]
     unfinished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert unfinished.returncode == 1 and not (folder / "results.json").exists()
-    assert f"{part.name.partition('.')[0]} is not complete, {len(whole) - 1} answers are good" in (
-        unfinished.stderr
-    )
+    assert unfinished.returncode == 1 and "hard is not complete" in unfinished.stderr
 
     again = call(*settings(tiny, output_dir=folder))
     assert again.returncode == 0, again.stderr[-3000:]
-    assert f"{part}:{len(whole)}: damaged" in again.stderr
-    assert kept <= lines(folder)  # they were not sampled again: their times are the same
+    assert kept < lines(folder)  # they were not sampled again: their times are the same
+    assert len(part.read_text().splitlines()) == 3 * NUM_HELDOUT * 8 + 1  # and the half row
     assert read(folder) == read(finished)
     assert results_of(folder) == results_of(finished)
 
@@ -256,7 +380,7 @@ def test_ctrl_c_keeps_what_was_answered_with_the_right_verdicts(finished, tiny, 
     process = start_and_wait_for_answers(folder, tiny, num_samples=32)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130 and "stopped: " in errors and "Traceback" not in errors
+    assert process.returncode == 130 and "Traceback" not in errors
     expected = [row for rows in read(finished).values() for row in rows]
     kept = [row for rows in read(folder).values() for row in rows if row["sample"] < 8]
     assert kept and all(row in expected for row in kept)
@@ -264,21 +388,30 @@ def test_ctrl_c_keeps_what_was_answered_with_the_right_verdicts(finished, tiny, 
 
 def test_two_ranks_answer_every_problem_once_and_alike(finished, tiny, tmp_path):
     folder = tmp_path / "an evaluation"
-    output = launch("evaluate.py", *settings(tiny, output_dir=folder), ranks=2)
+    launch("evaluate.py", *settings(tiny, output_dir=folder), ranks=2)
     share = 3 * NUM_HELDOUT * 8 // 2
-    assert "answering (rank 0 of 2): 100%" in output and f"{share}/{share}" in output
+    for rank in range(2):
+        assert len((folder / f"samples.rank{rank}.jsonl").read_text().splitlines()) == share
     assert read(folder) == read(finished)
     assert results_of(folder) == results_of(finished)
+    # One answer is missing: one rank has nothing to do.
+    kept = (folder / "samples.rank1.jsonl").read_text().splitlines(keepends=True)
+    (folder / "samples.rank1.jsonl").write_text("".join(kept[1:]))
+    launch("evaluate.py", *settings(tiny, output_dir=folder), ranks=2)
+    assert read(folder) == read(finished)
 
 
 def test_results_follow_from_the_samples_alone(finished, tmp_path, capsys):
     folder = tmp_path / "eval"
-    shutil.copytree(finished / "samples", folder / "samples")
+    shutil.copytree(finished, folder)
+    (folder / "results.json").unlink()
+    written = (folder / "samples.rank0.jsonl").read_text().splitlines(keepends=True)
+    (folder / "samples.rank0.jsonl").write_text("".join(written[::-2]))
+    (folder / "samples.rank7.jsonl").write_text("".join(written))  # half of them are duplicates
     tables.score(folder)
     assert list(results_of(finished)) == ["easy", "middle", "hard"]  # as they were asked for
-    assert json.loads((folder / "results.json").read_text()) == json.loads(
-        (finished / "results.json").read_text()
-    )
+    ours, theirs = (json.loads((f / "results.json").read_text()) for f in (folder, finished))
+    assert ours == theirs
     assert capsys.readouterr().out.count("\n") == 6  # a blank line, head, three tiers, speed
 
 
@@ -288,8 +421,8 @@ def test_more_samples_are_added_to_those_that_are_there(finished, tiny, tmp_path
     hard = [tiny / "heldout" / "hard.jsonl"]
     result = call(*settings(tiny, output_dir=folder, benchmark_file=hard, num_samples=10))
     assert result.returncode == 0, result.stderr[-3000:]
-    new = 2 * NUM_HELDOUT
-    assert f"{new}/{new}" in result.stderr and lines(finished) < lines(folder)
+    assert len(lines(folder)) == len(lines(finished)) + 2 * NUM_HELDOUT
+    assert lines(finished) < lines(folder)
     samples = {name: result["samples"] for name, result in results_of(folder).items()}
     assert samples == {"easy": 8, "middle": 8, "hard": 10}
 
@@ -311,33 +444,31 @@ def test_each_model_is_evaluated_into_a_folder_of_its_own(tmp_path, monkeypatch)
     names = [label(run / name) for name in ("", "eval", "eval-checkpoint-000050")]
     assert names == ["oswft", "oswft", "oswft-checkpoint-000050"]
     # An evaluation beside a model does not make it one of a run.
-    (models / "args.json").write_text('{"args": {}, "protocol": {}}')
+    (models / "args.json").write_text('{"args": {}, "benchmarks": {}}')
     assert evaluate.default_folder("models/A") == Path("runs/A/eval")
 
 
 # ---- tables
 
 
-def write_evaluation(folder: Path, right: dict[str, list[int]], num_samples: int) -> Path:
+def write_evaluation(
+    folder: Path, right: dict[str, list[int]], num_samples: int, **settings
+) -> Path:
     """An evaluation of which only the counts of right answers matter."""
-    for name, counts in right.items():
-        rows = [
-            evaluate.Sample(
-                id=f"{name}-{n}",
-                sample=k,
-                correct=k < count,
-                extracted="1" if k < count else None,
-                answer="1",
-                finish_reason="stop",
-                tokens=10,
-                seconds=0.5,
-                fingerprint=str(n),
-                text="…",
-            )
-            for n, count in enumerate(counts)
-            for k in range(num_samples)
-        ]
-        write_rows([vars(row) for row in rows], folder / "samples" / f"{name}.jsonl")
+    rows = [
+        {
+            **{"benchmark": name, "id": f"{name}-{n}", "sample": k, "correct": k < count},
+            **{"extracted": "1" if k < count else None, "answer": "1", "finish_reason": "stop"},
+            **{"tokens": 10, "seconds": 0.5, "fingerprint": str(n), "text": "…"},
+        }
+        for name, counts in right.items()
+        for n, count in enumerate(counts)
+        for k in range(num_samples)
+    ]
+    write_rows(rows, folder / "samples.rank0.jsonl")
+    asked = {n: {"problems": len(counts), "samples": num_samples} for n, counts in right.items()}
+    args = {**dict.fromkeys(evaluate.PROTOCOL), **settings}
+    (folder / "args.json").write_text(json.dumps({"args": args, "benchmarks": asked}))
     return folder
 
 
@@ -361,7 +492,7 @@ def test_a_benchmark_may_have_any_file_name(tmp_path):
     names = ["v1.5", "a b", "x[1]", "mine.jsonl.bak", "aime24_30"]
     folder = write_evaluation(tmp_path, {name: [1, 0] for name in names}, 1)
     tables.score(folder)
-    assert list(results_of(folder)) == sorted(names)
+    assert list(results_of(folder)) == names
 
 
 def test_a_comparison_pairs_the_problems(tmp_path, capsys):
@@ -373,16 +504,13 @@ def test_a_comparison_pairs_the_problems(tmp_path, capsys):
     assert row.startswith("| own | 1 | 62.5 | 68.8 | +6.2 [+4.") and row.endswith("| 0.0001 |")
     with pytest.raises(InputError, match="own has other problems or prompts than in"):
         tables.compare(first, other)
-    with pytest.raises(InputError, match="--k 9: 8 answers to a problem allow k = 1 to 8"):
+    with pytest.raises(InputError, match="8"):
         tables.compare(first, second, k=(9,))
-    for folder, protocol in (
-        (first, {"temperature": 0.6, "date": "2024-02-28"}),
-        (second, {"temperature": 1.0, "date": "2024-02-29"}),
-    ):
-        (folder / "args.json").write_text(json.dumps({"protocol": protocol}))
-    tables.compare(first, second)
-    notes = capsys.readouterr().err.splitlines()
-    assert "differ in temperature" in notes[0] and "differ in date" in notes[1] and len(notes) == 2
+    warm = {"own": [1, 5, 8, 8] * 10}
+    other = write_evaluation(tmp_path / "warm" / "eval", warm, 8, temperature=1.0)
+    tables.compare(first, other)
+    (note,) = capsys.readouterr().err.splitlines()
+    assert "differ in temperature" in note
 
 
 def test_each_benchmark_gets_the_k_that_its_answers_allow():
@@ -394,75 +522,71 @@ def test_each_benchmark_gets_the_k_that_its_answers_allow():
         "aime24": (4, 8),
         "math500": (),
     }
-    with pytest.raises(InputError, match="--k 2: 1 answers to a problem allow k = 1"):
-        evaluate.choose_k((2,), {"math500": 1})
+    for k, most in (((2,), 1), ((0,), 1), ((), 0)):
+        with pytest.raises(InputError):
+            evaluate.choose_k(k, {"math500": most})
 
 
-def test_a_damaged_line_is_named_and_the_good_rows_stay(tmp_path):
+def test_a_damaged_row_does_not_count(tmp_path):
     folder = write_evaluation(tmp_path / "eval", {"own": [1, 2], "more": [1, 1]}, 2)
-    path = folder / "samples" / "own.jsonl"
+    path = folder / "samples.rank0.jsonl"
     good = path.read_text().splitlines(keepends=True)
-    for damage in ("{half\n", "7\n", good[1].replace('"correct"', '"right"')):
+    for damage in ("{half\n", "7\n", "\n", '{"benchmark": "own"}\n'):
         path.write_text("".join([good[0], damage, *good[2:]]))
-        rows, _ = evaluate.read_samples(folder, "own")
-        assert [vars(row) for row in rows] == [json.loads(good[n]) for n in (0, 2, 3)]
-        with pytest.raises(InputError) as error:
+        assert evaluate.read_samples(folder)["own"] == [json.loads(good[n]) for n in (0, 2, 3)]
+        with pytest.raises(InputError, match="own is not complete"):
             tables.score(folder)
-        assert "own.jsonl:2: damaged" in str(error.value)
-        assert "own is not complete, 3 answers are good" in str(error.value)
         assert list(results_of(folder)) == ["more"]
-        (folder / "samples" / "more.jsonl").rename(tmp_path / "more.jsonl")
+        path.write_text("".join([good[0], damage, *good[2:4]]))
         with pytest.raises(InputError, match="own is not complete"):
             tables.score(folder)
         assert not (folder / "results.json").exists()  # of what was complete before
-        (tmp_path / "more.jsonl").rename(folder / "samples" / "more.jsonl")
         with pytest.raises(InputError, match="own is not complete"):
             tables.compare(folder, folder)
-        assert path.read_text().splitlines(keepends=True)[1] == damage
+
+
+def test_a_row_is_never_appended_to_half_a_row(tmp_path):
+    path = tmp_path / "samples.rank0.jsonl"
+    for before, after in (("", ""), ("{}\n", "{}\n"), ('{"ha', '{"ha\n'), ("é", "é\n")):
+        path.write_text(before)
+        evaluate.append([{"text": "é\n"}], path)
+        assert path.read_text() == after + '{"text": "é\\n"}\n'
 
 
 # ---- what is refused
 
 
+def missing_of(args: Args) -> list:
+    return evaluate.find_missing(args, args.output_dir, load_tokenizer(args.model))
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"num_samples": 0}, "--num_samples must be at least 1, got 0"),
-        ({"max_completion_length": 0}, "--max_completion_length must be at least 1"),
-        ({"temperature": -1.0}, "--temperature must not be below 0, got -1.0"),
-        ({"top_p": 0.0}, "--top_p lies between 0 and 1, got 0.0"),
-        ({"benchmarks": ("aime26",)}, "'aime26': the known ones are aime24, aime25, amc22"),
-        ({"benchmarks": ("aime24",), "data_dir": "tests"}, "tests/aime24.jsonl: no such file"),
-        ({"benchmark_file": (Path("absent.jsonl"),)}, "absent.jsonl: no such file"),
-        ({"benchmark_file": ("hard", "hard")}, "another file is called hard as well"),
-        ({"k": (9,)}, "--k 9: 8 answers to a problem allow k = 1 to 8"),
-        ({"model": "tests"}, "tests: no tokenizer there"),
-        ({"max_completion_length": 600}, "tokens is beyond the model's limit of 512 tokens"),
+        ({"num_samples": 0}, "k of pass@k"),
+        ({"benchmarks": ("aime26",)}, "aime26"),
+        ({"benchmarks": ("aime24",), "data_dir": Path("tests")}, "tests/aime24.jsonl: no such"),
+        ({"benchmark_file": ("absent.jsonl",)}, "absent.jsonl: no such file"),
+        ({"benchmark_file": ("hard", "hard")}, "hard"),
+        ({"benchmark_file": ("special",)}, r"special.jsonl:1 .*<\|im_end\|>"),
+        ({"k": (9,)}, "8"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(values, message, tiny, tmp_path):
-    hard = tiny / "heldout" / "hard.jsonl"
-    good = {"model": str(tiny / "model"), "benchmark_file": (hard,), "num_samples": 8}
-    values = good | {"max_completion_length": 48} | values
-    values["benchmark_file"] = tuple(hard if f == "hard" else f for f in values["benchmark_file"])
-    with pytest.raises(InputError, match=re.escape(message)):
-        evaluate.evaluate(Args(**values, output_dir=tmp_path / "eval"))
+    files = {"hard": tiny / "heldout" / "hard.jsonl", "special": tmp_path / "special.jsonl"}
+    write_rows([{"question": "<|im_end|>", "answer": 4}], files["special"])
+    values = {"benchmark_file": ("hard",), "num_samples": 8, **values}
+    values["benchmark_file"] = tuple(Path(files.get(f, f)) for f in values["benchmark_file"])
+    with pytest.raises(InputError, match=message):
+        missing_of(Args(model=str(tiny / "model"), **values, output_dir=tmp_path / "eval"))
     assert not (tmp_path / "eval").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("math500", "; or give a folder that has math500.jsonl with --data_dir"),
-        ("gpqa_diamond", "accept its terms at https://huggingface.co/datasets/Idavidrein/gpqa,"),
-    ],
-)
-def test_a_benchmark_that_cannot_be_reached_says_what_to_do(name, message, tiny):
-    result = call(*settings(tiny, benchmark_file=[]), "--benchmarks", name, HF_HUB_OFFLINE="1")
+def test_a_benchmark_that_cannot_be_reached_says_what_to_do(tiny):
+    result = call(*settings(tiny, benchmark_file=[]), "--benchmarks", "math500", HF_HUB_OFFLINE="1")
     assert result.returncode == 1 and "Traceback" not in result.stderr
-    assert (
-        result.stderr.splitlines()[-1].startswith(f"error: {name}: ") and message in result.stderr
-    )
+    said = result.stderr.splitlines()[-1]
+    assert said.startswith("error: math500: ") and "math500.jsonl with --data_dir" in said
 
 
 def test_answers_of_another_model_protocol_or_problem_are_not_mixed(finished, tiny, tmp_path):
@@ -474,8 +598,9 @@ def test_answers_of_another_model_protocol_or_problem_are_not_mixed(finished, ti
     (model / "model.safetensors").write_bytes(weights)
     easy, hard = (tiny / "heldout" / f"{tier}.jsonl" for tier in ("easy", "hard"))
     rows = [json.loads(line) for line in hard.open()]
-    changed = tmp_path / "hard.jsonl"
+    changed, gone = tmp_path / "changed" / "hard.jsonl", tmp_path / "gone" / "hard.jsonl"
     write_rows([{**rows[0], "question": "1+1"}, *rows[1:]], changed)
+    write_rows(rows[1:], gone)
     training = tmp_path / "run"
     training.mkdir()
     (training / "args.json").write_text('{"args": {}}')
@@ -485,22 +610,36 @@ def test_answers_of_another_model_protocol_or_problem_are_not_mixed(finished, ti
         **{"top_p": 1.0, "top_k": 0, "benchmark_file": (easy, hard)},
     }
     for values, message in [
-        ({"seed": 1}, "another evaluation (seed 0 -> 1): choose another --output_dir"),
-        ({"model": str(model)}, "another evaluation (model_version "),
-        ({"benchmark_file": (easy, changed)}, f"problems of hard ('{rows[0]['id']}' is another"),
-        ({"output_dir": training}, "run holds a training run: choose another --output_dir"),
+        ({"seed": 1}, "seed"),
+        ({"model": str(model)}, "model_version"),
+        ({"benchmark_file": (easy, changed)}, "problems of hard"),
+        ({"benchmark_file": (easy, gone)}, "problems of hard"),
+        ({"output_dir": training}, "training run"),
     ]:
-        with pytest.raises(InputError, match=re.escape(message)):
-            evaluate.evaluate(Args(**{**args, **values}))
+        with pytest.raises(InputError, match=message):
+            missing_of(Args(**{**args, **values}))
     assert lines(folder) == lines(finished) and results_of(folder) == results_of(finished)
     assert (folder / "args.json").read_text() == (finished / "args.json").read_text()
     # Where there is no answer yet, another protocol takes the folder over.
     empty = tmp_path / "empty"
     for seed in (0, 1):
-        todo = evaluate.Args(**{**args, "output_dir": empty, "seed": seed})
-        _, requests = evaluate.find_missing(todo, empty)
-        assert len(requests) == 2 * NUM_HELDOUT * 9
-    assert json.loads((empty / "args.json").read_text())["protocol"]["seed"] == 1
+        missing = missing_of(Args(**{**args, "output_dir": empty, "seed": seed}))
+        assert len(missing) == 2 * NUM_HELDOUT * 9
+    assert json.loads((empty / "args.json").read_text())["args"]["seed"] == 1
+
+
+def test_a_model_that_was_trained_with_other_prompts_gets_a_note(tiny, tmp_path, capsys):
+    shutil.copytree(tiny / "model", tmp_path / "run" / "final")
+    args = Args(
+        model=str(tmp_path / "run" / "final"),
+        benchmark_file=(tiny / "heldout" / "hard.jsonl",),
+        output_dir=tmp_path / "eval",
+    )
+    for prompt, notes in ((PROMPT, 0), ({**PROMPT, "system": "Be brief."}, 1)):
+        (tmp_path / "run" / "args.json").write_text(json.dumps({"args": {}, "prompt": prompt}))
+        missing_of(args)
+        assert capsys.readouterr().err.count("other prompts") == notes
+    assert json.loads((tmp_path / "eval" / "args.json").read_text())["prompt"] == PROMPT
 
 
 def test_the_version_of_a_model_on_the_hub_is_its_commit(tiny, tmp_path):
@@ -509,8 +648,8 @@ def test_the_version_of_a_model_on_the_hub_is_its_commit(tiny, tmp_path):
     shutil.copytree(tiny / "model", cached / "snapshots" / commit)
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text(commit)
-    code = "import data, prompts, run; prompts.load_tokenizer(m := 'someone/tiny'); "
-    code += "data.load_config(m, 512, 'a limit'); print(run.model_version(m))"
+    code = "import data, evaluate; data.load_tokenizer(m := 'someone/tiny'); "
+    code += "print(evaluate.model_version(m))"
     env = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-c", code]
     result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
@@ -523,18 +662,9 @@ def test_the_version_of_a_model_on_the_hub_is_its_commit(tiny, tmp_path):
 @needs_shared
 @needs_vllm
 def test_real_problems_with_the_real_vocabulary(tmp_path):
-    init = [
-        "-m",
-        "demo.tiny",
-        "init",
-        "--tokenizer",
-        SHARED / "qwen3_tokenizer",
-        "--max_length",
-        "4096",
-    ]
-    subprocess.run(
-        [sys.executable, *map(str, init), "--output_dir", tmp_path / "model"], cwd=ROOT, check=True
-    )
+    init = [sys.executable, "-m", "demo.tiny", "init", "--max_length", "4096"]
+    init += ["--tokenizer", SHARED / "qwen3_tokenizer", "--output_dir", tmp_path / "model"]
+    subprocess.run([*map(str, init)], cwd=ROOT, check=True)
     arguments = ["--model", tmp_path / "model", "--data_dir", SHARED / "data", "--num_samples", 1]
     # Without top-k and top-p: on a CPU they sort the whole vocabulary for every token.
     arguments += ["--max_completion_length", 16, "--top_p", 1, "--top_k", 0]
@@ -545,10 +675,10 @@ def test_real_problems_with_the_real_vocabulary(tmp_path):
     assert result.returncode == 0, result.stderr[-3000:]
     results = results_of(tmp_path / "eval")
     problems = {name: result["problems"] for name, result in results.items()}
-    assert problems == {"aime24": 30, "aime25": 30, "math500": 500, "amc23_40": 40}
-    assert list(results) == [*names, "amc23_40"]
+    assert problems == {"aime24": 30, "aime25": 30, "math500": 500, "own_amc23": 40}
+    assert list(results) == [*names, "own_amc23"]
     for name, rows in read(tmp_path / "eval").items():
         assert {row["finish_reason"] for row in rows} <= {"length", "stop"}
-        assert len(rows) == problems[name.removesuffix(".jsonl")]
+        assert len(rows) == problems[name]
     assert results["math500"]["pass@1"] < 0.02 and results["math500"]["truncated_share"] > 0.9
     assert BENCHMARKS["math500"].num_samples == 1  # what is sampled by default

@@ -35,7 +35,7 @@ def test_a_family_is_trained_right_or_refused_as_the_docs_say(part):
     for name, cells in measured.items():
         for column in range(1, 5):
             said, seen = documented[name][column], cells[column]
-            if re.match("refused|–", said):
+            if re.match("refused|vLLM fails|–", said):
                 assert seen[:7] == said[:7], (name, said, seen)
             else:
                 which, bound = BOUNDS[column]

@@ -12,9 +12,8 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
 from conftest import ROOT, SCRIPTS, link_packages, train
-from data import Trajectory, batch_indices, load_examples
+from data import Trajectory, batch_indices, load_examples, load_tokenizer, tokenize_examples
 from demo.from_scratch import NUM_ROLLOUTS, compute_loss
-from prompts import load_tokenizer, tokenize_examples
 
 BATCH = 24
 

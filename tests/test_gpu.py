@@ -31,7 +31,7 @@ def show_the_gpu(monkeypatch):
 
 def test_the_gradient_equals_a_dense_reference_on_the_cpu():
     output = launch("tests/gradients.py")
-    assert output.count("equal: OSW-FT") == 17 and output.count("equal: GRPO") == 7
+    assert output.count("equal: OSW-FT") == 15 and output.count("equal: GRPO") == 7
     assert "equal: reads of the host, cuda" in output
 
 
@@ -39,7 +39,7 @@ def test_a_state_goes_on_with_each_zero_stage_and_with_offload(tiny, tmp_path):
     shutil.copytree(tiny / "model", tmp_path / "model")
     launch("tests/states.py", "save", tmp_path)
     output = launch("tests/states.py", "go_on", tmp_path)
-    assert output.count("went on") == 12 and output.count("refused") == 2
+    assert output.count("went on") == 10 and output.count("refused") == 2
 
 
 def test_the_planned_memory_is_what_a_step_of_a_06b_model_takes(tmp_path):
@@ -88,7 +88,7 @@ def test_a_killed_run_takes_its_last_steps_again_alike_and_its_model_is_evaluate
     killed.communicate()
     before, answered = metrics(run)[4:6], answers(run, 5)
 
-    launch(*call, "--resume")  # from step 4
+    launch(script, "--resume", run)  # from step 4
     rows = metrics(run)
     assert len(rows) == 8 and answers(run, 5) == answered
     for ours, theirs in zip(rows[4:6], before, strict=True):

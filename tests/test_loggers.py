@@ -1,4 +1,4 @@
-"""--logger, with the real packages, offline: what they have of a run after stops and kills."""
+"""--logger, with the real packages, offline: every step once, also after a kill."""
 
 import json
 import os
@@ -10,27 +10,27 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, SETTING, metrics, train
-
-LOGGERS = ("wandb", "trackio", "tensorboard")
+from conftest import ROOT, call_of, launch, metrics
+from run import read_args
 
 START = """
 import os, signal, sys, time
 from pathlib import Path
-from loggers import Logger
+from run import Logger
 
 name, folder, done, last, end = sys.argv[1:]
 
 def row(step):
     return {"step": step, "loss": 1 / step, "clipped": step % 2 == 0, "train_tokens": 10 * step}
 
-logger = Logger(name, Path(folder), "0a1b2c3d", {"seed": 7}, map(row, range(1, int(done) + 1)))
+rows = [row(step) for step in range(1, int(done) + 1)]
+logger = Logger(name, Path(folder), "0a1b2c3d", {"seed": 7}, rows)
 for step in range(int(done) + 1, int(last) + 1):
     logger.log(row(step))
 time.sleep(1)  # as long as trackio may keep a row back
 if end == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
-logger.close(False)
+logger.close()
 """
 
 
@@ -64,27 +64,10 @@ def read_trackio(folder: Path) -> tuple[str, dict, list[tuple[int, dict]]]:
     return name, json.loads(config), [(step, json.loads(values)) for _, step, values in rows]
 
 
-def read_tensorboard(folder: Path) -> tuple[str, dict, list[tuple[int, dict]]]:
-    """As TensorBoard reads it."""
-    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder / "tensorboard")).Reload()
-    (text,) = events.Tensors("config/text_summary")
-    run_id, config, _ = text.tensor_proto.string_val[0].decode().split("\n```")
-    rows = []
-    for tag in set(events.Tags()["tensors"]) - {"config/text_summary"}:
-        for number, event in enumerate(events.Tensors(tag)):
-            if number == len(rows):
-                rows.append((event.step, {}))
-            assert rows[number][0] == event.step
-            rows[number][1][tag] = event.tensor_proto.float_val[0]
-    return run_id.removeprefix("run "), json.loads(config), rows
+READ = {"wandb": read_wandb, "trackio": read_trackio}
 
 
-READ = {"wandb": read_wandb, "trackio": read_trackio, "tensorboard": read_tensorboard}
-
-
-@pytest.mark.parametrize("name", LOGGERS)
+@pytest.mark.parametrize("name", READ)
 def test_a_killed_and_resumed_run_is_one_run_with_every_step_once(name, tmp_path):
     folder, offline = tmp_path / "run", {"WANDB_MODE": "offline"}
     begin(name, folder, 1, 4, "killed", **offline)  # step 1 was done before there was a logger
@@ -99,35 +82,26 @@ def test_a_killed_and_resumed_run_is_one_run_with_every_step_once(name, tmp_path
     assert [path.name for path in folder.iterdir()] == [name]
 
 
-@pytest.mark.parametrize(
-    ("env", "reason"),
-    [({}, "no login"), ({"WANDB_API_KEY": "0" * 40}, "Failed to authenticate")],
-    ids=["no login", "no network"],
-)
-def test_wandb_works_offline_where_it_has_to(env, reason, tmp_path):
-    env |= {"HOME": str(tmp_path), "WANDB_BASE_URL": "http://127.0.0.1:9"}
-    output = begin("wandb", tmp_path / "run", 0, 2, "closed", **env)
-    lines = [line for line in output.splitlines() if line.startswith("wandb works offline: ")]
-    assert len(lines) == 1 and reason in lines[0], output
+def test_a_logger_that_fails_ends_no_run(tmp_path):
+    output = begin("wandb", tmp_path / "run", 0, 2, "closed", WANDB_MODE="absent")
+    assert output.count("the logger failed, the run continues: ") == 1
     assert "Traceback" not in output
-    assert [step for step, _ in read_wandb(tmp_path / "run")[2]] == [1, 2]
 
 
-def test_a_training_run_is_logged_with_its_settings_and_goes_on(tiny, tmp_path):
+def test_a_training_run_is_logged_with_its_settings_and_continues(tiny, tmp_path):
     """run.py treats all loggers alike; trackio is the one that would store a step twice."""
     pytest.importorskip("trackio")
-    run = tmp_path / "run"
-    setting = [*SETTING["train_sft.py"], "--output_dir", run, "--logger", "trackio"]
-    train(*setting, "--max_steps", "4", tiny=tiny, script="train_sft.py")
-    before = json.loads((run / "args.json").read_text())
+    run, script = tmp_path / "run", "train_sft.py"
+    launch(*call_of(script, tiny, run), "--logger", "trackio", "--max_steps", "4")
+    before = read_args(run)
     shutil.rmtree(run / "checkpoint-000004")
-    train(*setting, "--max_steps", "6", "--resume", tiny=tiny, script="train_sft.py")
-    record = json.loads((run / "args.json").read_text())
+    launch(script, "--resume", run, "--max_steps", "6")
+    record = read_args(run)
     assert record["run_id"] == before["run_id"] and len(record["run_id"]) == 8
 
     name, config, rows = read_trackio(run)
     assert name == record["run_id"]
-    assert {key: config[key] for key in record["args"]} == record["args"]
+    assert {key: config[key] for key in before["args"]} == before["args"]
     assert [step for step, _ in rows] == [1, 2, 3, 4, 5, 6]
     for (step, values), row in zip(rows, metrics(run), strict=True):
         assert {**values, "step": step}.items() >= row.items()

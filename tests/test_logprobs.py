@@ -1,4 +1,4 @@
-"""Log-probabilities, a chunk of the vocabulary at a time; the file can be copied out alone."""
+"""Log-probabilities, a chunk of tokens at a time; the file can be copied out alone."""
 
 import ast
 import subprocess
@@ -6,11 +6,12 @@ import sys
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, GPT2Config, OPTConfig, Qwen3Config
 
 import logprobs as logprobs_module
 from conftest import ROOT
-from logprobs import ChunkedLogprobs, LogprobModel
+from logprobs import LogprobHead, LogprobModel
 
 
 @pytest.mark.parametrize(
@@ -21,31 +22,28 @@ from logprobs import ChunkedLogprobs, LogprobModel
 def test_chunked_logprobs_equal_the_dense_ones_in_value_and_gradient(
     tokens, temperature, scale, cap, with_bias, monkeypatch
 ):
-    monkeypatch.setitem(logprobs_module.MAX_LOGITS, "cpu", 7 * tokens)  # 29 = 4 * 7 + 1
+    monkeypatch.setitem(logprobs_module.MAX_LOGITS, "cpu", 4 * 29)  # 13 = 3 * 4 + 1
     torch.manual_seed(0)
     hidden = torch.randn(tokens, 8, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(29, 8, dtype=torch.float64, requires_grad=True)
-    bias = torch.randn(29, dtype=torch.float64, requires_grad=True) if with_bias else None
+    head = torch.nn.Linear(8, 29, bias=with_bias, dtype=torch.float64)
     targets = torch.randint(29, (tokens,))
-    upstream = torch.randn(tokens)
-    logits = scale * torch.nn.functional.linear(hidden, weight, bias)
+    logits = scale * head(hidden)
     logits = cap * (logits / cap).tanh() if cap else logits
     dense = (logits / temperature).log_softmax(-1).gather(-1, targets[:, None])[:, 0]
-    ours = ChunkedLogprobs.apply(hidden, weight, bias, targets, temperature, scale, cap)
+    ours = LogprobHead(head, scale, cap)(hidden, targets, temperature)
     torch.testing.assert_close(ours.double(), dense, rtol=1e-5, atol=1e-5)
-    inputs = [hidden, weight, *([bias] if with_bias else [])]
+    upstream, inputs = torch.randn(tokens), [hidden, *head.parameters()]
     expected = torch.autograd.grad((dense * upstream).sum(), inputs)
-    for gradient, reference in zip(
-        torch.autograd.grad((ours * upstream).sum(), inputs), expected, strict=True
-    ):
+    gradients = torch.autograd.grad((ours * upstream).sum(), inputs)
+    for gradient, reference in zip(gradients, expected, strict=True):
         torch.testing.assert_close(gradient, reference, rtol=1e-4, atol=1e-5)
 
 
-def test_no_tensor_of_tokens_times_vocabulary_ever_exists(monkeypatch):
+def test_logits_exist_a_chunk_at_a_time_and_none_wait_for_backward(monkeypatch):
     monkeypatch.setitem(logprobs_module.MAX_LOGITS, "cpu", 50 * 1000)
-    largest = 0
+    largest = saved = 0
 
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+    class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             nonlocal largest
             result = function(*args, **(kwargs or {}))
@@ -53,22 +51,27 @@ def test_no_tensor_of_tokens_times_vocabulary_ever_exists(monkeypatch):
                 largest = max(largest, result.numel())
             return result
 
-    hidden = torch.randn(500, 4, requires_grad=True)
-    weight = torch.randn(1000, 4, requires_grad=True)
-    with Watch():
-        logprobs = ChunkedLogprobs.apply(hidden, weight, None, torch.randint(1000, (500,)))
+    def save(tensor):
+        nonlocal saved
+        saved += tensor.numel()
+        return tensor
+
+    hidden, head = torch.randn(500, 4, requires_grad=True), torch.nn.Linear(4, 1000)
+    targets = torch.randint(1000, (500,))
+    with Watch(), torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        logprobs = LogprobHead(head)(hidden, targets)
+        kept_for_backward = saved
         logprobs.sum().backward()
-    assert largest == 50 * 1000
+    assert largest == 50 * 1000 and kept_for_backward < 50 * 1000
 
 
 def test_without_any_token_the_gradients_are_zero():
     """A rank that has no row left takes part in a pass with an all-false mask."""
-    hidden = torch.randn(0, 4, requires_grad=True)
-    weight = torch.randn(9, 4, requires_grad=True)
-    logprobs = ChunkedLogprobs.apply(hidden, weight, None, torch.zeros(0, dtype=torch.long))
+    hidden, head = torch.randn(0, 4, requires_grad=True), torch.nn.Linear(4, 9)
+    logprobs = LogprobHead(head)(hidden, torch.zeros(0, dtype=torch.long))
     logprobs.sum().backward()
     assert logprobs.shape == (0,) and hidden.grad.shape == (0, 4)
-    assert torch.equal(weight.grad, torch.zeros(9, 4))
+    assert not head.weight.grad.any() and not head.bias.grad.any()
 
 
 def small(config_class, **fields):

@@ -9,12 +9,11 @@ import pytest
 from test_curate import many, save_benchmarks, save_tokenizer, to_line
 
 from conftest import ROOT, SHARED, needs_shared
-from data import InputError, load_examples, write_rows
+from data import ASK_LETTER, InputError, load_examples, write_rows
 from prepare.convert import import_aqua, import_gsm8k
 from prepare.curate import Args, curate
 from prepare.letters import end_in_box, final_letter, option_labels
 from prepare.look import show, stats
-from prompts import ASK_LETTER, Prompt
 from verify import is_correct
 
 
@@ -25,7 +24,7 @@ def tokenizer(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def curated(tmp_path_factory, tokenizer) -> Path:
-    """A training file of 300 examples, with the report beside it."""
+    """A training file of 300 examples, with its report."""
     folder = tmp_path_factory.mktemp("curated")
     (folder / "math.jsonl").write_bytes(b"".join(map(to_line, many())))
     args = Args(
@@ -64,7 +63,7 @@ def test_gsm8k_loses_its_calculator_and_gains_a_box(write, tmp_path):
 @pytest.mark.parametrize(
     ("importer", "row", "message"),
     [
-        (import_aqua, {"question": "q"}, "rows.jsonl:1: field 'options' is missing"),
+        (import_aqua, {"question": "q"}, "rows.jsonl:1: field 'correct' is missing"),
         (
             import_aqua,
             {"question": "q", "options": ["A)1"], "rationale": "r", "correct": "C"},
@@ -198,9 +197,6 @@ def test_show_prints_what_is_read_and_what_is_learnt(curated, capsys):
     assert num_read + num_learnt == total
     assert re.search(rf"\n +{num_read - 1}  +\d+ '\\n'\n +{num_read} loss +\d+ '<'", out)
     assert re.search(rf"\n +{total - 1} loss +\d+ '<\|im_end\|>'\n$", out)
-    show(str(curated), index=3, prompt=Prompt("Be brief.", "Answer:"))
-    read, _, _ = capsys.readouterr().out.partition("==== learnt, with loss")
-    assert "system\nBe brief." in read and "\nAnswer:<|im_end|>" in read and ASK_LETTER not in read
     with pytest.raises(InputError, match=r"--index 300: .* has rows 0 to 299"):
         show(str(curated), index=300)
 
@@ -246,5 +242,5 @@ def test_the_commands_end_with_one_line(write, tmp_path):
     converted = run("prepare.convert", "gsm8k", rows, output)
     assert converted == (0, f"1 examples -> {output}\n")
     shown = run("prepare.look", "show", output, "--index", 0)
-    message = f"{output}: no report beside it names a tokenizer: give --tokenizer"
+    message = f"{output}: no report next to it names a tokenizer: give --tokenizer"
     assert shown == (1, f"error: {message}\n")

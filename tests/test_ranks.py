@@ -1,117 +1,101 @@
-"""The processes of a run: when one dies all end, in one line; a dead compiler's lock is removed."""
+"""The processes of a run: when one dies or fails, all end, in one line."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
+from multiprocessing.connection import wait
 
 import pytest
-import torch
 
-import ranks
+import engine
 from conftest import ROOT, free_port
-from data import InputError
 
-RANK = """
-import sys, time
-import torch.distributed as dist
-import ranks
-
-dist.init_process_group("gloo")
-ranks.watch("go on with --resume")
-print("ready", flush=True)
-what = sys.argv[1]
-if what == "fails":
-    ranks.fail("no such file")
-if what == "leaves":
-    ranks.leave()
-    sys.exit()
-if what == "echo":  # stands in for a collective that breaks when its peer is gone
-    time.sleep(1)
-    ranks.fail("connection closed by peer")
-time.sleep(100)
-"""
+FORKS = multiprocessing.get_context("forkserver")  # its children need not import torch again
+FORKS.set_forkserver_preload(["engine"])
 
 
-def start_ranks(*plans: str) -> list[subprocess.Popen]:
-    port = free_port()
-    processes = []
-    for rank, plan in enumerate(plans):
-        env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(len(plans))}
-        env["LOCAL_RANK"] = str(rank)
-        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONPATH": str(ROOT)}
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        processes.append(subprocess.Popen([sys.executable, "-c", RANK, plan], env=env, **streams))
-    for process in processes:
-        assert process.stdout.readline() == "ready\n", process.stderr.read()
-    return processes
+def be_rank(plan: str, path: str, **env: str) -> None:
+    os.environ.update(env)
+    os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), 2)
+    engine.init_ranks("gloo")
+    time.sleep(1)  # until all ranks are here
+    match plan:
+        case "waits":
+            time.sleep(100)
+        case "fails":
+            engine.fail("no such file")
+        case "is killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "echoes":  # stands in for a collective that breaks when its peer is gone
+            time.sleep(0.5)
+            engine.fail("connection closed by peer")
+        case "is late":
+            time.sleep(2)
+    engine.finish(0)
 
 
-def errors(processes: list[subprocess.Popen]) -> list[str]:
-    """What all of them say, a line each, once all have ended."""
-    said = [process.communicate(timeout=60)[1] for process in processes]
-    return [line for text in said for line in text.splitlines() if line]
+@pytest.fixture
+def run_ranks(tmp_path, monkeypatch):
+    """Runs a plan for each rank; returns exit codes, error lines, seconds from first to last."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # of the fork server
 
+    def run_ranks(*plans: str) -> tuple[list[int], list[str], float]:
+        said, ranks = tmp_path / "stderr", []
+        said.touch()
+        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+        for rank, plan in enumerate(plans):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(len(plans))}
+            ranks.append(FORKS.Process(target=be_rank, args=(plan, said), kwargs=env | place))
+            ranks[-1].start()
+        wait([rank.sentinel for rank in ranks])
+        first = time.monotonic()
+        for rank in ranks:
+            rank.join(60)
+        lines = [line for line in said.read_text().splitlines() if line.startswith("error")]
+        return [rank.exitcode for rank in ranks], lines, time.monotonic() - first
 
-def test_without_a_launcher_a_process_is_the_only_rank(monkeypatch):
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.setenv(name, "before")  # and put back afterwards
-    ranks.be_alone()
-    assert int(os.environ["RANK"]) == 0 and int(os.environ["WORLD_SIZE"]) == 1
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(InputError, match="2 GPUs: start this script with: deepspeed"):
-        ranks.be_alone()
+    return run_ranks
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
-def test_a_killed_rank_ends_all_others_with_one_line(victim):
-    processes = start_ranks("waits", "waits", "waits")
-    processes[victim].send_signal(signal.SIGKILL)
-    [line] = errors(processes)
-    assert f"error: rank {victim} on " in line and line.endswith("go on with --resume")
-    codes = [process.returncode for process in processes]
-    assert codes.pop(victim) == -signal.SIGKILL and codes == [1, 1]
+def test_a_killed_rank_ends_all_others_within_two_seconds_with_one_line(run_ranks, victim):
+    plans = ["waits"] * 3
+    plans[victim] = "is killed"
+    codes, [line], seconds = run_ranks(*plans)
+    assert line.startswith(f"error: rank {victim} was killed") and "--resume" in line
+    assert codes.pop(victim) == -signal.SIGKILL and codes == [1, 1] and seconds < 2
 
 
-def test_what_a_dying_rank_breaks_elsewhere_is_not_reported_too():
-    processes = start_ranks("waits", "echo", "waits")
-    processes[2].send_signal(signal.SIGKILL)
-    assert "error: rank 2 on " in errors(processes)[0]
+def test_what_a_dying_rank_breaks_elsewhere_is_not_reported_too(run_ranks):
+    _, [line], _ = run_ranks("waits", "echoes", "is killed")
+    assert line.startswith("error: rank 2 was killed")
 
 
-def test_an_error_is_said_once_and_ends_all_ranks():
-    assert errors(start_ranks("fails", "fails", "fails")) == ["error: no such file"]
-    assert errors(start_ranks("waits", "waits", "fails")) == ["error on rank 2: no such file"]
+def test_an_error_is_said_once_and_ends_all_ranks(run_ranks):
+    codes, [line], _ = run_ranks("fails", "fails", "fails")
+    assert line == "error: no such file" and codes == [1, 1, 1]
 
 
-def test_a_rank_that_is_done_ends_nobody():
-    processes = start_ranks("leaves", "waits", "leaves")
-    assert processes[0].wait(30) == processes[2].wait(30) == 0
-    time.sleep(1)
-    assert processes[1].poll() is None
-    processes[1].kill()
-    assert errors(processes) == []
+def test_an_error_of_one_rank_ends_the_others(run_ranks):
+    codes, [line], seconds = run_ranks("waits", "waits", "fails")
+    assert line == "error on rank 2: no such file" and codes == [1, 1, 1] and seconds < 2
 
 
-def test_the_lock_of_a_killed_compiler_is_removed_and_a_living_one_s_is_not(
-    tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    lock = tmp_path / "py311_cpu" / "deepspeed_shm_comm" / "lock"
-    lock.parent.mkdir(parents=True)
-    ranks.clear_stale_lock()
-    assert capsys.readouterr().err == ""
+def test_a_rank_that_is_done_ends_no_other(run_ranks):
+    codes, lines, seconds = run_ranks("is done", "is late", "is done")
+    assert codes == [0, 0, 0] and not lines and seconds > 1
 
-    compiler = "import os, sys, time; os.open(sys.argv[1], os.O_CREAT | os.O_EXCL); time.sleep(3)"
-    process = subprocess.Popen([sys.executable, "-c", compiler, lock])
-    while not lock.exists():
-        time.sleep(0.01)
-    os.utime(lock, (0, 0))  # old, but its process lives
-    ranks.clear_stale_lock()
-    assert process.wait() == 0  # it was waited for
-    assert not lock.exists()
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 2 and "waiting for whoever compiles" in said[0]
-    assert said[1] == f"{lock}: removed"
+
+def test_without_a_launcher_a_process_is_the_only_rank_and_two_gpus_need_one():
+    env = {name: value for name, value in os.environ.items() if name != "MASTER_PORT"}
+    code = (
+        "import engine, torch; engine.init_ranks('gloo'); print(engine.gather([1]));"
+        "torch.cuda.device_count = lambda: 2; del engine.os.environ['RANK'];"
+        "engine.init_ranks('gloo')"
+    )
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert result.stdout == "[1]\n" and "InputError: 2 GPUs: start with" in result.stderr

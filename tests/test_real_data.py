@@ -31,4 +31,4 @@ def test_real_problems_with_the_real_vocabulary_over_two_ranks(tmp_path):
     first, second = metrics(tmp_path / "run")
     assert 11 < first["loss"] < 13  # ln(151,936) = 11.9: nothing is known yet
     assert first["mean_weight"] == 1 and first["train_tokens"] > 1000
-    assert first["completion_length_max"] == 128 and second["update_norm_ratio"] > 0
+    assert first["completion_length_max"] == 128 and second["grad_norm"] > 0

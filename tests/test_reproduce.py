@@ -111,8 +111,9 @@ def test_the_defaults_are_the_papers_settings(script):
 
 
 @pytest.mark.parametrize("form", ["paper", "tiny"])
-def test_every_row_is_the_papers_setting_and_every_command_is_taken(form, tmp_path):
+def test_every_row_is_the_papers_setting_and_every_command_is_taken(form, tmp_path, monkeypatch):
     tiny = form == "tiny"
+    monkeypatch.setenv("LOCAL_SIZE", "8")
     rows = parsed_commands(*["--tiny"] * tiny, "all", RUNS=tmp_path)
     listed = reproduce("list").stdout.split()
     assert set(rows) == set(listed) == {*TABLES, *LINES, *PICTURES, *PRINTED}
@@ -143,7 +144,6 @@ def test_every_row_is_the_papers_setting_and_every_command_is_taken(form, tmp_pa
         scored = [(script, args) for script, args in commands if script == "evaluate.py"]
         assert len(scored) == (name in TABLES)
         for _, args in scored:
-            args.check()
             assert len(args.benchmark_file) == (3 if tiny else 0)  # else the paper's seven
             assert args.num_samples is None and not args.benchmarks
         if expected is None:
@@ -151,7 +151,7 @@ def test_every_row_is_the_papers_setting_and_every_command_is_taken(form, tmp_pa
             continue
         script, settings = expected[0], dict(expected[1])
         args = commands[0][1]
-        args.check(world_size=8)
+        args.check()
         assert scripts[0] == script and args.model == model
         rate = settings.pop("learning_rate", 1e-6 if script == "train_grpo.py" else 1e-5)
         assert args.learning_rate == pytest.approx(100 * rate if tiny else rate)
@@ -186,7 +186,10 @@ def test_a_row_runs_end_to_end_and_is_not_run_twice(tiny, tmp_path):
     assert again.returncode == 0 and again.stdout.count("done before") == 2
 
 
-def test_flags_reach_every_training_script_that_takes_them_and_the_hostfile_every_launch(tmp_path):
+def test_flags_reach_every_training_script_that_takes_them_and_the_hostfile_every_launch(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("LOCAL_SIZE", "8")
     (tmp_path / "4B-grpo-G8-1e-6" / "checkpoint-000050").mkdir(parents=True)  # it was stopped
     flags = ["--vllm_memory", "0.4", "--gradient_checkpointing", "--no_vllm_sleep"]
     flags += ["--verifier_workers", "4", "--max_tokens_per_micro_batch", "4096"]
@@ -194,9 +197,9 @@ def test_flags_reach_every_training_script_that_takes_them_and_the_hostfile_ever
     for row, commands in parsed_commands(*call, RUNS=tmp_path).items():
         for script, args in commands:
             if script.startswith("train_"):
-                args.check(world_size=8)
+                args.check()
                 assert args.gradient_checkpointing and args.max_tokens_per_micro_batch == 4096
-                assert args.resume == (row == "table1/4B/grpo")
+                assert bool(args.resume) == (row == "table1/4B/grpo")
             if script in ("train_oswft.py", "train_grpo.py"):
                 assert (args.vllm_memory, args.vllm_sleep, args.verifier_workers) == (0.4, False, 4)
     shown = reproduce("--dry_run", *call, RUNS=tmp_path).stdout

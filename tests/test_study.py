@@ -16,7 +16,7 @@ from transformers import Qwen3ForCausalLM
 
 import demo.study
 from conftest import ROOT
-from data import InputError, TokenizedExample, write_rows
+from data import InputError, TokenizedExample, tokenize_examples, write_rows
 from demo.report import TABLES, Results, difference, fill, report
 from demo.score import OFFLINE_SAMPLES, add_weights, kl_from_base, summarize
 from demo.study import (
@@ -42,7 +42,6 @@ from demo.study import (
 )
 from demo.tiny import make_config, make_tokenizer
 from demo.world import BASES, TIERS, TRAIN_MIX, make_examples, solve
-from prompts import tokenize_examples
 from rollout import Completion
 
 ORIGIN = {**demo.study.provenance(), "machine": demo.study.machine()}
@@ -270,22 +269,26 @@ def test_a_run_that_fails_is_named_with_its_log_and_its_last_line(tmp_path, monk
         in_process(fail, tmp_path / "logs" / "run.log", "why it failed")
 
 
-def linger(path) -> None:
+KILLED = """
+import os, sys, time
+from pathlib import Path
+from demo import study
+
+def linger(path):
     path.write_text(str(os.getpid()))
     time.sleep(600)
 
+if __name__ == "__main__":
+    study.PRELOADED = ["json"]
+    study.in_process(linger, Path(sys.argv[1], "log"), Path(sys.argv[1], "pid"))
+"""
+
 
 def test_a_run_ends_with_the_study_that_was_killed(tmp_path):
-    code = (
-        "import sys; sys.path[:0] = ['.', 'tests']; import demo.study, test_study\n"
-        "from pathlib import Path; demo.study.PRELOADED = ['json']; folder = Path(sys.argv[1])\n"
-        "if __name__ == '__main__':\n"
-        "    demo.study.in_process(test_study.linger, folder / 'log', folder / 'pid')\n"
-    )
-    (tmp_path / "killed.py").write_text(code)
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    (tmp_path / "killed.py").write_text(KILLED)
     study = subprocess.Popen(
-        [sys.executable, tmp_path / "killed.py", tmp_path], cwd=ROOT, env=environment
+        [sys.executable, tmp_path / "killed.py", tmp_path],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
     run = psutil.Process(int((tmp_path / "pid").read_text()))
@@ -318,7 +321,7 @@ def test_weights_are_averaged_by_tier_and_step(tmp_path):
 
 
 def completion(query: int, token_ids: list[int], text: str = "") -> Completion:
-    return Completion(query, token_ids, text, "stop", [], 0)
+    return Completion(query, token_ids, text, "stop", [])
 
 
 def test_the_kl_is_that_of_the_two_models_along_the_answers_tokens():

@@ -3,23 +3,17 @@
 The templates are ours; each writes the format that its name says.
 """
 
-import json
 import re
 from dataclasses import dataclass
-from datetime import date
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-import evaluate
-import prompts
+import data
 from conftest import SHARED, needs_shared
 from data import Example, InputError
 from demo.tiny import CHAT_TEMPLATE, make_config
-from prompts import Prompt
-from run import claim_output_dir, load_training_data
-from train_sft import Args
 
 TURNS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -137,17 +131,17 @@ def make_tokenizer(case: Case) -> PreTrainedTokenizerFast:
 def load(tmp_path):
     """Saves a tokenizer as a model's folder, and loads it as a run does."""
 
-    def load(case: Case, prompt: Prompt = prompts.PAPER_PROMPT) -> PreTrainedTokenizerFast:
+    def load(case: Case) -> PreTrainedTokenizerFast:
         tokenizer = make_tokenizer(case)
         tokenizer.save_pretrained(tmp_path / "model")
         make_config(tokenizer, vocab_size=len(tokenizer)).save_pretrained(tmp_path / "model")
-        return prompts.load_tokenizer(str(tmp_path / "model"), prompt)
+        return data.load_tokenizer(str(tmp_path / "model"))
 
     return load
 
 
-def tokenize(tokenizer, *examples: Example, prompt: Prompt = prompts.PAPER_PROMPT) -> list:
-    return prompts.tokenize_examples(examples, tokenizer, 1000, 100, prompt)[0]
+def tokenize(tokenizer, *examples: Example) -> list:
+    return data.tokenize_examples(examples, tokenizer, 1000, 100)[0]
 
 
 def squeeze(text: str) -> str:
@@ -167,10 +161,10 @@ def squeeze(text: str) -> str:
 def test_prompt_solution_and_end_of_turn_are_what_the_template_writes(name, example, load):
     tokenizer = load(CASES[name])
     [row] = tokenize(tokenizer, example)
-    user = {"role": "user", "content": f"{example.question}\n{prompts.ASK_FREE}"}
+    user = {"role": "user", "content": f"{example.question}\n{data.ASK_FREE}"}
     turns = [user, {"role": "assistant", "content": example.solution}]
-    whole = tokenizer.apply_chat_template(turns, tokenize=False)
-    ours = tokenizer.decode(row.prompt_ids + row.completion_ids)
+    whole = data.render(tokenizer, turns)
+    ours = tokenizer.decode([*row.prompt_ids, *row.completion_ids])
     if name == "r1 distill":  # it writes no thinking of turns that are over
         ours = re.sub("<think>.*</think>", "", ours, flags=re.DOTALL)
     if name == "qwen3" and example is PLAIN:  # its empty thinking is learnt by nobody
@@ -183,26 +177,21 @@ def test_sampling_begins_with_one_bos_and_stops_where_the_turn_ends(name, load):
     case, tokenizer = CASES[name], load(CASES[name])
     [row] = tokenize(tokenizer, THOUGHT if name in OPENS_THINKING else PLAIN)
     has_bos = case.bos and "bos_token" in case.template
-    assert row.prompt_ids.count(tokenizer.bos_token_id) == (1 if has_bos else 0)
-    stops = prompts.stop_token_ids(tokenizer)
+    assert [*row.prompt_ids].count(tokenizer.bos_token_id) == (1 if has_bos else 0)
+    stops = data.stop_token_ids(tokenizer)
     assert tokenizer.convert_ids_to_tokens(stops) == list(dict.fromkeys([case.end, case.eos]))
     assert [id in stops for id in row.completion_ids].index(True) == len(row.completion_ids) - 1
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_system_prompt_and_a_suffix_are_in_the_prompt_once_or_refused(name, load):
-    prompt = Prompt(system_prompt="Be brief.", prompt_suffix="Answer:")
+def test_a_system_prompt_is_in_the_prompt_once_or_refused(name, load, monkeypatch):
+    monkeypatch.setattr(data, "SYSTEM_PROMPT", "Be brief.")
     if not CASES[name].system:
-        with pytest.raises(InputError, match="model: the chat template fails: "):
-            load(CASES[name], prompt)
+        with pytest.raises(Exception, match=r"No system role here|take turns"):
+            load(CASES[name])
         return
-    tokenizer = load(CASES[name], prompt)
-    texts = [
-        prompts.Prompt(prompt_suffix=suffix).text(tokenizer, "1+1", "ask") for suffix in ("", None)
-    ]
-    assert "1+1" in texts[0] and texts[0].replace("1+1", "1+1\nask") == texts[1]
-    text = prompt.text(tokenizer, "1+1", "ask")
-    assert text.count("Be brief.") == 1 and "1+1\nAnswer:" in text and "ask" not in text
+    text = data.prompt_text(load(CASES[name]), "1+1", data.ASK_FREE)
+    assert text.count("Be brief.") == 1 and f"1+1\n{data.ASK_FREE}" in text
 
 
 # ---- thinking
@@ -214,7 +203,7 @@ def test_thinking_that_the_prompt_opens_is_not_opened_again(name, load):
     [row] = tokenize(tokenizer, THOUGHT)
     assert tokenizer.decode(row.prompt_ids).endswith("<think>\n")
     assert tokenizer.decode(row.completion_ids[:-1]) == THOUGHT.solution.removeprefix("<think>\n")
-    with pytest.raises(InputError, match=r"^rows\.jsonl:1: .* and the solution does not close it$"):
+    with pytest.raises(InputError, match=r"^rows\.jsonl:1: "):
         tokenize(tokenizer, PLAIN)
 
 
@@ -222,165 +211,61 @@ def test_thinking_that_the_prompt_has_closed_is_refused(load):
     tokenizer = load(CASES["qwen3 without thinking"])
     [row] = tokenize(tokenizer, PLAIN)
     assert tokenizer.decode(row.prompt_ids).endswith("assistant\n<think>\n\n</think>\n\n")
-    with pytest.raises(InputError, match="the solution begins with <think>, which the chat templ"):
+    with pytest.raises(InputError, match="the solution begins with <think>"):
         tokenize(tokenizer, PLAIN, THOUGHT)
 
 
 @needs_shared
 def test_the_real_qwen_vocabulary_takes_thinking_in_a_row_and_no_special_token():
-    tokenizer = prompts.load_tokenizer(str(SHARED / "qwen3_tokenizer"))
+    tokenizer = data.load_tokenizer(str(SHARED / "qwen3_tokenizer"))
     for name in ("qwen3", "qwen3 thinking"):
         tokenizer.chat_template = CASES[name].template
         [row] = tokenize(tokenizer, THOUGHT)
-        ids = row.prompt_ids + row.completion_ids
+        ids = [*row.prompt_ids, *row.completion_ids]
         assert ids.count(tokenizer.convert_tokens_to_ids("<think>")) == 1
         assert ids.count(tokenizer.convert_tokens_to_ids("</think>")) == 1
-    special = prompts.special_tokens(tokenizer)
-    assert not special.search("<think>\n</think> <tool_call> |im_end|>")
+    data.refuse_special_tokens(tokenizer, [("", "<think>\n</think> <tool_call> |im_end|>")])
     for token in ("<|im_start|>", "<|endoftext|>", "<|vision_pad|>"):
-        assert special.search(f"a{token}b")[0] == token
+        with pytest.raises(InputError, match=re.escape(token)):
+            data.refuse_special_tokens(tokenizer, [("a text", f"a{token}b")])
 
 
 # ---- the date
 
 
-def test_a_run_that_is_resumed_on_another_day_reads_the_prompts_of_its_first(
-    one_rank, load, write, tmp_path
-):
-    load(CASES["llama 3"])
-    rows = [{**PLAIN.columns, "id": str(n)} for n in range(4)]
-    values = {"model": str(tmp_path / "model"), "data": write(*rows), "max_steps": 1}
-    args = Args(**values, output_dir=str(tmp_path / "run"))
-
-    def read(args: Args) -> str:
-        tokenizer, examples = load_training_data(args, batch_size=2)
-        return tokenizer.decode(examples[0].prompt_ids)
-
-    assert claim_output_dir(args) is None and args.date == date.today().isoformat()
-    assert f"Today Date: {date.today():%d %b %Y}\n" in read(args)
-
-    checkpoint = tmp_path / "run" / "checkpoint-000001"
-    (checkpoint / "state").mkdir(parents=True)
-    (checkpoint / "state" / "00000.safetensors").touch()
-    begun = {**vars(args), "date": "2024-02-29", "world_size": 1}
-    (tmp_path / "run" / "args.json").write_text(json.dumps({"args": begun}))
-    resumed = Args(**values, output_dir=str(tmp_path / "run"), resume=True)
-    assert claim_output_dir(resumed) == checkpoint and resumed.date == "2024-02-29"
-    assert "Today Date: 29 Feb 2024\n" in read(resumed)
-    other = Args(**values, output_dir=str(tmp_path / "run"), resume=True, date="2024-03-01")
-    with pytest.raises(InputError, match="arguments: date '2024-02-29' -> '2024-03-01'"):
-        claim_output_dir(other)
-
-
-def test_a_date_that_is_none_is_refused():
-    with pytest.raises(InputError, match="--date is written as 2026-01-31, got tomorrow"):
-        Prompt(date="tomorrow")
-
-
-# ---- evaluation of a run
-
-
-def asked(tmp_path, **values) -> tuple[str, dict]:
-    """The first prompt of an evaluation, and its protocol."""
-    problems = tmp_path / "own.jsonl"
-    problems.write_text('{"question": "2 + 2?", "answer": 4}\n')
-    values = {"model": str(tmp_path / "run" / "final"), "max_completion_length": 9} | values
-    args = evaluate.Args(**values, benchmark_file=(problems,))
-    folder = args.output_dir or evaluate.default_folder(args.model)
-    _, [request, *_] = evaluate.find_missing(args, folder)
-    protocol = json.loads((folder / "args.json").read_text())["protocol"]
-    return prompts.load_tokenizer(args.model).decode(request.prompt_ids), protocol
-
-
-def test_a_runs_model_is_evaluated_with_the_prompt_of_the_run(load, tmp_path):
-    load(CASES["llama 3"])
-    (tmp_path / "run").mkdir()
-    (tmp_path / "model").rename(tmp_path / "run" / "final")
-    begun = {"date": "2024-02-29", "system_prompt": "Be brief.", "prompt_suffix": "Answer:"}
-    (tmp_path / "run" / "args.json").write_text(json.dumps({"args": begun}))
-    prompt, protocol = asked(tmp_path)
-    assert "29 Feb 2024\n\nBe brief.<" in prompt and "2 + 2?\nAnswer:<" in prompt
-    assert begun.items() <= protocol.items()
-    prompt, protocol = asked(
-        tmp_path, output_dir=tmp_path / "other", prompt_suffix="", date="2024-03-01"
-    )
-    assert "01 Mar 2024\n\nBe brief.<" in prompt and "2 + 2?<" in prompt
-
-
-def test_an_evaluation_keeps_its_date_and_its_prompt(load, tmp_path):
-    load(CASES["llama 3"])
-    values = {"model": str(tmp_path / "model"), "output_dir": tmp_path / "eval"}
-    prompt, protocol = asked(tmp_path, **values)
-    assert prompts.ASK_FREE in prompt and protocol["date"] == date.today().isoformat()
-    record = {"protocol": {**protocol, "date": "2024-02-29"}}  # it was begun on another day
-    (tmp_path / "eval" / "args.json").write_text(json.dumps(record))
-    (tmp_path / "eval" / "samples" / "own.jsonl.rank0").write_text("{half")
-    prompt, protocol = asked(tmp_path, **values)
-    assert "29 Feb 2024" in prompt and protocol["date"] == "2024-02-29"
-    (tmp_path / "eval" / "samples" / "own.jsonl.rank0").write_text("{half")
-    with pytest.raises(InputError, match=r"evaluation \(system_prompt None -> 'Be brief.'"):
-        asked(tmp_path, **values, system_prompt="Be brief.")
-
-
-def test_a_template_without_a_date_makes_evaluations_of_all_days_alike(load, tmp_path):
-    load(CASES["chatml"])
-    _, protocol = asked(tmp_path, model=str(tmp_path / "model"), output_dir=tmp_path / "eval")
-    assert protocol["date"] is None
-
-
-def test_a_problem_with_a_special_token_is_refused(load, tmp_path):
-    load(CASES["chatml"])
-    problems = tmp_path / "own.jsonl"
-    problems.write_text('{"question": "<|im_end|>", "answer": 4}\n')
-    args = evaluate.Args(model=str(tmp_path / "model"), benchmark_file=(problems,))
-    with pytest.raises(InputError, match=r"own: 'row-0' holds the special token '<\|im_end\|>'"):
-        evaluate.find_missing(args, tmp_path / "eval")
+def test_a_template_that_asks_for_todays_date_gives_the_same_prompt_on_any_day(load):
+    text = data.prompt_text(load(CASES["llama 3"]), "1+1", "")
+    assert "Today Date: 01 Jan 2026\n" in text
 
 
 # ---- what is refused
 
 
 @pytest.mark.parametrize(
-    ("template", "message"),
+    "template",
     [
-        ("{{ raise_exception('Not today\nor tomorrow') }}", "fails: Not today"),
-        ("{{ messages[0].content + 1 }}", "fails: can only concatenate str"),
-        ("{% for m in messages %}", "fails: Unexpected end of template"),
-        ("{{ messages[0].content }}<|im_end|>", "drops the assistant's turn"),
-        (CHAT_TEMPLATE.replace("['content']", "['content'].upper()"), "drops the assistant's turn"),
-        (
-            CHAT_TEMPLATE.replace(
-                "['content']", "['content'][:9 if message['role'] == 'user' else None]"
-            ),
-            "drops the question",
+        "{{ messages[0].content }}<|im_end|>",  # drops the assistant's turn
+        CHAT_TEMPLATE.replace("['content']", "['content'].upper()"),
+        CHAT_TEMPLATE.replace(  # cuts the question
+            "['content']", "['content'][:9 if message['role'] == 'user' else None]"
         ),
-        (CHAT_TEMPLATE.replace("<|im_end|>", "END"), "does not close the assistant's turn with a"),
-        (CHAT_TEMPLATE.partition("{% if add_gen")[0], "does not end the prompt where it begins"),
-        (
-            CHAT_TEMPLATE.replace("{{ '<|im_start|>assistant\n' }}", "{{ '<|im_start|>' }}"),
-            "does not end the prompt where it begins the assistant's turn",
-        ),
+        CHAT_TEMPLATE.replace("<|im_end|>", "END"),  # is no special token
+        CHAT_TEMPLATE.partition("{% if add_gen")[0],
+        CHAT_TEMPLATE.replace("{{ '<|im_start|>assistant\n' }}", "{{ '<|im_start|>' }}"),
     ],
 )
-def test_a_template_that_cannot_be_trained_is_refused_in_one_line(template, message, load):
-    with pytest.raises(
-        InputError, match=f"/model: the chat template {re.escape(message)}"
-    ) as error:
+def test_a_template_that_cannot_be_trained_is_refused_in_one_line(template, load):
+    with pytest.raises(InputError, match="the chat template") as error:
         load(Case(template, **CHATML_TOKENS))
     assert "\n" not in str(error.value)
 
 
-def test_a_template_that_drops_the_system_prompt_is_refused(load):
+def test_a_template_that_drops_the_system_prompt_is_refused(load, monkeypatch):
     template = (
         "{% set messages = messages[-2:] if messages[-1].role == 'assistant' else messages[-1:] %}"
     )
     case = Case(template + CHAT_TEMPLATE, **CHATML_TOKENS)
     load(case)
-    with pytest.raises(InputError, match=r"/model: the chat template drops the system prompt$"):
-        load(case, Prompt(system_prompt="Be brief."))
-
-
-def test_a_special_token_in_the_prompts_own_text_is_refused(load):
-    for own in (Prompt(system_prompt="a<|im_end|>b"), Prompt(prompt_suffix="<|im_start|>")):
-        with pytest.raises(InputError, match=r"own text holds the special token '<.im_"):
-            load(Case(CHAT_TEMPLATE, **CHATML_TOKENS), own)
+    monkeypatch.setattr(data, "SYSTEM_PROMPT", "Be brief.")
+    with pytest.raises(InputError, match="the chat template drops"):
+        load(case)

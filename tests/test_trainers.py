@@ -14,9 +14,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from conftest import ROOT, link_packages, needs_vllm
-from data import read_rows, write_rows
+from data import load_tokenizer, read_rows, stop_token_ids, write_rows
 from gradients import dense_oswft_loss, make_rows
-from prompts import load_tokenizer, stop_token_ids
 
 pytest.importorskip("trl", reason="needs requirements-recipes.txt")
 

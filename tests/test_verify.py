@@ -22,7 +22,6 @@ from verify import (
     grade,
     is_correct,
     last_boxes,
-    load_reward,
     read_letter,
     said_letter,
 )
@@ -438,70 +437,61 @@ def test_results_come_in_the_order_of_the_inputs():
             verifier.score(["a", "b"], ["a"])
 
 
-def test_a_grader_that_is_killed_costs_one_answer_and_is_replaced():
+def processes(verifier: Verifier) -> list[psutil.Process]:
+    return [psutil.Process(worker.process.pid) for worker in verifier.workers]
+
+
+def test_a_worker_that_is_killed_costs_one_answer_and_is_replaced():
     with Verifier(num_workers=1, timeout_s=30) as verifier:
         assert verifier.score([r"\boxed{1}"], ["1"]) == [True]
-        (grader,) = psutil.Process(verifier.workers[0].pid).children()
-        os.kill(grader.pid, signal.SIGKILL)
-        assert verifier.score([r"\boxed{1}"] * 3, ["1"] * 3)[1:] == [True, True]
+        processes(verifier)[0].kill()
+        assert verifier.score([r"\boxed{1}"] * 3, ["1"] * 3) == [False, True, True]
 
 
-def test_a_worker_that_is_lost_is_an_error_not_a_wrong_answer():
+def test_a_worker_that_cannot_start_is_an_error_not_a_wrong_answer():
     with Verifier(num_workers=2) as verifier:
-        for worker in verifier.workers:
-            worker.kill()
-            worker.wait()
-        with pytest.raises(ChildProcessError, match="ended unexpectedly"):
+        for process in processes(verifier):
+            process.kill()
+        with pytest.raises(ChildProcessError, match="while it started"):
             verifier.score([r"\boxed{1}"], ["1"])
 
 
 def test_ctrl_c_does_not_reach_the_workers_and_none_is_left_behind():
     with Verifier(num_workers=2) as verifier:
         verifier.score([r"\boxed{1}"] * 2, ["1"] * 2)
-        family = [psutil.Process(worker.pid) for worker in verifier.workers]
-        family += [child for worker in family for child in worker.children()]
+        family = processes(verifier)
         for process in family:
+            assert os.getpgid(process.pid) != os.getpgid(0)
             process.send_signal(signal.SIGINT)
             process.send_signal(signal.SIGTERM)
         assert verifier.score([r"\boxed{1}"] * 8, ["1"] * 8) == [True] * 8
+        assert processes(verifier) == family
     assert not psutil.wait_procs(family, timeout=5)[1]
 
 
-def test_memory_of_a_grader_is_capped():
+def test_memory_of_a_worker_is_capped():
     with Verifier(num_workers=1, timeout_s=5) as verifier:
         verifier.score([r"\boxed{1}"], ["1"])
-        (grader,) = psutil.Process(verifier.workers[0].pid).children()
-        soft, hard = grader.rlimit(psutil.RLIMIT_AS)
-        assert soft == hard == 2 * 2**30
+        assert processes(verifier)[0].rlimit(psutil.RLIMIT_AS) == (2 * 2**30, 2 * 2**30)
 
 
 def test_a_loaded_host_makes_no_right_answer_wrong():
     with Verifier(num_workers=1, timeout_s=0.5) as verifier:
         verifier.score([r"\boxed{1}"], ["1"])
-        (grader,) = psutil.Process(verifier.workers[0].pid).children()
-        grader.suspend()  # as if it got no core
-        threading.Timer(2, grader.resume).start()
+        (worker,) = processes(verifier)
+        worker.suspend()  # as if it got no core
+        threading.Timer(2, worker.resume).start()
         assert verifier.score([r"\boxed{\frac{1}{2}}"] * 3, ["0.5"] * 3) == [True] * 3
-        assert grader.is_running()
+        assert worker.is_running()
         assert verifier.score([ENDLESS, r"\boxed{2}"], ["7", "2"]) == [False, True]
-        assert not grader.is_running()
-
-
-def test_a_worker_that_is_killed_leaves_no_grader_behind():
-    with Verifier(num_workers=1) as verifier:
-        verifier.score([r"\boxed{1}"], ["1"])
-        (grader,) = psutil.Process(verifier.workers[0].pid).children()
-        verifier.workers[0].kill()
-        assert not psutil.wait_procs([grader], timeout=5)[1]
-        with pytest.raises(ChildProcessError, match="ended unexpectedly"):
-            verifier.score([r"\boxed{1}"], ["1"])
+        assert not worker.is_running()
 
 
 def test_a_trainer_that_is_killed_leaves_no_worker_behind():
     completions = [ENDLESS, r"\boxed{7}"] * 4
     script = f"""
 from verify import Verifier
-with Verifier(1, timeout_s=0.5) as verifier:
+with Verifier(2, timeout_s=0.5) as verifier:
     print(verifier.score(["1"], ["1"]), flush=True)
     verifier.score({completions}, ["7"] * 8)
 """
@@ -511,8 +501,8 @@ with Verifier(1, timeout_s=0.5) as verifier:
         assert trainer.stdout.readline() == "[True]\n"
         family = trainer.children(recursive=True)
         trainer.kill()
-    assert len(family) == 2  # a worker and its grader
-    assert not psutil.wait_procs(family, timeout=10)[1]
+    assert len(family) == 2
+    assert not psutil.wait_procs(family, timeout=30)[1]
 
 
 # ---- reward functions
@@ -581,38 +571,30 @@ def test_a_reward_function_takes_the_place_of_the_verifier(rewards):
 @pytest.mark.parametrize(
     ("source", "function", "message"),
     [
-        (None, "f", "rewards.py:f: expected file.py:function, and there is no file"),
-        ("def f(): pass", "g", "rewards.py has no function 'g'"),
-        ("f = 1", "f", "rewards.py has no function 'f'"),
-        ("import os\nimport nothing_like_it", "f", "line 2: ModuleNotFoundError: No module named"),
-        ("def f(:", "f", "SyntaxError: .*line 1"),
-        ("exit(2)", "f", "line 1: SystemExit: 2"),
-        ("raise ValueError('two\\nlines')", "f", "line 1: ValueError: two lines"),
+        (None, "f", "FileNotFoundError: .*rewards.py"),
+        ("def f(): pass", "g", "expected file.py:function.* no function 'g'"),
+        ("f = 1", "f", "no function 'f'"),
+        ("import os\nimport nothing_like_it", "f", r"line 2(.*\n)*ModuleNotFoundError: No module"),
+        ("def f(:", "f", "line 1(.*\n)*SyntaxError"),
+        ("exit(2)", "f", "line 1(.*\n)*SystemExit: 2"),
     ],
 )
-def test_a_reward_function_that_cannot_be_loaded_is_one_clear_line(
-    source, function, message, tmp_path, monkeypatch
+def test_a_reward_function_that_cannot_be_loaded_is_refused_at_once_with_its_traceback(
+    source, function, message, tmp_path
 ):
-    monkeypatch.setattr(sys, "path", [*sys.path])
     path = tmp_path / "rewards.py"
     if source:
         path.write_text(source)
-    with pytest.raises(RewardError, match=message) as raised:
-        load_reward(f"{path}:{function}")
-    assert "\n" not in str(raised.value)
-
-
-def test_a_reward_function_that_cannot_be_loaded_is_said_at_once_and_leaves_no_worker(rewards):
-    with pytest.raises(RewardError, match="has no function 'nothing'"):
-        Verifier(2, reward=f"{rewards}:nothing")
+    with pytest.raises(RewardError, match=message):
+        Verifier(2, reward=f"{path}:{function}")
     children = psutil.Process().children()
-    assert not [child for child in children if f"{rewards}:nothing" in child.cmdline()]
+    assert not [child for child in children if f"{path}:{function}" in child.cmdline()]
 
 
 FAILURES = [
-    ("1 / 0", r"rewards.py:echo, row 'q1': line 21: ZeroDivisionError: division by zero"),
-    ("example.tests", "line 21: AttributeError: .* has no attribute 'tests'"),
-    ("2", r"row 'q1': returned 2, which is no number in \[0, 1\]"),
+    ("1 / 0", r"rewards.py:echo, row 'q1':(.*\n)*.*line 21, in echo(.*\n)*ZeroDivisionError"),
+    ("example.tests", "AttributeError: .* has no attribute 'tests'"),
+    ("2", r"echo returned 2, which is no number in \[0, 1\]"),
     ("-0.1", "returned -0.1"),
     ("float('nan')", "returned nan"),
     ("None", "returned None"),
@@ -620,13 +602,12 @@ FAILURES = [
 ]
 
 
-def test_a_reward_function_that_fails_ends_the_scoring(rewards):
+def test_a_reward_function_that_fails_ends_the_scoring_with_its_traceback(rewards):
     rows = [{"id": f"q{n}"} for n in range(100)]
     with Verifier(2, reward=f"{rewards}:echo") as verifier:
         for completion, message in FAILURES:
-            with pytest.raises(RewardError, match=message) as raised:
+            with pytest.raises(RewardError, match=message):
                 verifier.score(["1", completion] + ["1"] * 98, rows)
-            assert "\n" not in str(raised.value)
         assert verifier.score(["1"], rows[:1]) == [1.0]
 
 
@@ -637,18 +618,13 @@ def test_a_reward_function_that_hangs_or_crashes_gives_0(rewards):
     assert scores == [float(kind == "good") for kind in kinds]
 
 
-def test_a_reward_function_that_waits_for_ever_ends_by_the_clock(rewards, tmp_path, monkeypatch):
-    impatient = tmp_path / "impatient.py"
-    impatient.write_text(
-        "import sys, verify\nverify.WAITING_S = 1\nverify._serve(float(sys.argv[1]), *sys.argv[2:])"
-    )
-    monkeypatch.setattr(verify, "__file__", str(impatient))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+def test_a_reward_function_that_waits_forever_ends_by_the_clock(rewards, monkeypatch):
+    monkeypatch.setattr(verify, "WAITING_S", 1)
     with Verifier(1, timeout_s=0.5, reward=f"{rewards}:hostile") as verifier:
         assert verifier.score(["sleep", "good"], [{"id": 1}, {"id": 2}]) == [0, 1]
 
 
-def test_what_a_reward_function_started_ends_with_its_grader(rewards, tmp_path):
+def test_what_a_reward_function_started_ends_with_its_worker(rewards, tmp_path):
     row = {"id": 1, "pid_file": str(tmp_path / "pid")}
     with Verifier(1, timeout_s=0.5, reward=f"{rewards}:start") as verifier:
         assert verifier.score(["x"], [row]) == [0.0]

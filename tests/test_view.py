@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT
-from data import load_examples, write_rows
+from data import hash_examples, load_examples, tokenize_examples, write_rows
 from demo.tiny import make_tokenizer
 from paper.view import draw_weights, split_tokens, view
-from prompts import tokenize_examples
 
 HOSTILE = (
     '</script><script>hacked=1</script><img src=x onerror="hacked=1"><svg onload=hacked=1> <!-- '
@@ -39,7 +38,7 @@ def write_run(folder: Path, batches: list[dict], examples=EXAMPLES, **args) -> P
     kept, _ = tokenize_examples(load_examples(str(data)), tokenizer, 10_000, 10)
     args = {"model": f"{folder}/absent", "data": str(data), "weighting": "oswft", **args}
     args |= {"max_length": 10_000, "max_completion_length": 10}
-    record = {"args": args, "hashes": {"data": kept.hash.hexdigest()}}
+    record = {"args": args, "data_hash": hash_examples(kept)}
     (folder / "args.json").write_text(json.dumps(record))
     steps = [{"step": n, "loss": 1 / n, "train_s": 1.0} for n in range(1, 1 + (len(batches) or 3))]
     write_rows(steps, folder / "metrics.jsonl")
@@ -274,7 +273,7 @@ def test_what_is_not_there_any_more_is_said(browse, oswft):
         out.write(json.dumps(row) + "\n")
     page = browse(oswft)
     assert "no questions and no solutions" in page.find("summary").text
-    assert "train.jsonl: is not what it was when the run began" in page.find("summary").text
+    assert "train.jsonl or the prompt is not what it was" in page.find("summary").text
     assert "so \\boxed{7}" in page.open("q1")
     (oswft.parent / "train.jsonl").unlink()
     assert "train.jsonl: no such file" in browse(oswft).find("summary").text
@@ -285,7 +284,7 @@ def test_a_run_that_is_still_going_on_is_shown(browse, oswft):
     (oswft / "rollouts" / "step_000003.jsonl.partial").write_text('{"id": "x", "te')
     page = browse(oswft)
     assert page.shows("id", ["q3", "q0", "q0", "q1", "q2"])
-    assert "absent: no tokenizer there" in page.find("summary").text
+    assert "no questions and no solutions: " in page.find("summary").text
 
 
 def test_the_histogram_has_the_share_of_each_weight():
@@ -328,7 +327,7 @@ def test_bad_input_gets_one_line(oswft, tmp_path, monkeypatch):
     for run, output, message in [
         (tmp_path / "empty", file, "empty: holds neither metrics.jsonl nor results.json"),
         (half, file, "half/rollouts/step_000001.jsonl:7: not JSON"),
-        (other, file, "other/rollouts/step_000001.jsonl:1: field 'query' is missing"),
+        (other, file, "other/rollouts/step_000001.jsonl:1: no correct, finish_reason"),
         (unnamed, file, "unnamed: has no args.json of a training run"),
         (oswft, "/proc/view.html", "/proc/view.html: cannot be written"),
         (oswft, half / "args.json" / "view.html", "File exists"),
