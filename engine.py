@@ -57,15 +57,6 @@ ECHO_S = 2.0  # seconds in which the rank that failed first ends the others
 # Ranks
 
 
-def import_deepspeed():
-    """Imported lazily: `--help` and importing a loss do not need it."""
-    if not torch.cuda.is_available():
-        os.environ["TORCHDYNAMO_DISABLE"] = "1"  # loading torch's compiler takes a second
-    import deepspeed
-
-    return deepspeed
-
-
 def init_ranks(backend: str) -> None:
     """Join the process group of the launcher; without one, be the only rank. A collective.
 
@@ -88,7 +79,10 @@ def init_ranks(backend: str) -> None:
 
 def init_distributed() -> None:
     """Join the process group and hand it to DeepSpeed. A collective."""
-    deepspeed = import_deepspeed()
+    if not torch.cuda.is_available():
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"  # loading torch's compiler takes a second
+    import deepspeed  # imported lazily: `--help` and importing a loss do not need it
+
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch's, about DeepSpeed's calls
     transformers.utils.logging.disable_progress_bar()
     deepspeed.utils.logging.set_log_level_from_string("error")
@@ -274,8 +268,10 @@ class Engine:
             config["data_types"] = {"grad_accum_dtype": "fp32"}
         if args.cpu_offload:
             config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
-        self.deepspeed = import_deepspeed()
-        self.engine, *_ = self.deepspeed.initialize(model=model, optimizer=self.adam, config=config)
+        import deepspeed  # `init_distributed` has set it up
+
+        self.deepspeed = deepspeed
+        self.engine, *_ = deepspeed.initialize(model=model, optimizer=self.adam, config=config)
         self.device = self.engine.device
         self.num_steps = 0  # optimizer steps done
         self.total_loss = torch.zeros((), device=self.device)  # of this rank's passes so far

@@ -81,8 +81,6 @@ class Args:
     vllm_sleep: ClassVar[bool] = False
     verifier_workers: int = 2  # processes per rank that check answers
 
-    go_on: ClassVar[str] = "the answers so far are kept; to continue, give the same command again"
-
 
 # An evaluation with another value of one of these needs another folder.
 PROTOCOL = ("temperature", "top_p", "top_k", "max_completion_length", "precision", "seed")

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel
 
-MAX_LOGITS = {"cpu": 2**24, "cuda": 2**27}  # that exist at a time: 64 and 512 MiB in fp32
+MAX_LOGITS = {"cpu": 2**22, "cuda": 2**26}  # that exist at a time: 16 and 256 MiB in fp32
 CHECK_TOKENS = 64  # on which a model is compared with its own logits
 MAX_GAP = 1e-3  # nats a token, on average: rounding in fp32 gives 1e-5, a forgotten bias 0.35
 
@@ -20,8 +20,8 @@ class LogprobHead(torch.nn.Module):
     """Takes the place of `lm_head`: hidden states and targets in, log-probabilities out.
 
     A (tokens x vocabulary) tensor never exists: for 4,096 tokens of Qwen3 it would take 2.5 GB in
-    fp32, three times over. The logits of a chunk of tokens are computed, used and dropped; backward
-    computes them again. The head is one module call, as ZeRO-3 needs it.
+    fp32, three times over. The logits of a chunk of the vocabulary are computed, used and dropped;
+    backward computes them again. The head is one module call, as ZeRO-3 needs it.
     """
 
     def __init__(self, head: torch.nn.Linear, scale: float = 1.0, cap: float | None = None):
@@ -33,23 +33,38 @@ class LogprobHead(torch.nn.Module):
         self, hidden: torch.Tensor, targets: torch.Tensor, temperature: float = 1.0
     ) -> torch.Tensor:
         """log softmax(logits / temperature)[target]: (N, H), (N,) -> (N,) fp32."""
-        chunk_size = max(1, MAX_LOGITS[hidden.device.type] // len(self.weight))  # tokens
-        chunks = zip(hidden.split(chunk_size), targets.split(chunk_size), strict=True)
+        size = max(1, MAX_LOGITS[hidden.device.type] // max(1, len(hidden)))  # ids in a chunk
+        weights = self.weight.split(size)
+        biases = self.bias.split(size) if self.bias is not None else [None] * len(weights)
+        hidden = hidden.float()  # so that the chunks' gradients are summed in fp32
         options = {"use_reentrant": False, "preserve_rng_state": False}
-        logprobs = [checkpoint(self.logprobs, *chunk, temperature, **options) for chunk in chunks]
-        return torch.cat(logprobs)
+        chunks = [
+            checkpoint(self.chunk, hidden, weight, bias, targets - n * size, temperature, **options)
+            for n, (weight, bias) in enumerate(zip(weights, biases, strict=True))
+        ]
+        log_normalizers, target_logits = map(torch.stack, zip(*chunks, strict=True))  # (chunks, N)
+        return target_logits.sum(dim=0) - log_normalizers.logsumexp(dim=0)
 
-    def logprobs(
-        self, hidden: torch.Tensor, targets: torch.Tensor, temperature: float
-    ) -> torch.Tensor:
-        logits = F.linear(hidden, self.weight, self.bias).float()  # (n, V)
+    def chunk(
+        self,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        temperature: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """log of the sum of exp(logits), and the target's logit, 0 if it is in another chunk."""
+        logits = F.linear(hidden.to(weight.dtype), weight, bias).float()  # (N, size)
         if self.scale != 1:
             logits = logits * self.scale
         if self.cap:
             logits = self.cap * (logits / self.cap).tanh()
         if temperature != 1:
             logits = logits / temperature
-        return -F.cross_entropy(logits, targets, reduction="none")
+        inside, index = (targets >= 0) & (targets < len(weight)), targets.clamp(0, len(weight) - 1)
+        logit = logits.gather(-1, index[:, None])[:, 0]
+        log_normalizer = F.cross_entropy(logits, index, reduction="none") + logit  # fused
+        return log_normalizer, torch.where(inside, logit, 0)
 
 
 def logit_scale_and_cap(config: PreTrainedConfig) -> tuple[float, float | None]:

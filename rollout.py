@@ -142,6 +142,8 @@ class Rollout:
             use_tqdm_on_load=False,
             **({} if torch.cuda.is_available() else cpu_options(args, max_length)),
         )
+        # When it is freed, vLLM would destroy all process groups, which are not its own.
+        self.llm.llm_engine.engine_core._finalizer.detach()
         # Each draws its own numbers from a seed. On a GPU vLLM chooses V2, on a CPU V1.
         config = self.llm.llm_engine.vllm_config
         self.model_runner = "V2" if config.use_v2_model_runner else "V1"

@@ -139,7 +139,7 @@ class RolloutArgs(TrainArgs):
             raise InputError("--train_batch_size does not divide --rollout_batch_size")
         if (self.max_steps or 0) % self.steps_per_batch:
             raise InputError(f"--max_steps ends within a batch of {self.steps_per_batch} steps")
-        ranks_here = int(os.environ["LOCAL_SIZE"])  # the ranks of one engine share a host
+        ranks_here = int(os.environ.get("LOCAL_SIZE", 1))  # the ranks of one engine share a host
         if ranks_here % self.vllm_tensor_parallel:
             raise InputError(f"--vllm_tensor_parallel does not divide {ranks_here} ranks of a host")
         if os.environ.get("VLLM_BATCH_INVARIANT", "0") != "0":

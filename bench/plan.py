@@ -101,10 +101,10 @@ def memory(args: RolloutArgs, gpus: int, gpu_memory: float) -> dict[str, dict[st
         activations = tokens * (per_token + layers * width * size + per_layer)
     else:
         activations = tokens * (per_token + layers * per_layer)
-    # of a chunk: log-softmax, its gradient and the logits', in fp32; then the weight's gradient,
-    # which is added to that of the chunks before
+    # a chunk's log-softmax, its gradient and the logits', in fp32, with the weight's gradient in
+    # pieces; then the pieces and their whole
     logits, gradient = MAX_LOGITS["cuda"], config.vocab_size * width * size
-    head = max(logits * 3 * 4 + gradient, logits * size + 2 * gradient)
+    head = max(logits * 3 * 4 + gradient, 2 * gradient)
     head += tokens * width * (4 + size)
     bucket = REDUCE_BUCKET * size
     moments = (  # of a backward pass: its start, its middle and its end

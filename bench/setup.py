@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from transformers import PreTrainedTokenizerBase
 
 import train_grpo
@@ -64,7 +65,8 @@ class Setup(NamedTuple):
 
 def make_setup(model: Path, max_length: int, num_workers: int = 2) -> Setup:
     """Engine, vLLM and verifier, as a training script makes them. The model hardly moves."""
-    init_distributed()
+    if not dist.is_initialized():  # bench.scaling makes several
+        init_distributed()
     args = train_oswft.Args(model=str(model), data="", precision="fp32", learning_rate=1e-12)
     args.max_length = max_length
     engine = load_engine(args)

@@ -50,12 +50,12 @@ def test_two_hosts_train_one_is_killed_and_both_resume(tiny, tmp_path):
     rank_of(hosts[1], script).kill()
     killed = time.monotonic()
     outputs = [host.communicate(timeout=60)[0] for host in hosts]
-    assert time.monotonic() - killed < 60 and all(host.returncode for host in hosts)
+    assert time.monotonic() - killed < 30 and all(host.returncode for host in hosts)
     said = [line for output in outputs for line in output.splitlines() if line[:5] == "error"]
-    assert len(said) == 1 and said[0].startswith("error: rank 1 on "), outputs
+    assert len(said) == 1 and said[0].startswith("error: rank 1 was killed"), outputs
     assert "Traceback" not in "".join(outputs)
 
-    hosts = start_hosts(tmp_path, *call, "--resume")
+    hosts = start_hosts(tmp_path, script, "--resume", tmp_path / "run")
     outputs = [host.communicate(timeout=300)[0] for host in hosts]
     assert [host.returncode for host in hosts] == [0, 0], outputs[0][-4000:]
     train("--output_dir", tmp_path / "whole", *SETTING[script], tiny=tiny, ranks=2, script=script)

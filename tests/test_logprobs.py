@@ -1,4 +1,4 @@
-"""Log-probabilities, a chunk of tokens at a time; the file can be copied out alone."""
+"""Log-probabilities, a chunk of the vocabulary at a time; the file can be copied out alone."""
 
 import ast
 import subprocess
@@ -22,7 +22,9 @@ from logprobs import LogprobHead, LogprobModel
 def test_chunked_logprobs_equal_the_dense_ones_in_value_and_gradient(
     tokens, temperature, scale, cap, with_bias, monkeypatch
 ):
-    monkeypatch.setitem(logprobs_module.MAX_LOGITS, "cpu", 4 * 29)  # 13 = 3 * 4 + 1
+    monkeypatch.setitem(
+        logprobs_module.MAX_LOGITS, "cpu", 4 * 29
+    )  # several chunks, the last one smaller
     torch.manual_seed(0)
     hidden = torch.randn(tokens, 8, dtype=torch.float64, requires_grad=True)
     head = torch.nn.Linear(8, 29, bias=with_bias, dtype=torch.float64)
