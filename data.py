@@ -199,7 +199,11 @@ def load_tokenizer(path_or_hub_id: str) -> PreTrainedTokenizerBase:
     The model has to read in training, in sampling and in evaluation what the template writes, and
     to stop where a turn ends.
     """
-    tokenizer = AutoTokenizer.from_pretrained(path_or_hub_id)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path_or_hub_id)
+    except (OSError, ValueError) as error:  # often a path that is mistyped
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"{path_or_hub_id}: no model there: {reason}") from error
     if tokenizer.chat_template is None:
         raise InputError(f"{path_or_hub_id}: the tokenizer has no chat template")
     end_of_turn_id(tokenizer)

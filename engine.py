@@ -81,6 +81,7 @@ def init_distributed() -> None:
     """Join the process group and hand it to DeepSpeed. A collective."""
     if not torch.cuda.is_available():
         os.environ["TORCHDYNAMO_DISABLE"] = "1"  # loading torch's compiler takes a second
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed warns
     import deepspeed  # imported lazily: `--help` and importing a loss do not need it
 
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch's, about DeepSpeed's calls

@@ -44,6 +44,7 @@ TIMEOUT_S = 0.8  # CPU time of one answer
 REWARD_TIMEOUT_S = 10.0  # CPU time of one call of a reward function
 WAITING_S = 60  # extra time by the clock: for a core on a loaded host, a subprocess, a file
 MEMORY_CAP = 2 * 2**30  # bytes of address space of one worker
+CHUNK = 8  # answers that a worker gets at a time, at most
 
 MATH = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
 
@@ -341,23 +342,25 @@ class Verifier:
     def grade(self, completions: Sequence[str], references: Sequence[Reference]) -> list[Grade]:
         """Like `score`, and which answers were read: None for one that exceeds a limit."""
         pairs = list(zip(completions, references, strict=True))
+        size = max(1, min(CHUNK, len(pairs) // (4 * len(self.workers))))
+        chunks = [pairs[n : n + size] for n in range(0, len(pairs), size)]
         idle = queue.SimpleQueue()
         for worker in self.workers:
             idle.put(worker)
 
-        def grade_one(pair: tuple[str, Reference]) -> Grade:
+        def grade_chunk(chunk: list[tuple[str, Reference]]) -> list[Grade]:
             worker = idle.get()
             try:
-                return worker.grade(pair, self.timeout_s + WAITING_S)
+                return worker.grade(chunk, self.timeout_s + WAITING_S)
             finally:
                 idle.put(worker)
 
         with ThreadPoolExecutor(len(self.workers)) as pool:
-            return list(pool.map(grade_one, pairs))
+            return [graded for grades in pool.map(grade_chunk, chunks) for graded in grades]
 
 
 class _Worker:
-    """A process that grades one answer at a time. When it dies, a new one takes its place."""
+    """A process that grades answers. When it dies, a new one takes its place."""
 
     def __init__(self, options: list[str]):
         self.options = options
@@ -389,20 +392,24 @@ class _Worker:
             raise RewardError(error)
         self.ready = True
 
-    def grade(self, pair: tuple[str, Reference], clock_s: float) -> Grade:
-        self.wait_until_ready()
-        try:
-            self.pipe.send(pair)
-            if not self.pipe.poll(clock_s):
-                raise TimeoutError  # an OSError
-            reply = self.pipe.recv()
-        except (EOFError, OSError):  # it died, or waits for too long
-            self.end()
-            self.start()
-            return Grade(False, None)
-        if isinstance(reply, str):
-            raise RewardError(reply)
-        return Grade(*reply)
+    def grade(self, pairs: list[tuple[str, Reference]], clock_s: float) -> list[Grade]:
+        replies = []
+        while len(replies) < len(pairs):
+            self.wait_until_ready()
+            try:
+                self.pipe.send(pairs[len(replies) :])
+                while len(replies) < len(pairs):
+                    if not self.pipe.poll(clock_s):
+                        raise TimeoutError  # an OSError
+                    replies.append(self.pipe.recv())
+            except (EOFError, OSError):  # it died of this answer, or waits for too long
+                self.end()
+                self.start()
+                replies.append((False, None))
+        for reply in replies:
+            if isinstance(reply, str):
+                raise RewardError(f"{self.options[-1]}, {reply}")
+        return [Grade(*reply) for reply in replies]
 
     def end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -448,20 +455,25 @@ def _serve(pipe: Connection, timeout_s: float, reward: str | None = None) -> Non
     with contextlib.suppress(EOFError, ConnectionError):  # the trainer has ended
         pipe.send(None)  # ready
         while True:
-            completion, reference = pipe.recv()
-            signal.setitimer(signal.ITIMER_PROF, timeout_s)  # CPU time: SIGPROF ends this process
-            signal.setitimer(signal.ITIMER_REAL, timeout_s + WAITING_S)  # if the trainer is dead
-            try:
-                reply = tuple(judge(completion, reference))
-            except (MemoryError, RecursionError):
-                reply = (False, None)
-            except Exception:
-                if not reward:
-                    raise
-                reply = f"{reward}, row {reference.get('id')!r}:\n{traceback.format_exc()}"
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            pipe.send(reply)
+            for completion, reference in pipe.recv():
+                pipe.send(_limited(judge, completion, reference, timeout_s))
+
+
+def _limited(judge: Callable, completion: str, reference: Reference, timeout_s: float):
+    """A grade as a tuple, or the traceback of a reward function that failed."""
+    signal.setitimer(signal.ITIMER_PROF, timeout_s)  # CPU time: SIGPROF ends this process
+    signal.setitimer(signal.ITIMER_REAL, timeout_s + WAITING_S)  # if the trainer is dead
+    try:
+        return tuple(judge(completion, reference))
+    except (MemoryError, RecursionError):
+        return (False, None)
+    except Exception:
+        if judge is grade:
+            raise
+        return f"row {reference.get('id')!r}:\n{traceback.format_exc()}"
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 if __name__ == "__main__":
