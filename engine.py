@@ -14,6 +14,7 @@ normalizer of the whole global batch, and any split of the batch gives the same 
 import contextlib
 import math
 import os
+import socket
 import sys
 import threading
 import time
@@ -119,7 +120,19 @@ def watch() -> None:
     global _ring
     if dist.get_world_size() > 1:
         _ring = dist.new_group(backend="gloo", timeout=timedelta(days=30))
+        notice_vanished_hosts()
         threading.Thread(target=_listen, daemon=True).start()
+
+
+def notice_vanished_hosts() -> None:
+    """Let the system probe all connections: a host that vanishes closes none of them."""
+    options = {socket.TCP_KEEPIDLE: 15, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 5}
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        kind = (socket.AF_INET, socket.SOCK_STREAM)
+        with contextlib.suppress(OSError), socket.fromfd(fd, *kind) as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, seconds in options.items():
+                connection.setsockopt(socket.IPPROTO_TCP, option, seconds)
 
 
 def _listen() -> None:
