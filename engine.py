@@ -30,7 +30,13 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.nn import Module
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.core_model_loading import revert_weight_conversion
 
 from data import (
@@ -127,8 +133,8 @@ def watch() -> None:
 def notice_vanished_hosts() -> None:
     """Let the system probe all connections: a host that vanishes closes none of them."""
     options = {socket.TCP_KEEPIDLE: 15, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 5}
+    kind = (socket.AF_INET, socket.SOCK_STREAM)
     for fd in map(int, os.listdir("/proc/self/fd")):
-        kind = (socket.AF_INET, socket.SOCK_STREAM)
         with contextlib.suppress(OSError), socket.fromfd(fd, *kind) as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, seconds in options.items():
@@ -142,8 +148,9 @@ def _listen() -> None:
     if word == DONE:
         return
     if word == DIED:
-        print(f"\nerror: rank {neighbour} was killed (out of memory?), or its host is gone; "
-              "`--resume` continues from the newest checkpoint", file=sys.stderr)  # fmt: skip
+        reason = f"rank {neighbour} was killed (out of memory?), or its host is gone"
+        advice = "`--resume` continues from the newest checkpoint"
+        print(f"\nerror: {reason}; {advice}", file=sys.stderr)
     _tell(FAILED)
     os._exit(1)
 
@@ -208,14 +215,20 @@ def gather_rewards(
 # The engine
 
 
-def load_model(path_or_hub_id: str, max_length: int) -> PreTrainedModel:
-    """Load a causal language model. Raises InputError if it would silently train something else."""
+def load_config(path_or_hub_id: str, max_length: int) -> PreTrainedConfig:
+    """Load a config. Raises InputError if the model reads more than text, or shorter texts."""
     config = AutoConfig.from_pretrained(path_or_hub_id)
     if config.get_text_config() is not config:
         raise InputError(f"{path_or_hub_id}: reads more than text ({config.model_type})")
     limit = getattr(config, "max_position_embeddings", None)  # some models have none
     if limit and max_length > limit:
         raise InputError(f"--max_length {max_length} is beyond the model's {limit} tokens")
+    return config
+
+
+def load_model(path_or_hub_id: str, max_length: int) -> PreTrainedModel:
+    """Load a causal language model. Raises InputError if it would silently train something else."""
+    config = load_config(path_or_hub_id, max_length)
     model, report = AutoModelForCausalLM.from_pretrained(
         path_or_hub_id, config=config, output_loading_info=True
     )
@@ -454,26 +467,29 @@ class Engine:
         """
         self._allocate_moments()
         with contextlib.ExitStack() as stack:
-            where = {}
+            where, num_steps = {}, 0
             for path in sorted((folder / "state").glob("*.safetensors")):
                 file = stack.enter_context(safe_open(path, "pt"))
                 where |= dict.fromkeys(file.keys(), file)
-                self.num_steps = int(file.metadata()["step"])
+                num_steps = int(file.metadata()["step"])
             for name, parameter in self.model.named_parameters():
                 for key in STATE_KEYS:
                     tensor = where[f"{name}.{key}"].get_tensor(f"{name}.{key}")
                     self._set_state(parameter, key, tensor)
-        for state in self.adam.state.values():
-            state["step"].fill_(self.num_steps)
+        self._count_steps(num_steps)
 
     def _allocate_moments(self) -> None:
         """Adam has no moments to write or to load into before its first step: take one on zero."""
         for batch in self.passes([], max_tokens=2):
             self.backward(self.logprobs(batch).sum())
         self.step()
-        self.num_steps = 0
+        self._count_steps(0)
+
+    def _count_steps(self, num_steps: int) -> None:
+        """Set the number of optimizer steps done, also for Adam's bias correction."""
+        self.num_steps = num_steps
         for state in self.adam.state.values():
-            state["step"].zero_()
+            state["step"].fill_(num_steps)
 
     def _get_state(self, parameter: torch.nn.Parameter, key: str) -> torch.Tensor:
         """One of STATE_KEYS of a parameter, in full, fp32. A collective."""

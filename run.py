@@ -317,8 +317,9 @@ class Logger:
     """
 
     def __init__(self, name: str, folder: Path, run_id: str, config: dict, rows: Sequence[dict]):
-        os.environ.setdefault("TRACKIO_DIR", str(folder.absolute() / "trackio"))  # read at import
-        os.environ.setdefault("TRACKIO_STORAGE_MODE", "sqlite")  # the other modes need a local disk
+        if name == "trackio":  # it reads them at import
+            os.environ.setdefault("TRACKIO_DIR", str(folder.absolute() / "trackio"))
+            os.environ.setdefault("TRACKIO_STORAGE_MODE", "sqlite")  # others need a local disk
         self.module = None if name == "none" else importlib.import_module(name)
         own = {"id": run_id, "name": folder.name, "dir": folder} if name == "wandb" else {}
         options = {"project": "osw-ft", "name": run_id, "config": config, "resume": "allow"}
@@ -403,7 +404,8 @@ class Run:
         run_id = before.get("run_id", secrets.token_hex(4))
         start = {"step": self.step, "time": now, "world_size": dist.get_world_size(), **runner}
         record = {"args": settings(self.args), "world_size": dist.get_world_size(), **runner}
-        record |= {"run_id": run_id, "prompt": PROMPT, "data_hash": hash_examples(self.examples)}
+        data_hash = before.get("data_hash") or hash_examples(self.examples)
+        record |= {"run_id": run_id, "prompt": PROMPT, "data_hash": data_hash}
         history = [*before.get("history", []), {**start, **provenance()}]
         write_args(self.folder, **record, history=history)
         print(textwrap.fill(f"{self.args}, {self.num_steps} steps", 100), file=sys.stderr)

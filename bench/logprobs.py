@@ -84,8 +84,8 @@ def main(
     return [
         f"{tokens:,} tokens × {vocabulary:,} vocabulary, hidden size {hidden_size:,}; extra is "
         "what is held beyond the inputs and their gradients. The dense form takes three matrix "
-        "products of this size, ours four, as it computes the logits again: at most 1.33 times "
-        "as long. Three would do if the loss were inside the head, where no reader sees it.",
+        "products of this size, ours four, as it computes the logits again: 1.33 times "
+        "as many. Three would do if the loss were inside the head, where no reader sees it.",
         markdown_table(HEADER, rows),
         "\n".join(goals),
     ]

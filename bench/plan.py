@@ -17,7 +17,7 @@ from tyro.conf import OmitArgPrefixes
 import train_oswft
 from bench.measure import markdown_table, print_section
 from data import InputError
-from engine import GATHER_BYTES
+from engine import GATHER_BYTES, load_config
 from logprobs import MAX_LOGITS, LogprobModel
 from rollout import kv_cache_bytes
 from run import RolloutArgs, TrainArgs
@@ -85,7 +85,7 @@ def traced(model: str, precision: str) -> tuple[int, float, float]:
 
 def memory(args: RolloutArgs, gpus: int, gpu_memory: float) -> dict[str, dict[str, float]]:
     """Bytes of one GPU by part, in each phase of a step; `gpu_memory` is in GiB."""
-    config = AutoConfig.from_pretrained(args.model)
+    config = load_config(args.model, args.max_length)
     count, per_token, per_layer = traced(args.model, args.precision)
     size = 2 if args.precision == "bf16" else 4
     layers, width = config.num_hidden_layers, config.hidden_size
@@ -145,9 +145,6 @@ def check_fit(args: Args, **changes) -> tuple[dict[str, dict[str, float]], list[
     flags |= {"data": "-", "max_completion_length": args.max_length - 1, **changes}
     run_args = train_oswft.Args(**flags)
     TrainArgs.check(run_args)  # the subclass's asks for the ranks of this host
-    limit = getattr(AutoConfig.from_pretrained(args.model), "max_position_embeddings", None)
-    if limit and args.max_length > limit:
-        raise InputError(f"--max_length {args.max_length} is beyond the model's {limit} tokens")
     if args.gpus % run_args.vllm_tensor_parallel:
         raise InputError(f"--vllm_tensor_parallel does not divide the {args.gpus} GPUs")
     phases = memory(run_args, args.gpus, args.gpu_memory)
