@@ -28,6 +28,7 @@ import types
 import unicodedata
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from functools import lru_cache
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -85,6 +86,10 @@ def grade(completion: str, answer: str, limit_s: int | None = None) -> Grade:
         return Grade(box == letter, box)
     if box == answer.strip():
         return Grade(True, box)
+    if word := as_word(answer):  # to algebra words are products, and "no" is "on"
+        return Grade(word == as_word(box or ""), box)
+    if box and any(form(box) and not form(answer) for form in (UNREAD.match, is_equation)):
+        return Grade(False, box)
     text = completion.rpartition("</think>")[2]
     closing, gold = text[-CLOSING_CHARS:], _parse_reference(answer, limit_s)
     if gold and isinstance(gold[0], sympy.FiniteSet):  # several values may be in several boxes
@@ -116,16 +121,37 @@ def _parse_reference(answer: str, limit_s: int | None) -> list:
     return parse(rf"\boxed{{{readable(answer)}}}", MATH, parsing_timeout=limit_s)
 
 
+def as_word(text: str) -> str | None:
+    r"""Two or more plain letters, `no` or `\text{No solution}.`, in small letters; else None."""
+    word = plain(text).removesuffix(".").casefold()
+    return word if re.fullmatch("[a-z][a-z ]*[a-z]", word) else None
+
+
+def is_equation(box: str) -> bool:
+    r"""Whether a box holds `x + 1 = 6`. Not if the left side is a name: `x = 6`, `f(x) = 6`."""
+    for equals in EQUALS.finditer(box):
+        left = box[: equals.start()]
+        if left.count("{") == left.count("}") and left.count("(") == left.count(")"):
+            return not NAME.fullmatch(plain(left))
+    return False
+
+
 def readable(text: str) -> str:
     r"""A value, or a closing, in a form that Math-Verify can read.
 
-    >>> readable("**3 1/2**."), readable(r"1\,000\ "), readable("90°")
-    ('7/2', '1000', '90^\\circ')
+    >>> readable("**3 1/2**."), readable(r"1\,000\ "), readable("90°"), readable("2e-3")
+    ('7/2', '1000', '90^\\circ', '0.002')
     """
-    text = text.replace("`", "").replace("°", r"^\circ")
+    text = re.sub("[⁻⁰¹²³⁴-⁹]+", r"^{\g<0>}", text)  # NFKC makes a plain 2 of "²"
+    text = unicodedata.normalize("NFKC", re.sub(r"(?<=\d)(?=[¼-¾⅐-⅞])", " ", text))
+    text = re.sub(r"√(?:(\d+|[A-Za-z])|\(([^()]*)\))", r"\\sqrt{\1\2}", text)
+    text = text.translate({ord("−"): "-", ord("⁄"): "/", ord("`"): None, ord("°"): r"^\circ"})
     text = re.sub(r"(?<![\w)}\]])\*\*|\*\*(?![\w({\[\\-])", "", text)  # **bold**, but not 2**3
     text = re.sub(r"^[\s*]+|(?:[\s*\\]|(?<!\.)\.)+$", "", text)
-    text = re.sub(r"(?<=\d)(?<![\^_]\d)(?:\\[ ,;:!]|~)(?=\d{3}(?!\d))", "", text)
+    thousands = r"(?<=\d)(?<!\d{4})(?<![\^_]\d)(?:\\[ ,;:!]|~| )(?=\d{3}(?![\d/]))"
+    text = re.sub(thousands, "", text).replace("~", " ")
+    exponent = r"(?<![\w.\\])(?:\d+\.?\d*|\.\d+)[eE][+-]?\d{1,3}(?![\w.]*\w)"
+    text = re.sub(exponent, lambda m: f"{Decimal(m[0]):f}", text)
     mixed = r"(?<![\d./^_])(\d+)(?: |\\[ ,])+(\d+)/(\d+)"
     return re.sub(mixed, lambda m: f"{int(m[1]) * int(m[3]) + int(m[2])}/{m[3]}", text)
 
@@ -176,6 +202,17 @@ FONTS = (
     r"|emph|underline|tiny|small|[lL]arge|LARGE|[hH]uge)\b|\\(?:text)?color\s*\{[^{}]*\}"
 )
 SPACES = r"\\[ ,;:!]|\\q?quad\b|~|\s"
+EQUALS = re.compile(r"(?<![<>!:])=")
+NAME = re.compile(  # x, x_1, f(x), (x, y), \angle ABC, \text{Area}; not 2x, \sqrt{x}
+    r"""\(? (?> \\(?!\w?frac|sqrt|cdot|times|div|pm|mp|sin|cos|tan|log|ln|exp|sum|prod|int|lim)
+                [A-Za-z]+ | [^\W\d_] | _\w* | ['’, ] )+ \)? (?:\([^()]*\))? \ ?""",
+    re.VERBOSE,
+)
+UNREAD = re.compile(  # a relation, a number in another base, a list that is not written out
+    r"\s*(?:[<>=≤≥≠≈]|\\(?:[lg]eq?(?:slant)?|[lg]t|neq?|approx|sim|equiv)\b)"
+    r"|.*(?:\d_|\\[lc]?dots|\.\.\.|…)",
+    re.DOTALL,
+)
 FILLING = rf"{SPACES}|[$*{{}}]|\\[()[\]]|\\text|[A-Za-z](?:_\w)? ?="  # and "x_1 ="
 
 
@@ -211,48 +248,62 @@ def boxes(text: str) -> list[tuple[int, int]]:
 
 
 # ------------------------------------------------------------------------------------------------
-# Letters: these patterns read what `plain` returns. The letter is the group that matched.
+# Letters: these patterns read what `plain` returns
 
 LEAD = r"(?i: (?:the\ )?(?:correct\ |final\ )?(?:answer|option|choice)(?:\ is)?[ :]* )?"
-OPTION = r"(?i:option\ |choice\ )?[(\[]?([A-J])[)\]]?"
+OPTION = r"(?i:(?:option|choice):?\ )?[(\[]?[A-J][)\]]?"
 RIGHT = r"\ is\ (?:the\ )?(?:correct|answer|(?:right|best)\ (?:answer|option|choice))\b"
-ARTICLE = r"[AI]\ (?!(?:is|as|and|or|because|since)\b)[a-z]"  # "A circle", "I think"
-LETTER = rf"(?<![A-Za-z0-9\\°])(?<!°\ )(?<!\w\()(?!{ARTICLE})([A-J])(?![A-Za-z0-9'’]|[(\[]\w)"
+ARTICLE = r"(?: [AI]\ (?!(?:is|as|and|or|because|since)\b)[a-z] | I(?:,|\ and|\ or)\ I )"  # "A box"
 OPERATOR = r"""(?: [+*/^_=>|≈≤≥≠±×·] | -(?!\ [A-Za-z]{2}) | <(?!/)  # "C - 1", not "C - Paris"
     | \\(?:approx|[lg]eq?|neq?|sim|equiv|cong|in|to|pm|times|cdot|div|cup|cap)\b )"""
-ANOTHER = rf"\ ?(?:(?:,|and|n?or|&)\ ?)+ [(\[]? (?!{ARTICLE})[A-J](?![A-Za-z]|\ is)"  # ", D"
 
-IN_BOX = re.compile(
+LETTER = re.compile(
     rf"""
-    {LEAD} [(\[]?\ ?([A-J])\ ?[).:\]]                               # (C) 12 | C. 12 | c)
-        (?! (?:[A-J]\b|and|or|[ ,;/&])+$ | .*(?<!\w)[A-J][).:\]] )  # but not "C) D", "(C) 1 (D) 2"
-        .*
-    | {LEAD} (?!{ARTICLE})([A-J]) (?: \ ?[,;] | \ (?!{OPERATOR}) | $ )  # C | C 12 | Option C
-        (?! .*(?<![A-Za-z\\])[A-J](?![A-Za-z]) )                    # but not "C or D"
-        .*
-    | [^A-J]*\ [(\[]([A-J])[)\]]\.?                                 # 12 (C)
+    (?<! [A-Za-z0-9\\°] ) (?<! °\  ) (?<! \w\( )                # but not "25 °C", "f(C)"
+    (?! {ARTICLE} ) ([A-J])
+    (?! [A-Za-z0-9'’] | [(\[.]\w | \ ?{OPERATOR} )                # but not "C(x)", "C = 3"
     """,
     re.VERBOSE,
 )
-STATEMENT = re.compile(
+IN_BOX = re.compile(
     rf"""
-    (?> (?: (?i:answer|\bans\b|(?:correct|right|best)\ (?:option|choice)) | 答案 | 故选 )
-        (?: (?!not\b|neither\b)[^.\n] | \.(?=\w) | (?<=i\.e)\. ){{0,50}}?
-        (?: :\n+[(\[]? )? {LETTER} )                    # The answer is (C) | correct option: C
-    (?> [)\]] | (?!\ ?{OPERATOR}) )                     # but not "C + 1"
-    (?! {ANOTHER} | \ is\ (?:not|wrong|incorrect)\b )   # but not "C or D", "C is wrong"
-    | \b(?i:so|thus|hence|therefore|actually),?\ (?:it\ is\ )?
-      {OPTION} (?= {RIGHT} | [.!](?!\w) | $ )           # Therefore C. | So (C) is correct
-    | (?: ^ | [.!?:]\  ) {OPTION} {RIGHT}               # (C) is correct
-    | ^(?:\#+\ )? {LEAD} [(\[]?([A-J])[)\]]?\.?\s*\Z    # **C** | Option C: all of the last line
+    {LEAD} [(\[]?\ ? (?!{ARTICLE}) ([A-J])                        # (C) 12 | C. 12 | C | Option C
+        (?: \ ?[).:\],;] | \ (?!{OPERATOR}) | $ )
+        (?! \^ | .* (?<![A-Za-z\\]) (?!{ARTICLE}) [A-J] (?![A-Za-z]) )  # but not "C or D"
+        .*
+    | (?> \\[a-z]+ | \b[a-z]{{1,2}}\b | [^A-Za-z] )*             # 12 (C) | 3 km (C)
+        \ [(\[]([A-J])[)\]]\.?
     """,
-    re.VERBOSE | re.MULTILINE,
+    re.VERBOSE,
+)
+LINK = r"""(?: \b(?i: is | (?:must|should|would|will|has\ to)\ be | therefore | thus | hence
+    | clearly | indeed | the | correct | right | best | final | answer | choice | option | letter
+    | which | i\.e | corresponds\ to | I\ get | we\ get )\b | [是为选项应该] | [^A-Za-z一-鿿] )"""
+STATEMENT = re.compile(  # a sentence that says which option is right
+    rf"""
+    (?: (?i: answer | \bans\b | (?:correct|right|best)\ (?:option|choice) ) | 答案 | 故选 )
+        {LINK}{{0,40}}? {LETTER.pattern}                          # The answer is 12, option C
+    | ^(?i:so|thus|hence|therefore|actually),?\ (?:it\ is\ )? {OPTION} (?: {RIGHT} | [.!]?$ )
+    | ^{OPTION} {RIGHT}                                           # (C) is correct
+    """,
+    re.VERBOSE,
+)
+DOUBT = re.compile(  # in such a sentence, or in a box: then it names no option
+    r"""
+    \? | n['’]t\b | \b(?:wrong|incorrect|impossible)\b | \bnot?\W*$
+    | (?<! [A-J][).:\]]\  )                                       # but not "(C) none of these"
+      \b(?: not | no(?!,) | none | nor | neither | never | cannot | false | except | without
+        | doubt\w* | exclude\w* | eliminate\w* | out | if | whether | suppose )\b
+    | (?: [,;/&] | \b(?:and|or) )\ ?[(\[]?(?-i:[b-hj])\b         # C, d
+    | [不非错除]
+    """,
+    re.VERBOSE | re.IGNORECASE,
 )
 
 
 def reference_letter(answer: str) -> str | None:
     """The option letter that a reference answer is, however it is formatted, or None."""
-    bare = re.sub(rf"{FONTS}|[(){{}}$.\s]", "", answer)
+    bare = re.sub(rf"{BOX}|{FONTS}|[][(){{}}$.\s]", "", answer)
     return bare if re.fullmatch("[A-J]", bare) else None  # "e" and "i" are numbers
 
 
@@ -260,17 +311,31 @@ def read_letter(text: str) -> str | None:
     r"""The one option letter A-J that `text`, the content of a box, names, or None.
 
     Reads `C`, `(C)`, `C.`, `\text{(C)}`, `\mathbf{C}`, `C) 12`, `Option C`, `12 (C)`. Two letters,
-    or a letter that is part of algebra (`C^2`, `C = 12`, `AB`), name no option.
+    a letter that is part of algebra (`C^2`, `C = 12`, `AB`), or a negation name no option.
     """
-    match = IN_BOX.fullmatch(plain(text))
-    return match[match.lastindex] if match else None
+    match = IN_BOX.fullmatch(text := plain(text))
+    return match[match.lastindex] if match and not DOUBT.search(text) else None
 
 
 def said_letter(closing: str) -> str | None:
-    """The letter of the last statement such as "the answer is (C)" in a text without a box."""
+    """The letter of the last statement such as "the answer is (C)" in a text without a box.
+
+    A statement with a second letter, a negation or a question mark says nothing, and takes back
+    what was said of its letters before.
+    """
     text = "\n".join(map(plain, closing.splitlines()))
-    said = [match[match.lastindex] for match in STATEMENT.finditer(text)]
-    return said[-1] if said else None
+    unfinished = r":\n+|(?<=[A-J])[).\]]*\n+(?=[(\[]?[A-J]\b)"  # the next line belongs to it
+    text = re.sub(unfinished, ": ", text)
+    text = re.sub(rf"(?:^|\n)(?:#+ )?({OPTION})\.?\s*$", r"\nAnswer: \1", text)  # the last line
+    said = None
+    for sentence in re.split(r"(?<=[.!?])(?<!i\.e\.) +(?=[^a-z])|\n", text):
+        letters, doubt = set(LETTER.findall(sentence)), DOUBT.search(sentence)
+        statement = STATEMENT.search(sentence)
+        if statement and len(letters) == 1 and not doubt:
+            said = letters.pop()
+        elif said in letters and (statement or doubt):
+            said = None
+    return said
 
 
 def plain(line: str) -> str:
@@ -281,7 +346,7 @@ def plain(line: str) -> str:
     """
     line = unicodedata.normalize("NFKC", line).replace("。", ".")
     line = re.sub(rf"{FONTS}|\\(?:left|right)\b|\\[()[\]]|[{{}}$*`]", "", line)
-    line = re.sub(rf"(?:{SPACES})+", " ", line).strip(" \\")
+    line = re.sub(rf"(?:{SPACES})+", " ", line).rstrip(" \\").lstrip()
     option = r"[(\[][a-j](?=[)\]])|(?:^|[:#] )[a-j](?=[.:)\]]?$)|\bis [a-j](?=\.(?!\w))"
     return re.sub(option, lambda match: match[0][:-1] + match[0][-1].upper(), line)
 
@@ -421,6 +486,7 @@ class _Worker:
 def load_reward(reward: str) -> Callable[[str, dict], Grade]:
     """The function that "path/to/file.py:function" names, made to return a Grade."""
     path, _, name = reward.rpartition(":")
+    sys.path.append(sys.path.pop(0))  # our folder, last: `import evaluate` is not ours
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))  # it may import its neighbours
     function = runpy.run_path(path).get(name)
     if not callable(function):

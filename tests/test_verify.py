@@ -45,7 +45,14 @@ A|B|D|(B)|\text{D}|AC|CD|ABC|A, C|C, D|A and C|C and D|\text{A and C}|\text{C or
 A or C|(A)(C)|(A), (C)|A) C)|C) D)|C) A|(C) 1 (D) 2|C. 1 D. 2|\text{(C) or (D)}|\text{both C and D}
 C^2|C_1|C+1|C-1|C - 1|C = 12|C=12|2C|C!|\sqrt{C}|\frac{C}{2}|\frac{A}{C}|f(C)|C(x)|12|x|K
 C \approx 3|C \le 5|C\geq 5|C\ \neq D|C ≈ 3|C \cup D|C \times 2|C \in S
-\text{Cat}|\text{None}|c^2|12C|C1|\emptyset|?|\text{C, D}|A,B,C,D,E|\{C, D\}|C\text{ and }D"""
+\text{Cat}|\text{None}|c^2|12C|C1|\emptyset|?|\text{C, D}|A,B,C,D,E|\{C, D\}|C\text{ and }D
+\text{not (C)}|(C) is wrong|C, b|(C), (b)|\text{not C}|\text{C is wrong}|C?|(C)?|\text{C or b}
+\neg C|C \text{ is incorrect}|\text{isn't (C)}|\text{never (C)}|\text{anything but (C)}
+\text{(C) or (b)}|C; b|C / b|a, b|a and b|\text{no (C)}|\overline{C}|\sim C|C^c
+\text{either C or A}|\lnot(C)|\text{C?}|C \text{ and } c|\text{(C) and (c)}|(C)\ (c)
+\text{wrong: (C)}|\text{except (C)}|\text{Answer: not C}|\text{C, not}|\cancel{C}|\cancel{(C)}
+\not C|C \to A|C, B|\text{C is not right}|C=A|(C)=(A)|\text{C isn't}|C\text{ is false}|(C)–A
+(C) vs A|\text{(C) through A}|\text{All but C}|\text{C is impossible}|(C)^c|\text{no: C}"""
 
 C_FORMS, NOT_C = (forms.strip().replace("\n", "|").split("|") for forms in (C_FORMS, NOT_C))
 
@@ -78,7 +85,6 @@ The answer is C.|the answer is (C)|The correct answer is **C**.|Final answer: (C
 the answer is c.|the answer is (c) 12|<answer>C</answer>|<answer> C </answer>|The answer is:⏎⏎C
 The correct answer is:⏎⏎**C) 12**|the correct option is **C**.|The correct choice is therefore C.
 The answer is $\text{(C)}$.|The answer is 12.5, which is option C.|Answer:C|The answer choice is C
-The answer is C because A and B are too small.|The answer is C, B is too small.
 The answer is C and I am sure.|The answer I get is C.|The answer is C – as shown.
 Therefore C.|Thus, (C).|So it is C|Hence option C.|So (C) is correct.|Option C is correct.
 C is the correct answer.|C is correct, as 12 is even.|答案是 C|答案是C。|答案：C|故选C。
@@ -96,7 +102,26 @@ The answer is 12C.|The answer is C's age.|So C and D are equal.|Therefore C is a
 Therefore the midpoint is C.|The answer is unclear. C is a letter|The answer is c + 1|answer: c, d
 the answer is a|The right answers be b.|No answer as 1 = 2⏎A: 3
 Option C is incorrect.|The correct answer C is wrong.|The answer is \boxed{C
-Choices A, B and C are too small.|So the answer is f(x).|Angle C is right."""
+Choices A, B and C are too small.|So the answer is f(x).|Angle C is right.
+The answer is C because A and B are too small.|The answer is C, B is too small.
+The answer is on line C.|The answer to part C is 12.|The answer differs from C.
+The answer is less than C.|If the answer is C, then 1 = 2.|The answer isn't C.
+The answer can't be C.|The answer is never C.|答案不是C|Is the answer C? No.|The wrong answer is C.
+the answer is C; A|C⏎A|The answer isn’t (C).|The answer could not be C.
+I doubt that the answer is C.|The answer is C? No, it is not.|The answer is C or B.
+The answer is hardly C.|The answer is anything but C.|The answer is everything except C.
+No way the answer is C.|The answer is unlikely to be C.|It would be wrong to say the answer is C.
+The incorrect answer is C.|The answer is C, b|The answer is C / A|The answer is C, or possibly A.
+Answer: C. Answer: not C.|The answer is C. No, the answer is not C.|Answer: C⏎A|**C**⏎⏎**A**
+(C)⏎(A)|The answer is C? Maybe.|Which answer is right, C?|Suppose the answer is C.
+The answer is C is false.|The answer C is out.|The answer C has been excluded.
+正确答案不是 (C)|答案是C吗？不是|The answer is not (B) but not (C) either.|The answer is neither C.
+The answer would be C if 2 were odd.|The false answer is C.|The answer is no longer C.
+The answer is far from C.|Cross out answer C.|Eliminate answer C.|C is not the answer.
+C isn't correct.|Therefore C is not correct.|C is the answer? No.|So C is incorrect.
+Thus C is wrong.|The answer lies between C and A.|The answer is C and also A.
+C common wrong answer is C.|Without C the answer is unclear.|The answer is: not C
+The correct option is not option C.|The answer cannot be C."""
 
 
 def closings(table: str) -> list[str]:
@@ -120,7 +145,9 @@ def test_an_article_and_a_pronoun_are_no_letters_in_a_box(box):
     assert read_letter(box) is None
 
 
-@pytest.mark.parametrize("reference", ["C", "(C)", "C.", r"\text{(C)}", r"\textbf{C}", " C "])
+@pytest.mark.parametrize(
+    "reference", ["C", "(C)", "C.", "[C]", "$C$", r"\text{(C)}", r"\textbf{C}", r"\boxed{C}", " C "]
+)
 def test_the_reference_may_be_written_in_its_own_way(reference):
     assert is_correct(r"\boxed{C}", reference)
     assert not is_correct(r"\boxed{D}", reference)
@@ -202,6 +229,37 @@ RIGHT = [
     (r"$\boxed{3}\text{ or }\boxed{4}$", r"3 \text{ and } 4"),
     (r"First \boxed{3}, then \boxed{3, 4}", "3,4"),
     (r"\boxed{3}, \boxed{4}", "4"),
+    # small numbers, and characters that are not ASCII
+    (r"\boxed{0.00005}", "5e-05"),
+    (r"\boxed{5e-05}", "0.00005"),
+    (r"\boxed{5 \times 10^{-5}}", "5e-05"),
+    ("The answer is 1.5e-3.", "0.0015"),
+    (r"\boxed{1.5E3}", "1500"),
+    (r"\boxed{１２}", "12"),
+    (r"\boxed{½}", "0.5"),
+    (r"\boxed{3½}", "3.5"),
+    (r"\boxed{2√3}", r"2\sqrt{3}"),
+    (r"\boxed{√(x+1)}", r"\sqrt{x+1}"),
+    (r"\boxed{x²+1}", "x^2+1"),
+    (r"\boxed{10⁻²}", "0.01"),
+    (r"\boxed{−5}", "-5"),
+    ("The answer is −5.", "-5"),
+    (r"\boxed{1 000}", "1000"),
+    ("\\boxed{12\N{NARROW NO-BREAK SPACE}345}", "12345"),
+    (r"\boxed{1~\frac59}", r"\frac{14}{9}"),
+    # equations whose left side is a name, words, another base
+    (r"\boxed{f'(x) = 2x}", "2x"),
+    (r"\boxed{x_{\max} = 3}", "3"),
+    (r"\boxed{\left(x, y\right) = (1, 2)}", "(1,2)"),
+    (r"\boxed{\angle ABC = 30^\circ}", "30"),
+    (r"\boxed{\text{Area} = 5}", "5"),
+    (r"\boxed{x + 1 = 6}", "x+1=6"),
+    (r"\boxed{P(X=2) = 3}", "3"),
+    (r"\boxed{\sum_{n=1}^{5} n}", "15"),
+    (r"\boxed{\text{No solution}.}", "no solution"),
+    (r"\boxed{1100_{2}}", "1100_2"),
+    (r"\boxed{x \geq 3}", r"x \ge 3"),
+    (r"\boxed{π}", r"\pi"),
     # where the answer stands
     (r"\boxed{4} and \boxed{}", "4"),
     (r"\boxed{4}. \boxed{ }", "4"),
@@ -281,6 +339,20 @@ WRONG = [
     (r"\boxed{3}, \boxed{4}", "3"),
     (r"\boxed{3}, \boxed{4}", "(3,4)"),
     (r"\boxed{2\sqrt{3}}", r"3\sqrt{2}"),
+    (r"\boxed{on}", "no"),
+    (r"\boxed{\text{silent}}", "listen"),
+    (r"\boxed{\text{Obb}}", r"\text{Bob}"),
+    (r"\boxed{x+1=6}", "6"),
+    (r"\boxed{2x = 6}", "6"),
+    (r"\boxed{\sqrt{x} = 6}", "6"),
+    (r"\boxed{0=0}", "0"),
+    (r"\boxed{\geq 2}", "2"),
+    (r"\boxed{< 2}", "2"),
+    (r"\boxed{100_2}", "100"),
+    (r"\boxed{1, 2, \dots, 10}", "10"),
+    (r"\boxed{1~\frac59}", r"\frac{5}{9}"),
+    (r"\boxed{5e-05}", "0.00006"),
+    (r"\boxed{2020 100}", "2020100"),
 ]
 
 
@@ -566,6 +638,16 @@ def test_a_reward_function_takes_the_place_of_the_verifier(rewards):
     with Verifier(1, reward=f"{rewards}:echo") as verifier:
         values = ["True", "0", "1.0", "0.25", "__import__('numpy').float32(0.5)"]
         assert verifier.score(values, rows[:5]) == [1, 0, 1, 0.25, 0.5]
+
+
+def test_a_reward_function_imports_its_own_modules_before_ours(tmp_path, monkeypatch):
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "evaluate.py").write_text("THEIRS = 1")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    code = "import evaluate, verify\ndef f(completion, example): return evaluate.THEIRS"
+    (tmp_path / "own.py").write_text(code)
+    with Verifier(1, reward=f"{tmp_path}/own.py:f") as verifier:
+        assert verifier.score(["a"], [{}]) == [1]
 
 
 @pytest.mark.parametrize(
