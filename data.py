@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ PROMPT = {"system": SYSTEM_PROMPT, "free answer": ASK_FREE, "multiple choice": A
 TODAY = datetime.date(2026, 1, 1)  # for templates that ask: the same prompt on every day
 
 FIELDS = ("id", "question", "solution", "answer", "source")  # of a row of a training file
+AROUND_LETTER = r"(?:\\(?:boxed|fbox|mbox|(?:text|math)[a-z]*)\b|[][(){}$.\s])*"  # \text{(C)}, [C]
 MARK = "Aa 0987654321"  # stands for a turn's text, to find it in what a chat template writes
 TOKENIZER_BATCH = 200  # examples in one call of the tokenizer
 MAX_PADDING = 512  # padding tokens that cost as much as one extra forward and backward pass
@@ -82,9 +84,12 @@ def read_rows(path_or_hub_id: str, split: str = "train") -> Iterator[tuple[str, 
     """
     path = Path(path_or_hub_id)
     if path.is_file():
+        if path.suffix in (".gz", ".xz", ".zst", ".bz2"):
+            raise InputError(f"{path}: is compressed; unpack it first")
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
-                yield f"{path}:{number}", parse_row(line, f"{path}:{number}")
+                if line.strip():
+                    yield f"{path}:{number}", parse_row(line, f"{path}:{number}")
     elif re.fullmatch(r"[\w-]+/[\w.-]+(?<!\.json)(?<!\.jsonl)(:[\w.-]+)?", path_or_hub_id):
         import datasets  # takes seconds to import, and only hub ids need it
 
@@ -128,6 +133,8 @@ def get_texts(where: str, row: dict, *names: str) -> list[str]:
         finite = type(value) in (int, float) and math.isfinite(value)  # pandas writes NaN for none
         if not finite and not (isinstance(value, str) and value.strip()):
             raise InputError(f"{where}: field '{name}' must be a non-empty text or a number")
+        if isinstance(value, float):
+            value = f"{Decimal(repr(value)):f}"  # 0.00005, not 5e-05
         texts.append(str(value).strip())
     return texts
 
@@ -173,7 +180,7 @@ def load_examples(path_or_hub_id: str) -> list[Example]:
 
 def instruction(answer: str) -> str:
     """What the prompt asks for. A letter as reference means multiple choice."""
-    return ASK_LETTER if re.fullmatch(r"\(?[A-J][).]?", answer) else ASK_FREE
+    return ASK_LETTER if re.fullmatch(rf"{AROUND_LETTER}[A-J]{AROUND_LETTER}", answer) else ASK_FREE
 
 
 def messages(question: str, ask: str) -> list[dict[str, str]]:
@@ -200,10 +207,10 @@ def load_tokenizer(path_or_hub_id: str) -> PreTrainedTokenizerBase:
     to stop where a turn ends.
     """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path_or_hub_id)
+        tokenizer = AutoTokenizer.from_pretrained(path_or_hub_id, trust_remote_code=False)
     except (OSError, ValueError) as error:  # often a path that is mistyped
-        reason = str(error).partition("\n")[0]
-        raise InputError(f"{path_or_hub_id}: no model there: {reason}") from error
+        reason = str(error).strip().partition("\n")[0]
+        raise InputError(f"{path_or_hub_id}: no model that can be loaded: {reason}") from error
     if tokenizer.chat_template is None:
         raise InputError(f"{path_or_hub_id}: the tokenizer has no chat template")
     end_of_turn_id(tokenizer)
@@ -215,6 +222,10 @@ def load_tokenizer(path_or_hub_id: str) -> PreTrainedTokenizerBase:
     whole = prompt_text(tokenizer, MARK, ASK_FREE)
     if MARK not in whole or SYSTEM_PROMPT not in whole:
         raise InputError(f"{path_or_hub_id}: the chat template drops question or system prompt")
+    asked = prompt_text(tokenizer, "1", ASK_FREE)
+    read = tokenizer.decode(tokenizer(asked, add_special_tokens=False).input_ids)
+    if "".join(read.split()) != "".join(asked.split()):  # as if it were of another class
+        raise InputError(f"{path_or_hub_id}: the tokenizer loses text, and leaves {read!r}")
     return tokenizer
 
 
@@ -300,7 +311,8 @@ def tokenize_examples(
 
     Args:
         max_length: tokens of prompt plus expert solution (and of prompt plus rollout).
-        max_completion_length: tokens of one rollout; the prompt has to leave room for it.
+        max_completion_length: tokens of one rollout; the prompt has to leave room for it, unless
+            it is `max_length` or more (for SFT, which samples nothing).
 
     Returns:
         the examples that fit, and how many were dropped for which reason.
@@ -312,6 +324,7 @@ def tokenize_examples(
     refuse_special_tokens(tokenizer, texts)
     kept, dropped = [], {"prompt_too_long": 0, "solution_too_long": 0}
     end_of_turn = end_of_turn_id(tokenizer)
+    room = max_completion_length if max_completion_length < max_length else 0
     for start in range(0, len(examples), TOKENIZER_BATCH):
         part = examples[start : start + TOKENIZER_BATCH]
         prompts = [prompt_text(tokenizer, e.question, instruction(e.answer)) for e in part]
@@ -320,7 +333,7 @@ def tokenize_examples(
         for example, asked, solution in zip(part, *ids, strict=True):
             arrays = np.array(asked, np.int32), np.array([*solution, end_of_turn], np.int32)
             tokenized = TokenizedExample(example.id, *arrays, example)
-            if len(asked) > max_length - max_completion_length:
+            if len(asked) > max_length - room:
                 dropped["prompt_too_long"] += 1
             elif len(tokenized) > max_length:
                 dropped["solution_too_long"] += 1

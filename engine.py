@@ -78,6 +78,8 @@ def init_ranks(backend: str) -> None:
             raise InputError(f"{torch.cuda.device_count()} GPUs: {reason}")
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
         alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    elif unset := {"LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} - os.environ.keys():
+        raise InputError(f"RANK is set, and {', '.join(sorted(unset))} is not: use a launcher")
     share_cores()
     # A rank may wait for hours while another downloads or samples.
     dist.init_process_group(backend, timeout=timedelta(days=1), **alone)
@@ -110,7 +112,7 @@ def share_cores() -> None:
     if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1":
         del os.environ["OMP_NUM_THREADS"]  # set by torchrun, not by the user
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"].partition(",")[0]))  # "8,2": nested
 
 
 _ring = None  # the process group in which each rank listens to the next one
@@ -217,7 +219,7 @@ def gather_rewards(
 
 def load_config(path_or_hub_id: str, max_length: int) -> PreTrainedConfig:
     """Load a config. Raises InputError if the model reads more than text, or shorter texts."""
-    config = AutoConfig.from_pretrained(path_or_hub_id)
+    config = AutoConfig.from_pretrained(path_or_hub_id, trust_remote_code=False)
     if config.get_text_config() is not config:
         raise InputError(f"{path_or_hub_id}: reads more than text ({config.model_type})")
     limit = getattr(config, "max_position_embeddings", None)  # some models have none
@@ -230,7 +232,7 @@ def load_model(path_or_hub_id: str, max_length: int) -> PreTrainedModel:
     """Load a causal language model. Raises InputError if it would silently train something else."""
     config = load_config(path_or_hub_id, max_length)
     model, report = AutoModelForCausalLM.from_pretrained(
-        path_or_hub_id, config=config, output_loading_info=True
+        path_or_hub_id, config=config, output_loading_info=True, trust_remote_code=False
     )
     if missing := sorted(report["missing_keys"]):  # transformers makes random ones in their place
         raise InputError(f"{path_or_hub_id}: {len(missing)} weights are missing: {missing[0]} ...")

@@ -23,7 +23,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -35,6 +35,7 @@ from transformers import PreTrainedTokenizerBase
 from data import (
     ASK_FREE,
     ASK_LETTER,
+    FIELDS,
     PROMPT,
     Example,
     InputError,
@@ -50,10 +51,11 @@ from data import (
 )
 from engine import init_ranks, on_rank_0
 from rollout import Rollout
-from run import read_args, run_script, write_args
-from verify import Verifier
+from run import claim, read_args, run_script, write_args
+from verify import RewardError, Verifier
 
 RESAMPLES = 10_000  # of a bootstrap or a permutation test
+DRAWN = 100  # of them at a time: all at once take gigabytes
 CHUNK = 1000  # answers that a rank samples before it writes them down
 
 
@@ -80,10 +82,12 @@ class Args:
     vllm_tensor_parallel: ClassVar[int] = 1
     vllm_sleep: ClassVar[bool] = False
     verifier_workers: int = 2  # processes per rank that check answers
+    reward: str | None = None  # file.py:function of your own, which gives 1 to a right answer, or
+    # "verifier"; default: what the model was trained with
 
 
 # An evaluation with another value of one of these needs another folder.
-PROTOCOL = ("temperature", "top_p", "top_k", "max_completion_length", "precision", "seed")
+PROTOCOL = ("temperature", "top_p", "top_k", "max_completion_length", "precision", "seed", "reward")
 
 
 # ------------------------------------------------------------------------------------------------
@@ -146,10 +150,11 @@ def score_with_interval(
         counts: (N,) right answers to each problem, of `num_samples`.
     """
     estimate = float(pass_at_k_curve(num_samples, k)[counts].mean())
-    rng = np.random.default_rng(0)
-    problems = rng.integers(len(counts), size=(RESAMPLES, len(counts)))
-    means = resample(counts, num_samples, problems, k, rng).mean(axis=1)
-    return estimate, middle_95(means, estimate, 0.0, 1.0)
+    rng, means = np.random.default_rng(0), []
+    for _ in range(0, RESAMPLES, DRAWN):
+        problems = rng.integers(len(counts), size=(DRAWN, len(counts)))
+        means.append(resample(counts, num_samples, problems, k, rng).mean(axis=1))
+    return estimate, middle_95(np.concatenate(means), estimate, 0.0, 1.0)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -244,7 +249,8 @@ def load_own(path: Path) -> list[Example]:
         if id in seen:
             raise InputError(f"{where}: id '{id}' was used before")
         seen.add(id)
-        problems.append(Example(id, question, "", answer, name, where=where))
+        extra = {name: value for name, value in row.items() if name not in FIELDS}
+        problems.append(Example(id, question, "", answer, name, extra, where))
     if not problems:
         raise InputError(f"{path}: the data set is empty")
     return problems
@@ -340,7 +346,10 @@ def right_counts(rows: Sequence[dict]) -> tuple[np.ndarray, int]:
 def evaluate(args: Args) -> int:
     """Sample what is missing, on all ranks; rank 0 scores and prints. Returns the exit status."""
     init_ranks("gloo")
-    folder = args.output_dir or default_folder(args.model)
+    folder, run = args.output_dir or default_folder(args.model), run_of(args.model)
+    trained_with = read_args(run)["args"].get("reward") if run else None
+    reward = args.reward or trained_with or "verifier"
+    args = replace(args, reward=None if reward == "verifier" else reward)
     tokenizer = load_tokenizer(args.model)
     missing = on_rank_0(lambda: find_missing(args, folder, tokenizer))
     if missing:
@@ -398,13 +407,14 @@ def find_missing(
     for part in problems.values():
         refuse_special_tokens(tokenizer, ((problem.where, problem.question) for problem in part))
 
+    claim(folder)
     before, samples = read_args(folder), read_samples(folder)
     now = {**asdict(args), "model_version": model_version(args.model)}
     if before and "benchmarks" not in before:
         raise InputError(f"{folder} holds a training run: choose another --output_dir")
-    then, names = before.get("args", {}), (*PROTOCOL, "model_version")
+    then, names = before.get("args", now), (*PROTOCOL, "model_version")
     other = [name for name in names if then.get(name) != now[name]]
-    if samples and other:
+    if other:
         raise InputError(f"{folder} has another {', '.join(other)}: choose another --output_dir")
 
     asked, missing = before.get("benchmarks", {}), []
@@ -437,7 +447,7 @@ def answer_missing(
     # One seed for each answer, so it does not depend on what else is sampled.
     seeds = [derive_seed(args.seed, p.source, p.id, sample) for p, sample in missing]
     longest = max(map(len, prompts)) + args.max_completion_length
-    with Verifier(args.verifier_workers) as verifier:  # starts while vLLM does
+    with Verifier(args.verifier_workers, reward=args.reward) as verifier:  # starts while vLLM does
         rollout = Rollout(args, tokenizer, max_length=longest, load_weights_from_disk=True)
         if rank == 0:
             write_args(folder, **{**read_args(folder), "vllm_runner": rollout.model_runner})
@@ -458,14 +468,14 @@ def answer_missing(
             tokens = sum(len(completion.token_ids) for completion in completions)
             speed = tokens / (time.perf_counter() - began)
             asked = [missing[start + completion.query] for completion in completions]
-            references = [problem.answer for problem, _ in asked]
+            references = [p.columns if args.reward else p.answer for p, _ in asked]
             grades = verifier.grade([completion.text for completion in completions], references)
             rows = [
                 {
                     "benchmark": problem.source,
                     "id": problem.id,
                     "sample": sample,  # which answer to the problem, counted from 0
-                    "correct": grade.correct,
+                    "correct": grade.correct == 1,
                     "extracted": grade.extracted,  # what was read in the text, if anything
                     "answer": problem.answer,  # the reference
                     "finish_reason": completion.finish_reason,  # "stop", or "length": cut off
@@ -542,4 +552,4 @@ def percent(score: float, bounds: tuple[float, float], sign: str = "") -> str:
 
 
 if __name__ == "__main__":
-    run_script(evaluate, Args, __doc__)
+    run_script(evaluate, Args, __doc__, (RewardError,))

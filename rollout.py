@@ -262,7 +262,7 @@ def cpu_options(args: RolloutArgs, max_length: int) -> dict:
 
 def kv_cache_bytes(model: str, max_length: int, precision: str) -> int:
     """Of one sequence of `max_length` tokens, in whole blocks of 128."""
-    config = AutoConfig.from_pretrained(model)
+    config = AutoConfig.from_pretrained(model, trust_remote_code=False)
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     key_value_heads = getattr(config, "num_key_value_heads", None) or heads

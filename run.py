@@ -9,8 +9,10 @@ with Run(args, engine, tokenizer, examples, checkpoint) as run:
 import argparse
 import contextlib
 import datetime
+import fcntl
 import functools
 import gc
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -99,15 +101,13 @@ class TrainArgs:
         return self.batch_size // self.train_batch_size
 
     def check(self) -> None:
-        """Raise InputError for what cannot work, before anything is loaded or written."""
+        """Raise InputError for what cannot work, before anything is loaded."""
         for name, value in vars(self).items():
             least = 0 if name == "seed" else 1
             if type(value) is int and value < least:
                 raise InputError(f"--{name} must be at least {least}, got {value}")
             if type(value) is float and not value > 0:
                 raise InputError(f"--{name} must be above 0, got {value}")
-        if self.max_completion_length >= self.max_length:
-            raise InputError("--max_completion_length must leave room for a prompt in --max_length")
 
 
 @dataclass(kw_only=True)
@@ -135,6 +135,8 @@ class RolloutArgs(TrainArgs):
 
     def check(self) -> None:
         super().check()
+        if self.max_completion_length >= self.max_length:
+            raise InputError("--max_completion_length must leave room for a prompt in --max_length")
         if self.rollout_batch_size % self.train_batch_size:
             raise InputError("--train_batch_size does not divide --rollout_batch_size")
         if (self.max_steps or 0) % self.steps_per_batch:
@@ -150,6 +152,8 @@ def parse_args(args_class: type, description: str | None, **options):
     """Read a dataclass, or a function's arguments, from the command line; rank 0 alone speaks."""
     import tyro  # imported lazily: only a command line needs it
 
+    for stream in (sys.stdout, sys.stderr):  # they may not be UTF-8
+        stream.reconfigure(errors="replace")
     return tyro.cli(
         args_class,
         args=[arg for arg in sys.argv[1:] if not arg.startswith("--local_rank")],  # the launcher's
@@ -205,9 +209,11 @@ def provenance() -> dict:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     # the hash, and "-dirty" if files differ from it
-    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
-    result = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
-    return {"versions": versions, "git_commit": result.stdout.strip() or None}
+    command, commit = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"], None
+    with contextlib.suppress(OSError):  # there may be no git
+        result = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
+        commit = result.stdout.strip() or None
+    return {"versions": versions, "git_commit": commit}
 
 
 def read_args(folder: Path) -> dict:
@@ -242,24 +248,47 @@ def claim_output_dir(args: TrainArgs) -> Path | None:
     return on_rank_0(lambda: find_checkpoint(args))  # another host may see an older folder
 
 
+_claimed = None  # the file whose lock this process holds until it ends
+
+
+def claim(folder: Path) -> None:
+    """Make a folder, and keep other processes out of it. Raises InputError if one is in it."""
+    global _claimed
+    folder.mkdir(parents=True, exist_ok=True)
+    _claimed = (folder / ".lock").open("w")
+    try:
+        fcntl.flock(_claimed, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise InputError(f"{folder}: another process writes here at the moment") from error
+
+
 def find_checkpoint(args: TrainArgs) -> Path | None:
     args.check()
     folder = Path(args.output_dir)
+    claim(folder)
     if not args.resume:
-        if folder.exists() and any(folder.iterdir()):
+        if any(path.name != ".lock" for path in folder.iterdir()):
             raise InputError(f"{folder} is not empty: choose another --output_dir, or --resume it")
         return None
-    saved = checkpoints(folder)
-    if not saved:
-        raise InputError(f"{folder}: there is no checkpoint to resume from")
-    step, checkpoint = list(saved.items())[-1]
+    step, checkpoint = max(checkpoints(folder).items(), default=(0, None))
     if step % args.steps_per_batch:
         raise InputError(f"{checkpoint} ends within a batch of {args.steps_per_batch} steps")
-    before, now = read_args(folder), {**settings(args), "world_size": dist.get_world_size()}
-    before = {**before["args"], "world_size": before["world_size"]}
+    record, now = read_args(folder), {**settings(args), "world_size": dist.get_world_size()}
+    before = {**record["args"], "world_size": record["world_size"]}
     changed = [f"{k} {before.get(k)} -> {v}" for k, v in now.items() if before.get(k) != v]
-    print(f"{checkpoint}: resumed; changed: {', '.join(changed) or 'nothing'}", file=sys.stderr)
+    same_name = now.get("reward") == before.get("reward")
+    if same_name and record.get("reward_hash") != hash_reward(args):
+        raise InputError(f"{args.reward} is not what it was when {folder} began")
+    start = checkpoint or f"{folder}, which has no checkpoint, from its first step"
+    print(f"resumed: {start}; changed: {', '.join(changed) or 'nothing'}", file=sys.stderr)
     return checkpoint
+
+
+def hash_reward(args: TrainArgs) -> str | None:
+    """A hash of the file of `--reward`, if it is used."""
+    reward = getattr(args, "reward", None)
+    content = Path(reward.rpartition(":")[0]).read_bytes() if reward else None
+    return content and hashlib.sha256(content).hexdigest()
 
 
 def settings(args: TrainArgs) -> dict:
@@ -277,7 +306,8 @@ def load_training_data(args: TrainArgs) -> tuple[PreTrainedTokenizerBase, list[T
     examples, dropped = tokenize_examples(load_examples(args.data), tokenizer, *lengths)
     if not examples or (not args.max_steps and len(examples) * args.num_epochs < args.batch_size):
         left = f"{len(examples)} examples are left (dropped: {dropped})"
-        raise InputError(f"{args.data}: {left}, too few for a batch of {args.batch_size}")
+        kind = "rollout" if isinstance(args, RolloutArgs) else "train"
+        raise InputError(f"{args.data}: {left}, too few for --{kind}_batch_size {args.batch_size}")
     if dist.get_rank() == 0:
         print(f"{len(examples):,} examples, dropped: {dropped}", file=sys.stderr)
         before = read_args(Path(args.output_dir)).get("data_hash")
@@ -386,8 +416,9 @@ class Run:
         if self.writes:
             self._open_files({"vllm_runner": rollout.model_runner} if rollout else {})
         self.interrupted = self.interruptible = False
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
-            signal.signal(number, self._interrupt)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it
+                signal.signal(number, self._interrupt)
         self.bar = tqdm(
             total=self.num_steps,
             initial=self.step,
@@ -406,6 +437,7 @@ class Run:
         record = {"args": settings(self.args), "world_size": dist.get_world_size(), **runner}
         data_hash = before.get("data_hash") or hash_examples(self.examples)
         record |= {"run_id": run_id, "prompt": PROMPT, "data_hash": data_hash}
+        record["reward_hash"] = hash_reward(self.args)
         history = [*before.get("history", []), {**start, **provenance()}]
         write_args(self.folder, **record, history=history)
         print(textwrap.fill(f"{self.args}, {self.num_steps} steps", 100), file=sys.stderr)
@@ -432,7 +464,7 @@ class Run:
             self.logger.close()
         if self.writes and kind is None:
             print(metrics_table([row for _, row in read_rows(str(self.folder / "metrics.jsonl"))]))
-            print(*sorted(self.folder.iterdir()), sep="\n")
+            print(*sorted(self.folder.glob("[!.]*")), sep="\n")
             if not self.finished:
                 done = f"stopped after step {self.step} of {self.num_steps}"
                 print(f"{done}; to continue: python {sys.argv[0]} --resume {self.folder}")

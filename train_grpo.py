@@ -80,7 +80,8 @@ def grpo_advantages(rewards: torch.Tensor) -> torch.Tensor:
     """
     rewards = rewards.detach().float()
     centred = rewards - rewards.mean(dim=1, keepdim=True)  # (B, G)
-    return centred / (rewards.std(dim=1, keepdim=True) + 1e-6)
+    alike = (rewards == rewards[:, :1]).all(dim=1, keepdim=True)  # (B, 1); the mean is rounded
+    return (centred / (rewards.std(dim=1, keepdim=True) + 1e-6)).masked_fill(alike, 0)
 
 
 def grpo_loss(
@@ -191,7 +192,7 @@ def main(args: Args) -> int:
                     [query.prompt_ids for query in queries],
                     num_samples=k,
                     max_tokens=args.max_completion_length,
-                    seeds=[derive_seed(args.seed, batch, query.id) for query in queries],
+                    seeds=[derive_seed(args.seed, batch, n, q.id) for n, q in enumerate(queries)],
                     temperature=args.temperature,
                     logprobs=CHECKED_QUERIES,
                     progress=True,

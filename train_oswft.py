@@ -161,7 +161,7 @@ def main(args: Args) -> int:
                     [query.prompt_ids for query in queries],
                     num_samples=k,
                     max_tokens=args.max_completion_length,
-                    seeds=[derive_seed(args.seed, batch, query.id) for query in queries],
+                    seeds=[derive_seed(args.seed, batch, n, q.id) for n, q in enumerate(queries)],
                     temperature=args.temperature,
                     logprobs=CHECKED_QUERIES,
                     progress=True,

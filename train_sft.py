@@ -41,7 +41,7 @@ class Args(TrainArgs):
 
     # Lengths, in tokens
     max_length: int = 5120  # of prompt and solution together; a longer row is dropped
-    max_completion_length: int = 4096  # of a rollout; a prompt that leaves less room is dropped
+    max_completion_length: int = 4096  # prompts that the other scripts would drop are dropped
 
 
 # ------------------------------------------------------------------------------------------------

@@ -107,17 +107,18 @@ def paired_difference(
     p-value: with few problems the interval is too narrow.
     """
     differences = pass_at_k_curve(second[1], k)[second[0]] - pass_at_k_curve(first[1], k)[first[0]]
-    estimate, shape = float(differences.mean()), (evaluate.RESAMPLES, len(differences))
-    rng = np.random.default_rng(0)
+    estimate, shape = float(differences.mean()), (evaluate.DRAWN, len(differences))
+    rng, means, swapped = np.random.default_rng(0), [], []
+    for _ in range(0, evaluate.RESAMPLES, evaluate.DRAWN):
+        problems = rng.integers(len(differences), size=shape)
+        after, before = (resample(*side, problems, k, rng) for side in (second, first))
+        means.append((after - before).mean(axis=1))
+        signs = rng.choice((-1, 1), size=shape)  # -1 swaps the two
+        swapped.append(np.abs((signs * differences).mean(axis=1)))
 
-    problems = rng.integers(len(differences), size=shape)  # (R, N)
-    after, before = (resample(*side, problems, k, rng) for side in (second, first))
-    bounds = middle_95((after - before).mean(axis=1), estimate, -1.0, 1.0)
-
-    signs = rng.choice((-1, 1), size=shape)  # -1 swaps the two
-    swapped = np.abs((signs * differences).mean(axis=1))  # (R,)
-    as_large = int((swapped >= abs(estimate) - 1e-12).sum())  # up to rounding
-    return estimate, bounds, (1 + as_large) / (len(swapped) + 1)
+    bounds = middle_95(np.concatenate(means), estimate, -1.0, 1.0)
+    as_large = int((np.concatenate(swapped) >= abs(estimate) - 1e-12).sum())  # up to rounding
+    return estimate, bounds, (1 + as_large) / (evaluate.RESAMPLES + 1)
 
 
 def load_evaluations(

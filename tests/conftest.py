@@ -140,10 +140,10 @@ def launch(script: str, *args, ranks: int = 1, root: Path = ROOT) -> str:
     return output
 
 
-def run_alone(*args, script: str = "train_oswft.py") -> subprocess.CompletedProcess:
+def run_alone(*args, script: str = "train_oswft.py", **run) -> subprocess.CompletedProcess:
     """The script without a launcher, with its two streams apart."""
     command = [sys.executable, script, *map(str, args)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, **run)
 
 
 def call_of(script: str, tiny: Path, run: Path) -> list:

@@ -1,6 +1,8 @@
 """What is refused, in one message, and nothing is written or lost."""
 
+import fcntl
 import json
+import os
 import re
 import signal
 import sys
@@ -16,8 +18,25 @@ import train_grpo
 import train_oswft
 import train_sft
 from conftest import SCRIPTS, SETTING, TINY_LENGTHS, run_alone, start
-from data import Example, InputError, TokenizedExample, hash_examples, write_rows
-from run import Run, checkpoints, claim_output_dir, load_training_data, settings, write_args
+from data import (
+    Example,
+    InputError,
+    TokenizedExample,
+    hash_examples,
+    load_examples,
+    load_tokenizer,
+    tokenize_examples,
+    write_rows,
+)
+from run import (
+    Run,
+    checkpoints,
+    claim_output_dir,
+    hash_reward,
+    load_training_data,
+    settings,
+    write_args,
+)
 from train_oswft import Args
 
 ARGS = dict(zip(SCRIPTS, (train_sft.Args, train_oswft.Args, train_grpo.Args), strict=True))
@@ -73,13 +92,51 @@ def test_bad_input_is_refused_once_and_nothing_is_written(bad_inputs, script, ca
     _, *errors = re.split("^error: ", process.stderr, flags=re.MULTILINE)
     assert len(errors) == 1 and message in errors[0], process.stderr[-2000:]
     assert "reward" in case or "Traceback" not in process.stderr
-    assert case == "reward fails" or not output.exists()
+    assert case == "reward fails" or not any(output.glob("[!.]*"))
 
 
 def test_a_mistyped_argument_is_explained(bad_inputs):
     process, output = bad_inputs["train_sft.py", "mistyped"]
     assert process.returncode == 2 and "Traceback" not in process.stderr
     assert "--learning_rat" in process.stdout + process.stderr and not output.exists()
+
+
+def test_a_run_works_without_git_utf_8_and_with_two_numbers_of_threads(tiny, tmp_path):
+    output = tmp_path / "résumé"
+    call = ["--model", tiny / "model", "--data", tiny / "train.jsonl", *TINY_LENGTHS]
+    env = {"PATH": "", "PYTHONIOENCODING": "ascii", "OMP_NUM_THREADS": "1,1"}
+    done = run_alone(
+        *(*call, "--output_dir", output, "--max_steps", "1", "--train_batch_size", "4"),
+        script="train_sft.py",
+        env={**os.environ, **env},
+    )
+    assert done.returncode == 0 and "r?sum?" in done.stdout, done.stderr
+    assert run.read_args(output)["git_commit"] is None
+    done = run_alone("--help", script="train_sft.py", env={**os.environ, **env})
+    assert done.returncode == 0 and "--learning_rate" in done.stdout
+
+
+def test_half_a_launchers_environment_is_named(tmp_path):
+    env = {**os.environ, "RANK": "0", "WORLD_SIZE": "1"}
+    done = run_alone("--model", "m", "--data", "d", script="train_sft.py", env=env)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "LOCAL_RANK, MASTER_ADDR, MASTER_PORT" in done.stderr
+
+
+def test_an_output_folder_that_cannot_be_made_is_refused_before_anything_is_loaded(tmp_path):
+    (tmp_path / "file").touch()
+    done = run_alone(*("--model", "absent", "--data", "d", "--output_dir", tmp_path / "file/run"))
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "file/run" in done.stderr and "absent" not in done.stderr
+
+
+def test_sft_has_no_rollouts_that_its_rows_must_leave_room_for(tiny):
+    args = train_sft.Args(model=str(tiny / "model"), data=str(tiny / "train.jsonl"), max_length=256)
+    args.check()
+    examples = load_examples(args.data)
+    tokenizer = load_tokenizer(args.model)
+    kept, _ = tokenize_examples(examples, tokenizer, args.max_length, args.max_completion_length)
+    assert len(kept) == len(examples)
 
 
 @pytest.mark.parametrize(
@@ -140,21 +197,48 @@ def test_the_folder_of_another_script_is_refused(script, tmp_path, monkeypatch):
                 run.saved_args(ARGS[script])
 
 
-def test_a_run_without_a_checkpoint_or_within_a_batch_is_refused(
+def test_a_run_continues_from_its_newest_checkpoint_or_else_from_its_first_step(
     one_rank, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setenv("LOCAL_SIZE", "1")
     args = Args(model="m", data="d", train_batch_size=64)
     args.output_dir = args.resume = str(tmp_path)
-    with pytest.raises(InputError, match="there is no checkpoint"):
-        claim_output_dir(args)
+    write_args(tmp_path, args={**settings(args), "seed": 3}, world_size=2)
+    assert claim_output_dir(args) is None
+    assert "which has no checkpoint, from its first step" in capsys.readouterr().err
     (tmp_path / "checkpoint-000003").mkdir()
     with pytest.raises(InputError, match="within a batch"):
         claim_output_dir(args)
     (tmp_path / "checkpoint-000004").mkdir()
-    write_args(tmp_path, args={**settings(args), "seed": 3}, world_size=2)
     assert claim_output_dir(args) == tmp_path / "checkpoint-000004"
-    assert "resumed; changed: seed 3 -> 0, world_size 2 -> 1\n" in capsys.readouterr().err
+    assert "; changed: seed 3 -> 0, world_size 2 -> 1\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_belongs_to_one_process_at_a_time(resume, one_rank, tmp_path):
+    args = train_sft.Args(model="m", data="d", output_dir=str(tmp_path))
+    args.resume = args.output_dir if resume else None
+    write_args(tmp_path, args=settings(args), world_size=1)
+    with (tmp_path / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(InputError, match="another process"):
+            claim_output_dir(args)
+    args.resume = args.output_dir
+    assert claim_output_dir(args) is None
+
+
+def test_a_reward_file_that_has_changed_is_refused(one_rank, tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCAL_SIZE", "1")
+    (tmp_path / "own.py").write_text("def f(completion, example): return 1")
+    args = Args(model="m", data="d", reward=f"{tmp_path}/own.py:f")
+    args.output_dir = args.resume = str(tmp_path / "run")
+    write_args(tmp_path / "run", args=settings(args), world_size=1, reward_hash=hash_reward(args))
+    claim_output_dir(args)
+    (tmp_path / "own.py").write_text("def f(completion, example): return 0")
+    with pytest.raises(InputError, match="is not what it was"):
+        claim_output_dir(args)
+    args.reward = f"{tmp_path}/own.py:g"  # another one, and the run says so
+    claim_output_dir(args)
 
 
 def test_other_data_is_refused_and_the_same_data_may_lie_elsewhere(one_rank, tiny, tmp_path):
@@ -194,7 +278,7 @@ class StandInEngine:
 
 @pytest.fixture
 def make_run(one_rank, tmp_path):
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP)
     handlers = {number: signal.getsignal(number) for number in signals}
 
     def make_run(**values) -> Run:
@@ -227,6 +311,20 @@ def test_after_a_million_steps_the_newest_checkpoints_are_kept(make_run, tmp_pat
             run.save_checkpoint()
     assert [*checkpoints(tmp_path)] == [1_000_000, 1_000_001]
     assert len(list(tmp_path.glob("checkpoint-*"))) == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_asks_a_run_to_end_is_not_the_end_of_the_step(make_run, number):
+    with make_run() as run:
+        signal.raise_signal(number)
+        assert run.should_stop()
+
+
+def test_nohup_stays_in_force(make_run):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with make_run() as run:
+        signal.raise_signal(signal.SIGHUP)
+        assert not run.should_stop()
 
 
 def test_a_run_that_fails_closes_its_files_and_saves_nothing(make_run, tmp_path):

@@ -1,7 +1,9 @@
 """What the model reads: rows, prompts, token ids, batches."""
 
+import gzip
 import re
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from conftest import SHARED, needs_shared
 from data import Example, InputError, Trajectory
 from demo.tiny import make_tokenizer
 from prepare.convert import import_aqua
+from verify import reference_letter
 
 QWEN = SHARED / "qwen3_tokenizer"
 ROW = {"id": "1", "question": "1+1", "solution": "\\boxed{2}", "answer": "2", "source": "s"}
@@ -33,11 +36,22 @@ def test_examples_are_read_in_order(write):
 
 def test_a_number_is_read_as_text_and_other_columns_are_kept(write):
     rows = [{**ROW, "answer": 5}, {**ROW, "id": 2, "answer": 27.0, "tests": ["a"], "where": "b"}]
-    five, more = data.load_examples(write(*rows))
+    rows += [{**ROW, "id": 3, "answer": 0.00005}]
+    five, more, small = data.load_examples(write(*rows))
     assert (five.answer, more.answer, more.id) == ("5", "27", "2")
     assert five.columns == {**ROW, "answer": "5"} and list(five.columns) == list(ROW)
     assert more.columns == {**rows[1], "id": "2", "answer": "27"}
     assert more.where.endswith("rows.jsonl:2")
+    assert small.answer == "0.00005"  # to algebra 5e-05 is 5 * e - 5
+
+
+def test_blank_lines_are_no_rows_and_a_compressed_file_is_refused(write, tmp_path):
+    path = write(ROW, "\n", {**ROW, "id": "2"}, "\n")
+    assert [example.where[-2:] for example in data.load_examples(path)] == [":1", ":3"]
+    with gzip.open(tmp_path / "rows.jsonl.gz", "wb") as out:
+        out.write(Path(path).read_bytes())
+    with pytest.raises(InputError, match="is compressed"):
+        data.load_examples(f"{path}.gz")
 
 
 @pytest.mark.parametrize(
@@ -136,8 +150,16 @@ def test_the_same_holds_for_real_problems_and_solutions(tmp_path):
 def test_the_prompt_is_the_template_with_the_instruction(tokenizer):
     text = data.prompt_text(tokenizer, "1+1", data.instruction("2"))
     assert text == f"<|im_start|>user\n1+1\n{data.ASK_FREE}<|im_end|>\n<|im_start|>assistant\n"
-    asked = [data.instruction(answer) for answer in ("B", "(C)", "e", "2")]
-    assert asked == [data.ASK_LETTER, data.ASK_LETTER, data.ASK_FREE, data.ASK_FREE]
+
+
+LETTERS = ["B", "(C)", "C.", "[C]", "$C$", "{C}", r"\text{(C)}", r"\mathbf{C}", r"\fbox{$C$}"]
+NO_LETTERS = ["e", "2", "2C", "AB", "C^2", r"\sqrt{C}", "C, D", "K", "C+", ""]
+
+
+@pytest.mark.parametrize("answer", LETTERS + NO_LETTERS)
+def test_a_letter_is_asked_for_exactly_where_letters_are_compared(answer):
+    asked = data.instruction(answer)
+    assert asked == (data.ASK_LETTER if reference_letter(answer) else data.ASK_FREE)
 
 
 def test_the_end_of_turn_is_not_eos_and_sampling_stops_on_both(tokenizer):

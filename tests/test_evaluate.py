@@ -1,5 +1,6 @@
 """Scores and their error bars; the benchmarks; what an evaluation keeps, continues and refuses."""
 
+import fcntl
 import itertools
 import json
 import math
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +24,8 @@ from data import ASK_FREE, ASK_LETTER, PROMPT, Example, InputError, load_tokeniz
 from demo.world import NUM_HELDOUT
 from evaluate import BENCHMARKS, Args, load_benchmark, load_own, pass_at_k, with_options
 from paper import label, tables
+from run import write_args
+from verify import is_correct
 
 # ---- the estimator
 
@@ -83,6 +87,15 @@ def test_95_of_100_intervals_hold_the_true_score(k, monkeypatch):
         low, high = evaluate.score_with_interval(counts, 16, k)[1]
         hits += low <= truth <= high
     assert 0.90 <= hits / 300 <= 0.98
+
+
+def test_the_intervals_of_5000_problems_take_little_memory():
+    counts = np.random.default_rng(0).integers(17, size=5000)
+    tracemalloc.start()
+    evaluate.score_with_interval(counts, 16, 4)
+    tables.paired_difference((counts, 16), (counts[::-1], 16), 4)
+    assert tracemalloc.get_traced_memory()[1] < 100e6
+    tracemalloc.stop()
 
 
 def test_no_interval_leaves_its_estimate_or_the_possible_range():
@@ -620,12 +633,40 @@ def test_answers_of_another_model_protocol_or_problem_are_not_mixed(finished, ti
             missing_of(Args(**{**args, **values}))
     assert lines(folder) == lines(finished) and results_of(folder) == results_of(finished)
     assert (folder / "args.json").read_text() == (finished / "args.json").read_text()
-    # Where there is no answer yet, another protocol takes the folder over.
-    empty = tmp_path / "empty"
-    for seed in (0, 1):
-        missing = missing_of(Args(**{**args, "output_dir": empty, "seed": seed}))
-        assert len(missing) == 2 * NUM_HELDOUT * 9
-    assert json.loads((empty / "args.json").read_text())["args"]["seed"] == 1
+    # From its args.json on: another evaluation may be loading its model.
+    empty = {**args, "output_dir": tmp_path / "empty"}
+    assert len(missing_of(Args(**empty))) == 2 * NUM_HELDOUT * 9
+    with pytest.raises(InputError, match="seed"):
+        missing_of(Args(**empty, seed=1))
+    with (folder / ".lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(InputError, match="another process"):
+            missing_of(Args(**args))
+
+
+REWARD = """
+def short(completion, example):
+    return float(len(completion) < example.limit)
+"""
+
+
+def test_a_model_is_judged_by_the_reward_that_it_was_trained_with(tiny, tmp_path):
+    shutil.copytree(tiny / "model", tmp_path / "run" / "final")
+    (tmp_path / "own.py").write_text(REWARD)
+    write_args(tmp_path / "run", args={"reward": f"{tmp_path}/own.py:short"})
+    problems = [json.loads(line) for line in (tiny / "heldout" / "easy.jsonl").open()][:8]
+    write_rows([{**row, "limit": 30} for row in problems], tmp_path / "own.jsonl")
+    setting = settings(tiny, benchmark_file=[tmp_path / "own.jsonl"])
+    setting += ["--model", tmp_path / "run" / "final", "--num_samples", "2"]
+    for reward, judge in ((), lambda row: len(row["text"]) < 30), (("--reward", "verifier"), None):
+        folder = tmp_path / f"eval{len(reward)}"
+        result = call(*setting, "--output_dir", folder, *reward)
+        assert result.returncode == 0, result.stderr
+        rows = [json.loads(line) for line in (folder / "samples.rank0.jsonl").open()]
+        assert len(rows) == 16
+        for row in rows:
+            right = judge(row) if judge else is_correct(row["text"], row["answer"])
+            assert row["correct"] == right
 
 
 def test_a_model_that_was_trained_with_other_prompts_gets_a_note(tiny, tmp_path, capsys):

@@ -20,7 +20,7 @@ def test_advantages_are_normalised_within_each_group():
 
 
 @pytest.mark.parametrize("group", [2, 3, 8])
-@pytest.mark.parametrize("reward", [0.0, 1.0])
+@pytest.mark.parametrize("reward", [0.0, 1.0, 0.7, 1 / 3])  # the mean of eight 0.7 is not 0.7
 def test_a_group_of_equal_rewards_has_no_advantage_at_all(group, reward):
     assert grpo_advantages(torch.full((3, group), reward)).tolist() == [[0.0] * group] * 3
 

@@ -155,8 +155,8 @@ def part(completion, example):
 """
 
 
-def test_a_reward_function_of_ones_own_takes_the_verifiers_place(tiny, tmp_path):
-    rows = [json.loads(line) for line in (tiny / "train.jsonl").open()]
+def test_a_reward_of_ones_own_counts_and_a_query_that_comes_twice_is_sampled_anew(tiny, tmp_path):
+    rows = [json.loads(line) for line in (tiny / "train.jsonl").open()][:20]  # the batch has 24
     rows = {row["id"]: {**row, "length": 40 + n % 5} for n, row in enumerate(rows)}
     write_rows(list(rows.values()), tmp_path / "train.jsonl")
     (tmp_path / "own.py").write_text(REWARD)
@@ -164,6 +164,11 @@ def test_a_reward_function_of_ones_own_takes_the_verifiers_place(tiny, tmp_path)
     setting += ["--reward", f"{tmp_path}/own.py:part"]
     train("--output_dir", tmp_path / "run", *setting, tiny=tiny)
     kept = rollouts(tmp_path / "run", 1)
+    answers = {}
+    for answer in kept:
+        answers.setdefault(answer["id"], []).append(answer["text"])
+    twice = [texts for texts in answers.values() if len(texts) == 4]
+    assert len(twice) == 4 and any(texts[:2] != texts[2:] for texts in twice)
     assert len(kept) == 48 and len({answer["reward"] for answer in kept}) > 2
     for pair in zip(kept[::2], kept[1::2], strict=True):
         lengths = [len(answer["text"]) / rows[answer["id"]]["length"] for answer in pair]

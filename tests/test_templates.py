@@ -3,17 +3,19 @@
 The templates are ours; each writes the format that its name says.
 """
 
+import json
 import re
 from dataclasses import dataclass
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, Qwen2Config
 
 import data
 from conftest import SHARED, needs_shared
 from data import Example, InputError
 from demo.tiny import CHAT_TEMPLATE, make_config
+from engine import load_config
 
 TURNS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -269,3 +271,35 @@ def test_a_template_that_drops_the_system_prompt_is_refused(load, monkeypatch):
     monkeypatch.setattr(data, "SYSTEM_PROMPT", "Be brief.")
     with pytest.raises(InputError, match="the chat template drops"):
         load(case)
+
+
+def test_a_tokenizer_that_is_loaded_as_another_class_and_loses_text_is_refused(tmp_path):
+    letters = sorted({*data.ASK_FREE, *"\nuserasistant"})
+    tokenizer = Tokenizer(models.WordLevel({c: n for n, c in enumerate(letters)}, letters[0]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        extra_special_tokens=["<|im_start|>"],
+        chat_template=CASES["qwen3"].template,
+    )
+    tokenizer.save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    del settings["tokenizer_class"]  # then the config's model decides
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    Qwen2Config().save_pretrained(tmp_path)
+    with pytest.raises(data.InputError, match="loses text"):
+        data.load_tokenizer(str(tmp_path))
+
+
+def test_code_in_a_models_folder_is_never_run(tmp_path):
+    code = f"open({str(tmp_path / 'ran')!r}, 'w')\nfrom transformers import Qwen2Config as C\n"
+    (tmp_path / "own.py").write_text(code)
+    config = {"model_type": "own", "auto_map": {"AutoConfig": "own.C"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(data.InputError, match="no model that can be loaded"):
+        data.load_tokenizer(str(tmp_path))
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        load_config(str(tmp_path), 128)
+    assert not (tmp_path / "ran").exists()
