@@ -13,6 +13,7 @@ import json
 import math
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,6 +40,12 @@ MAX_PADDING = 512  # padding tokens that cost as much as one extra forward and b
 
 class InputError(ValueError):
     """Something the user gave is wrong; the message is one line that says what and where."""
+
+
+def print_anywhere() -> None:
+    """Print a question mark for a character that a terminal or a file does not take."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")
 
 
 # ------------------------------------------------------------------------------------------------

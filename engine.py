@@ -57,6 +57,7 @@ STATE_BYTES = 2**28  # parameters whose state goes into one file
 STATE_KEYS = ("master", "exp_avg", "exp_avg_sq")  # the fp32 weight, and Adam's moments
 IDLE = Trajectory("idle", [0], [0])  # what a rank reads in a pass for which it has no row
 DIED, FAILED, DONE = 0, 1, 2  # a rank's last word to the rank before it; the first is silence
+DRIVER = Path("/proc/driver/nvidia/version")  # CUDA 13 needs 580 or newer
 ECHO_S = 2.0  # seconds in which the rank that failed first ends the others
 
 
@@ -69,6 +70,7 @@ def init_ranks(backend: str) -> None:
 
     From here on, all ranks end when one dies.
     """
+    refuse_unusable_gpu()
     os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's name
     alone = {}
     if "RANK" not in os.environ:
@@ -84,6 +86,15 @@ def init_ranks(backend: str) -> None:
     # A rank may wait for hours while another downloads or samples.
     dist.init_process_group(backend, timeout=timedelta(days=1), **alone)
     watch()
+
+
+def refuse_unusable_gpu() -> None:
+    """Raise InputError if there is a GPU, and this torch cannot use it: a CPU would train."""
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES") != "" and DRIVER.exists()
+    if wanted and not torch.cuda.is_available():
+        driver = DRIVER.read_text().partition("\n")[0].removeprefix("NVRM version: ")
+        reason = f"torch {torch.__version__} (CUDA {torch.version.cuda}) cannot use the GPU"
+        raise InputError(f"{reason} with {driver}; CUDA_VISIBLE_DEVICES= trains on the CPU")
 
 
 def init_distributed() -> None:
@@ -289,7 +300,7 @@ class Engine:
             "train_micro_batch_size_per_gpu": 1,  # nominal: `passes` says which pass is the last
             "bf16": {"enabled": bf16},
             "gradient_clipping": args.max_grad_norm,
-            "zero_optimization": {"stage": self.zero_stage},
+            "zero_optimization": {"stage": self.zero_stage, "overlap_comm": True},
             "zero_force_ds_cpu_optimizer": False,  # torch's AdamW needs no compiler at run time
             "steps_per_print": 10**9,
         }
@@ -448,6 +459,7 @@ class Engine:
         do not depend on the number of ranks or the ZeRO stage.
         """
         (folder / "state").mkdir(parents=True, exist_ok=True)
+        files = {}  # written after the collectives, so that ranks do not wait for each other's disk
         if self.num_steps == 0:  # a run that was stopped in its first rollout
             self._allocate_moments()
         for number, bucket in enumerate(self._buckets(STATE_BYTES)):
@@ -459,8 +471,15 @@ class Engine:
                     if writes:
                         tensors[f"{name}.{key}"] = tensor.cpu()
             if writes:
-                path = folder / "state" / f"{number:05d}.safetensors"
-                save_file(tensors, path, metadata={"step": str(self.num_steps)})
+                files[folder / "state" / f"{number:05d}.safetensors"] = tensors
+            if dist.get_world_size() == 1:
+                self._write(files)
+        self._write(files)
+
+    def _write(self, files: dict[Path, dict[str, torch.Tensor]]) -> None:
+        """Write the state's files, and forget them."""
+        for path in list(files):
+            save_file(files.pop(path), path, metadata={"step": str(self.num_steps)})
 
     def load_state(self, folder: Path) -> None:
         """Read what `save_state` wrote, into an engine that was made from the same folder's model.

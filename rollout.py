@@ -6,10 +6,12 @@ neighbouring ranks share one copy of the model, and sample for the same prompts 
 
 import functools
 import gc
+import glob
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -96,9 +98,30 @@ def import_vllm():
     os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")  # else attention in fp32 rounds to tf32
     if not torch.cuda.is_available():
         os.environ["TORCHDYNAMO_DISABLE"] = "1"  # seconds to compile one function, for no speed
+        name_shared_memory()
     import vllm
 
     return vllm
+
+
+def name_shared_memory() -> None:
+    """Let each launcher's ranks share memory of their own, and leave none behind.
+
+    On CPUs vLLM 0.32 gives that of tensor parallelism one name on a host: a second run, or one
+    after a run that was killed, would fail.
+    """
+    from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed as Shared
+
+    name, join = Shared.make_group_name, Shared._init_cpu_shm
+
+    def join_and_unlink(self) -> int:
+        handle = join(self)  # from here on all ranks have it open
+        for path in Path("/dev/shm").glob(f"{glob.escape(self.group_name.strip('/'))}*"):
+            path.unlink(missing_ok=True)
+        return handle
+
+    Shared.make_group_name = staticmethod(lambda group: f"{name(group)}-{os.getppid()}")
+    Shared._init_cpu_shm = join_and_unlink
 
 
 class Rollout:
@@ -199,6 +222,7 @@ class Rollout:
             this rank's completions, in the order of their prompts.
         """
         share = range(self.group, len(prompts), self.num_groups)
+        # No penalties, logit bias or bad words: vLLM's sleep discards their tensors.
         params = [
             self.vllm.SamplingParams(
                 n=num_samples,
@@ -216,6 +240,7 @@ class Rollout:
         ]
         every = 0.5 if sys.stderr.isatty() else 10  # seconds
         bar = functools.partial(tqdm, leave=False, mininterval=every, delay=every, unit="answer")
+        # vLLM adds a random suffix to the numbers of its requests: those of an aborted call differ.
         outputs = self.llm.generate(
             [{"prompt_token_ids": list(map(int, prompts[index]))} for index in share],
             params,

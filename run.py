@@ -16,6 +16,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -42,6 +43,7 @@ from data import (
     hash_examples,
     load_examples,
     load_tokenizer,
+    print_anywhere,
     read_rows,
     tokenize_examples,
     write_json,
@@ -50,8 +52,8 @@ from data import (
 from engine import Engine, fail, finish, on_rank_0
 
 MEMORY_FLAGS = (
-    "flags that save memory: --max_tokens_per_micro_batch, --gradient_checkpointing, "
-    "--cpu_offload, --vllm_memory, --vllm_tensor_parallel, --vllm_sleep"
+    "flags that save memory: --max_tokens_per_micro_batch, --zero_stage 3, "
+    "--gradient_checkpointing, --cpu_offload, --vllm_memory, --vllm_tensor_parallel, --vllm_sleep"
 )
 
 # ------------------------------------------------------------------------------------------------
@@ -80,7 +82,7 @@ class TrainArgs:
 
     # The machine
     precision: Literal["bf16", "fp32"] = "bf16"  # bf16 keeps fp32 master weights
-    zero_stage: Literal[1, 2, 3] = 3  # what DeepSpeed shards over ranks (one rank: at most 2)
+    zero_stage: Literal[1, 2, 3] = 2  # what is sharded over ranks; the paper's 3 fits more, slower
     attn: str = "sdpa"  # of the trained model: any name that transformers knows
     gradient_checkpointing: bool = False  # recompute activations: less memory, a third more time
     cpu_offload: bool = False  # optimizer state in host memory
@@ -119,7 +121,8 @@ class RolloutArgs(TrainArgs):
     rollout_batch_size: int
 
     # vLLM and the verifier
-    vllm_memory: float = 0.3  # share of the GPU's (on CPU: the host's) memory for vLLM
+    vllm_memory: float | None = None  # share of the GPU's (on CPU: the host's) memory for vLLM;
+    # default: 0.3, with --vllm_sleep 0.5
     vllm_tensor_parallel: int = 1  # GPUs that sample from one copy of the model together
     vllm_sleep: bool = False  # vLLM gives its GPU memory back while the model trains
     verifier_workers: int = 2  # processes per rank that check answers
@@ -128,6 +131,8 @@ class RolloutArgs(TrainArgs):
     def __post_init__(self) -> None:
         if self.train_batch_size is None:
             self.train_batch_size = self.rollout_batch_size
+        if self.vllm_memory is None:
+            self.vllm_memory = 0.5 if self.vllm_sleep else 0.3
 
     @property
     def batch_size(self) -> int:
@@ -152,8 +157,7 @@ def parse_args(args_class: type, description: str | None, **options):
     """Read a dataclass, or a function's arguments, from the command line; rank 0 alone speaks."""
     import tyro  # imported lazily: only a command line needs it
 
-    for stream in (sys.stdout, sys.stderr):  # they may not be UTF-8
-        stream.reconfigure(errors="replace")
+    print_anywhere()
     return tyro.cli(
         args_class,
         args=[arg for arg in sys.argv[1:] if not arg.startswith("--local_rank")],  # the launcher's
@@ -197,7 +201,8 @@ def run_script(
     except (InputError, OSError, FloatingPointError, *expected) as error:
         fail(str(error))
     except Exception as error:
-        fail(traceback.format_exc() + MEMORY_FLAGS * ("memory" in str(error).lower()))
+        too_little = re.search("(?<!illegal )memory", str(error), re.IGNORECASE)
+        fail(traceback.format_exc() + MEMORY_FLAGS * bool(too_little))
     finish(status)
 
 

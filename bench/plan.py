@@ -1,6 +1,6 @@
 """Does a run fit on given GPUs? Only the model's config is read.
 
-python -m bench.plan --model Qwen/Qwen3-4B-Base --gpus 8 --gpu_memory 80
+python -m bench.plan --model Qwen/Qwen3-4B-Base --gpus 8
 """
 
 import functools
@@ -22,7 +22,8 @@ from logprobs import MAX_LOGITS, LogprobModel
 from rollout import kv_cache_bytes
 from run import RolloutArgs, TrainArgs
 
-RESERVE = 2 * 2**30  # bytes of a GPU for CUDA's context, NCCL and fragmentation: assumed
+RESERVE = 3 * 2**30  # bytes of a GPU for CUDA's context, NCCL and fragmentation: assumed
+VLLM_OWN = 4 * 2**30  # bytes of vLLM's share for activations and CUDA graphs: assumed
 LIVE_PARAMETERS, REDUCE_BUCKET = 10**9, 5 * 10**8  # what ZeRO gathers and reduces at a time
 
 
@@ -30,17 +31,17 @@ LIVE_PARAMETERS, REDUCE_BUCKET = 10**9, 5 * 10**8  # what ZeRO gathers and reduc
 class Args:
     model: str  # hub id or folder; no weights are read
     gpus: int = 8  # of all hosts together
-    gpu_memory: float = 80  # GiB of each
+    gpu_memory: float = 79  # GiB of each: so many has one that is sold with 80 GB
 
-    # Flags of train_oswft.py
-    zero_stage: Literal[1, 2, 3] = 3
-    gradient_checkpointing: bool = False
-    cpu_offload: bool = False
-    max_length: int = 5120
-    max_tokens_per_micro_batch: int = 8192
-    vllm_memory: float = 0.3
-    vllm_tensor_parallel: int = 1
-    vllm_sleep: bool = False
+    # Flags of train_oswft.py, with its defaults
+    zero_stage: Literal[1, 2, 3] = train_oswft.Args.zero_stage
+    gradient_checkpointing: bool = train_oswft.Args.gradient_checkpointing
+    cpu_offload: bool = train_oswft.Args.cpu_offload
+    max_length: int = train_oswft.Args.max_length
+    max_tokens_per_micro_batch: int = train_oswft.Args.max_tokens_per_micro_batch
+    vllm_memory: float | None = train_oswft.Args.vllm_memory
+    vllm_tensor_parallel: int = train_oswft.Args.vllm_tensor_parallel
+    vllm_sleep: bool = train_oswft.Args.vllm_sleep
 
     # The training set; tokens are means
     queries: int = 10_000
@@ -92,11 +93,15 @@ def memory(args: RolloutArgs, gpus: int, gpu_memory: float) -> dict[str, dict[st
     stage = args.zero_stage if gpus > 1 else min(args.zero_stage, 2)
     tokens = max(args.max_tokens_per_micro_batch, args.max_length)
 
+    gradients, bucket = count * 4 / (gpus if stage >= 2 else 1), REDUCE_BUCKET * size
+    if args.cpu_offload and stage == 3:  # the other stages add them up on the GPU
+        gradients = 0
     held = {
         "weights": count * size / (gpus if stage == 3 else 1),
-        "gradients": 0 if args.cpu_offload else count * 4 / (gpus if stage >= 2 else 1),
         "optimizer": 0 if args.cpu_offload else count * 12 / gpus,
     }
+    if stage == 3:  # the other stages free them after a step
+        held |= {"gradients": gradients, "reduce bucket": bucket}
     if args.gradient_checkpointing:
         activations = tokens * (per_token + layers * width * size + per_layer)
     else:
@@ -106,22 +111,27 @@ def memory(args: RolloutArgs, gpus: int, gpu_memory: float) -> dict[str, dict[st
     logits, gradient = MAX_LOGITS["cuda"], config.vocab_size * width * size
     head = max(logits * 3 * 4 + gradient, 2 * gradient)
     head += tokens * width * (4 + size)
-    bucket = REDUCE_BUCKET * size
+    tied = gradient if getattr(config, "tie_word_embeddings", False) else 0
     moments = (  # of a backward pass: its start, its middle and its end
         {"activations": activations, "log-probabilities": head},
         {
             "activations": activations,
             "a layer's backward": tokens * per_layer,
+            "embedding's gradient": tied,  # the head's, until the embedding's is added
             "reduce bucket": bucket,
         },
-        {"reduce bucket": bucket + min(count, REDUCE_BUCKET) * 4},
+        {
+            "embedding's gradient": tied + gradient,
+            "reduce bucket": bucket + min(count, REDUCE_BUCKET) * 4,
+        },
     )
     vllm_weights = count * size / args.vllm_tensor_parallel
     vllm = args.vllm_memory * gpu_memory * 2**30
     train = {
         **held,
+        "gradients": gradients,
         "gathered weights": min(count, LIVE_PARAMETERS) * size if stage == 3 else 0,
-        **max(moments, key=lambda parts: sum(parts.values())),
+        **max(moments, key=lambda parts: sum((held | parts).values())),
         "vLLM": 0 if args.vllm_sleep else vllm,
         "reserve": RESERVE,
     }
@@ -154,7 +164,7 @@ def check_fit(args: Args, **changes) -> tuple[dict[str, dict[str, float]], list[
         if sum(parts.values()) > args.gpu_memory * 2**30
     ]
     shared_by = run_args.vllm_tensor_parallel
-    room = phases["sample"]["vLLM"] - traced(args.model, "bf16")[0] * 2 / shared_by
+    room = phases["sample"]["vLLM"] - VLLM_OWN - traced(args.model, "bf16")[0] * 2 / shared_by
     cache = kv_cache_bytes(args.model, args.max_length, "bf16") / shared_by
     if room < cache:
         complaints.append("vLLM's share does not hold the model and one sequence")
@@ -165,9 +175,10 @@ def remedy(args: Args) -> str:
     """A sentence that names the fewest flags with which a run fits."""
     remedies = {  # those with the least side effects first
         "vllm_sleep": True,
-        "gradient_checkpointing": True,
         "max_tokens_per_micro_batch": args.max_length,
         "vllm_memory": 0.5,
+        "zero_stage": 3,
+        "gradient_checkpointing": True,
         "vllm_tensor_parallel": 2,
         "cpu_offload": True,
     }
@@ -211,6 +222,8 @@ def main(args: OmitArgPrefixes[Args]) -> list[str]:
     verdict = "**It fits.**"
     if complaints:
         verdict = f"**It does not fit**: {'; '.join(complaints)}. {remedy(args)}"
+    elif args.gradient_checkpointing and not check_fit(args, gradient_checkpointing=False)[1]:
+        verdict += " It does without `--gradient_checkpointing`, too."
     lengths = (args.prompt_tokens, args.solution_tokens, args.completion_tokens)
     epoch = epoch_tokens(args.queries, 128, *lengths, args.skipped)
     tokens = [[name, f"{a / 1e6:,.1f}M", f"{b / 1e6:,.1f}M"] for name, (a, b) in epoch.items()]

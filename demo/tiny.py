@@ -28,6 +28,7 @@ from data import (
     collate,
     derive_seed,
     load_tokenizer,
+    print_anywhere,
     prompt_text,
     split_micro_batches,
     stop_token_ids,
@@ -238,6 +239,7 @@ def init(
 if __name__ == "__main__":
     import tyro  # only a command line needs it
 
+    print_anywhere()
     try:
         tyro.extras.subcommand_cli_from_dict(
             {"make": make, "init": init}, description=__doc__, use_underscores=True

@@ -92,8 +92,6 @@ train() { # run script arguments...: begin it, or go on with it, unless it is do
   set_model "$run"
   if $tiny; then
     set -- $lengths --max_length 128 "$@" --max_steps 20 --save_every 5
-  elif [ "$size" = 4B ]; then
-    set -- --gradient_checkpointing "$@"
   fi
   for word in "${flags[@]}"; do # a value goes the way of its flag
     case "$script $word" in

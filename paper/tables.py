@@ -13,7 +13,7 @@ import numpy as np
 import tyro
 
 import evaluate
-from data import InputError
+from data import InputError, print_anywhere
 from evaluate import (
     BENCHMARKS,
     PROTOCOL,
@@ -145,6 +145,7 @@ def load_evaluations(
 
 
 if __name__ == "__main__":
+    print_anywhere()
     try:
         tyro.extras.subcommand_cli_from_dict(
             {"table": table, "compare": compare, "score": score},

@@ -5,11 +5,12 @@ from collections.abc import Callable
 
 import tyro
 
-from data import InputError
+from data import InputError, print_anywhere
 
 
 def run_commands(prog: str, description: str, commands: dict[str, Callable]) -> None:
     """Run the subcommand that the command line names; an error is one line."""
+    print_anywhere()
     try:
         tyro.extras.subcommand_cli_from_dict(
             commands, prog=prog, description=description, use_underscores=True

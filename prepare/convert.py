@@ -24,10 +24,13 @@ def import_aqua(source: tyro.conf.Positional[str], output: tyro.conf.Positional[
     examples = []
     for number, (where, row) in enumerate(read_rows(source)):
         question, letter = get_texts(where, row, "question", "correct")
-        options = [option.strip() for option in row.get("options", ())]
+        rationale, options = row.get("rationale") or "", row.get("options")
+        if not isinstance(options, list) or {type(text) for text in [rationale, *options]} != {str}:
+            raise InputError(f"{where}: 'options' must be a list of texts, and 'rationale' a text")
+        options = [option.strip() for option in options]
         if letter not in {option[:1] for option in options}:
             raise InputError(f"{where}: the correct letter '{letter}' is not among the options")
-        solution = f"{(row.get('rationale') or '').strip()}\n\nThe answer is \\boxed{{{letter}}}."
+        solution = f"{rationale.strip()}\n\nThe answer is \\boxed{{{letter}}}."
         question = "\n".join([question, *options])
         examples.append(Example(f"aqua-{number}", question, solution, letter, "aqua"))
     write_examples(examples, source, output)
@@ -46,7 +49,10 @@ def import_gsm8k(source: tyro.conf.Positional[str], output: tyro.conf.Positional
         reasoning, marker, answer = solution.rpartition("####")
         if not marker or not answer.strip():
             raise InputError(f"{where}: the answer has no last line '#### result'")
-        answer = answer.strip().replace(",", "")
+        answer = answer.strip()
+        if "," in answer and not re.fullmatch(r"\D?\d{1,3}(,\d{3})+(\.\d+)?", answer):
+            raise InputError(f"{where}: the commas of the result '{answer}' separate no thousands")
+        answer = answer.replace(",", "")
         reasoning = re.sub(r"<<[^>]*>>", "", reasoning).strip()  # notes for a calculator
         solution = f"{reasoning}\n\nThe answer is \\boxed{{{answer}}}."
         examples.append(Example(f"gsm8k-{number}", question, solution, answer, "gsm8k"))

@@ -55,7 +55,7 @@ class Args:
     steps_per_rollout: int = 1  # optimizer steps whose queries are weighed together
     max_sequence_length: int = 5120  # tokens of prompt and solution, or of prompt and rollout
     max_completion_length: int = 4096  # of a rollout
-    vllm_memory: float = 0.3  # of a GPU, for vLLM
+    vllm_memory: float = 0.5  # of a GPU, for vLLM
     verifier_workers: int = 2  # processes that grade
 
     learning_rate: float = 1e-5
@@ -66,6 +66,7 @@ class Args:
     max_length: int | None = None  # of TRL: nothing is cut off
     remove_unused_columns: bool = False
     report_to: str = "none"
+    use_cpu: bool = not torch.cuda.is_available()
 
     vllm_tensor_parallel, vllm_sleep = 1, True  # no arguments, but `Rollout` reads them
 
@@ -77,7 +78,6 @@ class Args:
 def run(
     trainer: type[Trainer],
     arguments: type[TrainingArguments],
-    row: Callable,
     collator: Callable = lambda tokenizer: None,
 ) -> None:
     """Train as the command line says.
@@ -85,7 +85,6 @@ def run(
     Args:
         trainer: made with an `OSWFTMixin`.
         arguments: a dataclass of `Args` and the trainer's own.
-        row: from an example and its token ids to the columns that the trainer reads.
         collator: from the tokenizer to what makes a batch of rows; default: the trainer's own.
     """
     args = HfArgumentParser(arguments).parse_args_into_dataclasses()[0]
@@ -94,7 +93,11 @@ def run(
     tokenizer = load_tokenizer(args.model)
     lengths = (args.max_sequence_length, args.max_completion_length)
     examples, _ = tokenize_examples(load_examples(args.data), tokenizer, *lengths)
-    rows = [row(ids.example, ids) | {"answer": ids.example.answer} for ids in examples]
+    columns = {
+        "input_ids": [[*e.prompt_ids, *e.completion_ids] for e in examples],
+        "labels": [[-100] * len(e.prompt_ids) + e.completion_ids.tolist() for e in examples],
+        "answer": [e.example.answer for e in examples],
+    }
     model = load_model(args.model, args.max_sequence_length)
     cast_parameters(model, torch.float32)
     model.generation_config.eos_token_id = stop_token_ids(tokenizer)
@@ -106,7 +109,7 @@ def run(
             args,
             weigh=weigh,
             steps_per_rollout=args.steps_per_rollout,
-            train_dataset=Dataset.from_list(rows),
+            train_dataset=Dataset.from_dict(columns),
             data_collator=collator(tokenizer),
             processing_class=tokenizer,
         )

@@ -41,9 +41,4 @@ if __name__ == "__main__":
     class Arguments(Args, TrainingArguments):
         pass
 
-    def row(example, tokenized) -> dict:
-        prompt_ids, solution_ids = tokenized.prompt_ids.tolist(), tokenized.completion_ids.tolist()
-        labels = [-100] * len(prompt_ids) + solution_ids
-        return {"input_ids": prompt_ids + solution_ids, "labels": labels}
-
-    run(OSWFTTrainer, Arguments, row, collator=DataCollatorForSeq2Seq)
+    run(OSWFTTrainer, Arguments, collator=DataCollatorForSeq2Seq)

@@ -9,7 +9,8 @@ tokens of the optimizer step, so a forward hook that multiplies each row's by it
 
 The arguments are those of SFTConfig, and a few of trainer_run.py. To copy: oswft_mixin.py and this
 file; its last lines, which run it, need this repository. Your data set needs a column `answer`
-beside those that SFTTrainer reads.
+beside those that SFTTrainer reads; of rows given as messages, it would learn more than the
+solution.
 """
 
 from dataclasses import dataclass
@@ -46,16 +47,10 @@ class WeightedSFTTrainer(OSWFTMixin, SFTTrainer):
 
 
 if __name__ == "__main__":
-    from data import instruction, messages
     from recipes.trainer_run import Args, run
 
     @dataclass(kw_only=True)
     class Arguments(Args, SFTConfig):
         pass
 
-    def row(example, tokenized) -> dict:
-        completion = [{"role": "assistant", "content": example.solution}]
-        prompt = messages(example.question, instruction(example.answer))
-        return {"prompt": prompt, "completion": completion}
-
-    run(WeightedSFTTrainer, Arguments, row)
+    run(WeightedSFTTrainer, Arguments)

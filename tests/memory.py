@@ -21,7 +21,7 @@ init_distributed()
 passes = 1 + torch.cuda.is_available()  # the second adds to the gradients of the first
 num_rows = passes * rows_per_rank * dist.get_world_size()
 rows = random_rows([(1, length - 1)] * num_rows, range(1000))
-args = train_sft.Args(model=folder, data="", max_length=length)
+args = train_sft.Args(model=folder, data="", max_length=length, zero_stage=3)
 args.gradient_checkpointing = bool(checkpointing)
 args.max_tokens_per_micro_batch = rows_per_rank * length
 engine = load_engine(args)
@@ -52,6 +52,7 @@ states = [x for state in engine.adam.state.values() for x in state.values()]
 held = {
     "weights": sum(p.ds_tensor.nbytes for p in engine.model.parameters()),
     "gradients": zero.grad_partitions_flat_buffer.nbytes,
+    "reduce bucket": sum(bucket.buffer.nbytes for bucket in zero.ipg_buckets.values()),
     "optimizer": sum(x.nbytes for x in [*zero.fp32_partitioned_groups_flat, *states]),
     "activations": resident[1] - resident[0],
 }

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
+import engine
 import run
 import train_grpo
 import train_oswft
@@ -176,6 +177,34 @@ def test_where_memory_was_too_small_the_flags_that_save_it_are_named(monkeypatch
     monkeypatch.setattr(run, "fail", sys.exit)
     with pytest.raises(SystemExit, match=r"(?s)CUDA out of memory.*--gradient_checkpointing"):
         run.run_script(main, Args, "")
+
+
+def test_where_memory_was_accessed_illegally_no_flag_is_named(monkeypatch, capsys):
+    def main(args):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(sys, "argv", ["train_oswft.py", "--model", "m", "--data", "d"])
+    monkeypatch.setattr(run, "fail", sys.exit)
+    with pytest.raises(SystemExit) as ended:
+        run.run_script(main, Args, "")
+    assert "illegal memory access" in str(ended.value) and "--cpu_offload" not in str(ended.value)
+
+
+def test_a_gpu_whose_driver_is_too_old_is_named_and_no_cpu_trains(tmp_path, monkeypatch):
+    (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64  570.86.15  Thu\nGCC 12\n")
+    monkeypatch.setattr(engine, "DRIVER", tmp_path / "version")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(InputError, match=r"cannot use the GPU with NVIDIA UNIX x86_64  570\.86"):
+        engine.refuse_unusable_gpu()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    engine.refuse_unusable_gpu()
+
+
+def test_vllm_gets_more_memory_where_it_sleeps():
+    shares = [Args(model="m", data="d", vllm_sleep=sleep).vllm_memory for sleep in (False, True)]
+    assert shares == [0.3, 0.5]
+    assert Args(model="m", data="d", vllm_memory=0.4, vllm_sleep=True).vllm_memory == 0.4
 
 
 # ---- resume

@@ -1,5 +1,6 @@
 """The importers, the letters that curation reads, and what show and stats print."""
 
+import os
 import re
 import subprocess
 import sys
@@ -69,12 +70,43 @@ def test_gsm8k_loses_its_calculator_and_gains_a_box(write, tmp_path):
             {"question": "q", "options": ["A)1"], "rationale": "r", "correct": "C"},
             "rows.jsonl:1: the correct letter 'C' is not among the options",
         ),
+        (
+            import_aqua,
+            {"question": "q", "options": "A)1 B)2", "rationale": "r", "correct": "B"},
+            "rows.jsonl:1: 'options' must be a list of texts",
+        ),
+        (
+            import_aqua,
+            {"question": "q", "options": ["A)1", 2], "rationale": "r", "correct": "A"},
+            "rows.jsonl:1: 'options' must be a list of texts",
+        ),
+        (
+            import_aqua,
+            {"question": "q", "options": ["A)1", "B)2"], "rationale": 3, "correct": "B"},
+            "rows.jsonl:1: .* 'rationale' a text",
+        ),
         (import_gsm8k, {"question": "q", "answer": "6"}, "rows.jsonl:1: the answer has no"),
+        (import_gsm8k, {"question": "q", "answer": 6}, "rows.jsonl:1: the answer has no"),
     ],
 )
 def test_an_importer_names_the_bad_row_and_writes_nothing(write, tmp_path, importer, row, message):
     with pytest.raises(InputError, match=message):
         importer(write(row), str(tmp_path / "out.jsonl"))
+    assert not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.parametrize("result", ["1,234", "$1,234,567", "-1,234.5"])
+def test_commas_between_thousands_are_dropped(write, tmp_path, result):
+    import_gsm8k(write({"question": "q", "answer": f"#### {result}"}), str(tmp_path / "out.jsonl"))
+    (example,) = load_examples(str(tmp_path / "out.jsonl"))
+    assert example.answer == result.replace(",", "")
+
+
+@pytest.mark.parametrize("result", ["1,5", "1234,567", "1,2345", "1,234,5", "3, 4", ",123"])
+def test_other_commas_are_refused(write, tmp_path, result):
+    row = {"question": "q", "answer": f"#### {result}"}
+    with pytest.raises(InputError, match=f"rows.jsonl:1: the commas of the result '{result}'"):
+        import_gsm8k(write(row), str(tmp_path / "out.jsonl"))
     assert not list(tmp_path.glob("out*"))
 
 
@@ -229,6 +261,14 @@ def test_stats_summarise_any_training_file(curated, tmp_path, capsys):
 
 
 # ---- the commands
+
+
+@pytest.mark.parametrize("command", [["stats"], ["--help"]])
+def test_an_output_that_takes_only_ascii_gets_question_marks(command, curated):
+    call = [sys.executable, "-m", "prepare.look", *command, *[str(curated)] * ("stats" in command)]
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(call, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0 and "?" in done.stdout, done.stderr
 
 
 def test_the_commands_end_with_one_line(write, tmp_path):

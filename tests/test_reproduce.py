@@ -54,7 +54,7 @@ LINES = {
 }
 COMMON = {
     **{"num_epochs": 1, "max_length": 5120, "max_completion_length": 4096},
-    **{"train_batch_size": 128, "precision": "bf16", "zero_stage": 3},
+    **{"train_batch_size": 128, "precision": "bf16"},
 }
 SAMPLED = {**COMMON, "rollout_batch_size": 128, "temperature": 1.0}
 DEFAULTS = {  # section 4.1

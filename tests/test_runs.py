@@ -274,7 +274,7 @@ def test_a_stop_in_the_middle_of_sampling_saves_at_once_and_the_run_continues(
 SHAPES = (
     (1, 2, ("--gradient_checkpointing", "--max_tokens_per_micro_batch", "500"), ""),
     (2, 4, ("--no_gradient_checkpointing",), "gradient_checkpointing True -> False"),
-    (4, 6, ("--zero_stage", "2"), "zero_stage 3 -> 2, world_size 2 -> 4\n"),
+    (4, 6, ("--zero_stage", "3"), "zero_stage 2 -> 3, world_size 2 -> 4\n"),
     (1, 8, ("--zero_stage", "1", "--cpu_offload"), "world_size 4 -> 1\n"),
 )
 

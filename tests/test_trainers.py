@@ -1,9 +1,11 @@
 """recipes/transformers_trainer.py and trl_sft.py: their gradients, and a run of each to its end."""
 
 import ast
+import contextlib
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -11,10 +13,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_templates import QWEN3
 from torch.nn.utils.rnn import pad_sequence
+from transformers import Trainer
 
 from conftest import ROOT, link_packages, needs_vllm
-from data import load_tokenizer, read_rows, stop_token_ids, write_rows
+from data import (
+    load_examples,
+    load_tokenizer,
+    read_rows,
+    stop_token_ids,
+    tokenize_examples,
+    write_rows,
+)
 from gradients import dense_oswft_loss, make_rows
 
 pytest.importorskip("trl", reason="needs requirements-recipes.txt")
@@ -24,7 +35,7 @@ from recipes.trl_sft import WeightedSFTTrainer
 from train_oswft import oswft_loss
 from trainers import Case, make_trainer
 
-SETTING = ("--use_cpu", "True", "--bf16", "False", "--disable_tqdm", "True")
+SETTING = ("--bf16", "False", "--disable_tqdm", "True")
 SETTING += ("--max_sequence_length", "128", "--max_completion_length", "48")
 SETTING += ("--learning_rate", "1e-3", "--logging_steps", "1", "--num_train_epochs", "8")
 SETTING += ("--save_strategy", "no")
@@ -152,6 +163,43 @@ def test_evaluation_is_that_of_sft(trainer, tmp_path):
     assert trainer.evaluate(trainer.train_dataset)["eval_loss"] == pytest.approx(dense, rel=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules")  # imported before
+@pytest.mark.parametrize("recipe", ["transformers_trainer", "trl_sft", "the page's script"])
+def test_what_is_learnt_is_what_the_scripts_learn_and_once(
+    recipe, tiny, tmp_path, one_rank, monkeypatch
+):
+    shutil.copytree(tiny / "model", tmp_path / "model")
+    tokenizer = load_tokenizer(str(tiny / "model"))
+    tokenizer.chat_template = QWEN3  # it writes an empty <think></think> into messages
+    tokenizer.save_pretrained(tmp_path / "model")
+    rows = [row for _, row in read_rows(str(tiny / "heldout" / "hard.jsonl"))]
+    write_rows(rows[:8], tmp_path / "train.jsonl")
+
+    made = []
+    monkeypatch.setattr(Trainer, "train", lambda trainer, **_: made.append(trainer))
+    monkeypatch.setattr(Trainer, "save_model", lambda trainer: None)
+    monkeypatch.setattr("verify.Verifier", lambda num_workers: contextlib.nullcontext())
+    monkeypatch.setattr("recipes.trainer_run.Verifier", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr("recipes.trainer_run.Rollout", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+    if recipe == "the page's script":
+        _, script = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+        exec(script.replace("Qwen/Qwen3-0.6B-Base", "model"), {"__name__": "__main__"})
+    else:
+        call = f"{recipe} --model model --data train.jsonl --output_dir run "
+        call += "--max_sequence_length 128 --max_completion_length 48"
+        monkeypatch.setattr(sys, "argv", call.split())
+        runpy.run_module(f"recipes.{recipe}", run_name="__main__")
+
+    (trainer,) = made
+    assert trainer.args.num_train_epochs == 1
+    examples, _ = tokenize_examples(load_examples("train.jsonl"), tokenizer, 128, 48)
+    for row, example in zip(trainer.train_dataset, examples, strict=True):
+        learnt = [token for token in row["labels"] if token != -100]
+        assert learnt == example.completion_ids.tolist(), tokenizer.decode(learnt)
+        assert row["input_ids"] == [*example.prompt_ids, *example.completion_ids]
+
+
 def test_the_page_s_script_runs_where_only_trl_and_math_verify_are(tiny, tmp_path):
     _, script = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     copy = re.search(r"```bash\n(mkdir.*?)pip install trl math-verify\n```", PAGE, re.DOTALL)[1]
@@ -164,7 +212,7 @@ def test_the_page_s_script_runs_where_only_trl_and_math_verify_are(tiny, tmp_pat
     changes = {
         "Qwen/Qwen3-0.6B-Base": str(tiny / "model"),
         "max_new_tokens=1024": "max_new_tokens=48",
-        "accumulation_steps=16,": "accumulation_steps=2, max_steps=2, use_cpu=True, bf16=False,",
+        "accumulation_steps=16,": "accumulation_steps=2, max_steps=2,",
     }
     for old, new in changes.items():
         assert script.count(old) == 1
