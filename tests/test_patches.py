@@ -40,9 +40,9 @@ def patched(root: Path, *names: str) -> Path:
 
 
 def resume(whole: Path, run: Path, root: Path) -> None:
-    """Continues a run after its second step, in a copy of it, on two ranks."""
+    """Continues a run after its second step, in a copy of it, on two ranks with ZeRO-3."""
     shutil.copytree(whole, run, ignore=shutil.ignore_patterns("final", "*3", "*4"))
-    launch("train_oswft.py", "--resume", run, ranks=2, root=root)
+    launch("train_oswft.py", "--resume", run, "--zero_stage", "3", ranks=2, root=root)
 
 
 def weights(folder: Path) -> torch.Tensor:
