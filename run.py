@@ -245,10 +245,10 @@ def checkpoints(folder: Path) -> dict[int, Path]:
 
 
 def claim_output_dir(args: TrainArgs) -> Path | None:
-    """The checkpoint to resume from, or None for a new run. A collective.
+    """The checkpoint to resume from, or None to begin at the first step. A collective.
 
-    Raises InputError if an argument cannot work, if the folder holds another run, or if there is
-    nothing to resume from.
+    Raises InputError if an argument cannot work, or if the folder holds another run, or has one
+    that is alive.
     """
     return on_rank_0(lambda: find_checkpoint(args))  # another host may see an older folder
 
@@ -284,8 +284,8 @@ def find_checkpoint(args: TrainArgs) -> Path | None:
     same_name = now.get("reward") == before.get("reward")
     if same_name and record.get("reward_hash") != hash_reward(args):
         raise InputError(f"{args.reward} is not what it was when {folder} began")
-    start = checkpoint or f"{folder}, which has no checkpoint, from its first step"
-    print(f"resumed: {start}; changed: {', '.join(changed) or 'nothing'}", file=sys.stderr)
+    start = checkpoint or f"{folder}, without a checkpoint"
+    print(f"{start}: resumed; changed: {', '.join(changed) or 'nothing'}", file=sys.stderr)
     return checkpoint
 
 

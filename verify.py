@@ -88,7 +88,9 @@ def grade(completion: str, answer: str, limit_s: int | None = None) -> Grade:
         return Grade(True, box)
     if word := as_word(answer):  # to algebra words are products, and "no" is "on"
         return Grade(word == as_word(box or ""), box)
-    if box and any(form(box) and not form(answer) for form in (UNREAD.match, is_equation)):
+    if box and UNREAD.match(box) and not UNREAD.match(answer):
+        return Grade(False, box)
+    if box and is_equation(box) and not EQUALS.search(answer):
         return Grade(False, box)
     text = completion.rpartition("</think>")[2]
     closing, gold = text[-CLOSING_CHARS:], _parse_reference(answer, limit_s)
@@ -205,7 +207,7 @@ SPACES = r"\\[ ,;:!]|\\q?quad\b|~|\s"
 EQUALS = re.compile(r"(?<![<>!:])=")
 NAME = re.compile(  # x, x_1, f(x), (x, y), \angle ABC, \text{Area}; not 2x, \sqrt{x}
     r"""\(? (?> \\(?!\w?frac|sqrt|cdot|times|div|pm|mp|sin|cos|tan|log|ln|exp|sum|prod|int|lim)
-                [A-Za-z]+ | [^\W\d_] | _\w* | ['’, ] )+ \)? (?:\([^()]*\))? \ ?""",
+                [A-Za-z]+ | [^\W\d_] | _\w* | ['’,: ] )+ \)? (?:\([^()]*\))? \ ?""",
     re.VERBOSE,
 )
 UNREAD = re.compile(  # a relation, a number in another base, a list that is not written out

@@ -58,7 +58,7 @@ def traced(model: str, precision: str) -> tuple[int, float, float]:
     The forward pass is traced without data: what autograd keeps is counted, not estimated.
     """
     tokens, kept = 1024, {}
-    config = AutoConfig.from_pretrained(model)
+    config = AutoConfig.from_pretrained(model, trust_remote_code=False)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     # A traced tensor does not tell that rows are not packed, and packed ones would need a mask.
     unpacked = mock.patch("transformers.masking_utils.find_packed_sequence_indices", lambda _: None)

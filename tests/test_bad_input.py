@@ -234,13 +234,13 @@ def test_a_run_continues_from_its_newest_checkpoint_or_else_from_its_first_step(
     args.output_dir = args.resume = str(tmp_path)
     write_args(tmp_path, args={**settings(args), "seed": 3}, world_size=2)
     assert claim_output_dir(args) is None
-    assert "which has no checkpoint, from its first step" in capsys.readouterr().err
+    assert "without a checkpoint: resumed; changed: seed 3 -> 0" in capsys.readouterr().err
     (tmp_path / "checkpoint-000003").mkdir()
     with pytest.raises(InputError, match="within a batch"):
         claim_output_dir(args)
     (tmp_path / "checkpoint-000004").mkdir()
     assert claim_output_dir(args) == tmp_path / "checkpoint-000004"
-    assert "; changed: seed 3 -> 0, world_size 2 -> 1\n" in capsys.readouterr().err
+    assert "resumed; changed: seed 3 -> 0, world_size 2 -> 1\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("resume", [False, True])

@@ -57,7 +57,7 @@ def test_a_run_leaves_what_the_readme_says(whole_runs, script):
     run = whole_runs[script]
     names = {path.name for path in run.iterdir()}
     assert names - {"rollouts"} == {
-        *("args.json", "metrics.jsonl", "final"),
+        *("args.json", "metrics.jsonl", "final", ".lock"),
         *("checkpoint-000006", "checkpoint-000008"),  # --keep_checkpoints 2
         *(("checkpoint-000002", "checkpoint-000004") if script == "train_grpo.py" else ()),
     }

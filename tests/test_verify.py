@@ -255,6 +255,8 @@ RIGHT = [
     (r"\boxed{\text{Area} = 5}", "5"),
     (r"\boxed{x + 1 = 6}", "x+1=6"),
     (r"\boxed{P(X=2) = 3}", "3"),
+    (r"\boxed{a:b = 1:2}", "1:2"),
+    (r"\boxed{2x + 3 = y}", "y=2x+3"),
     (r"\boxed{\sum_{n=1}^{5} n}", "15"),
     (r"\boxed{\text{No solution}.}", "no solution"),
     (r"\boxed{1100_{2}}", "1100_2"),
