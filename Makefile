@@ -56,7 +56,6 @@ study: $(INSTALLED)
 	@python -m demo.study
 
 lesson: $(INSTALLED)
-	[ -d runs/tiny/model ] || python -m demo.tiny make
 	jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False docs/lesson.ipynb
 
 exercises: $(INSTALLED)

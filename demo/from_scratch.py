@@ -4,10 +4,10 @@ No launcher, no vLLM, no DeepSpeed: a breakpoint stops at any line. What the pap
 imported from the real files: weights, losses, verdicts. Three packages are enough, also on a Mac:
 
     pip install torch transformers math-verify
-    python -m demo.from_scratch --method oswft       # two minutes, of which one makes the base
+    python -m demo.from_scratch --method oswft       # half a minute; grpo takes longer
     python -m pdb -m demo.from_scratch --method grpo --steps 2
 
-The base is the demo's, from `demo/tiny.py`, and so are data and settings. The other differences
+The base is the demo's, from `demo/base`, and so are data and settings. The other differences
 from train_*.py: fp32, all rows in one pass, and a mask over full logits.
 """
 
@@ -101,7 +101,7 @@ def evaluate(model: PreTrainedModel, tokenizer, base: Path) -> dict[str, float]:
 
 def main(method: str, steps: int, seed: int, base: Path) -> None:
     if not (base / "model").exists():
-        tiny.make(base)
+        tiny.copy(base)
     torch.manual_seed(seed)
     transformers.utils.logging.disable_progress_bar()
     tokenizer = load_tokenizer(str(base / "model"))
@@ -141,6 +141,6 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=24, help="optimizer steps of 128 queries")
     parser.add_argument("--seed", type=int, default=0, help="of the data's order and of sampling")
     parser.add_argument(
-        "--base", type=Path, default=Path("runs/tiny"), help="from demo.tiny; made if it is absent"
+        "--base", type=Path, default=Path("runs/tiny"), help="of demo.tiny; copied if it is absent"
     )
     main(**vars(parser.parse_args()))

@@ -2,12 +2,14 @@ r"""A tiny Qwen3 and a synthetic reasoning set, so that everything runs on a lap
 
 The problems are those of demo/world.py. The model (0.4M parameters, a character-level vocabulary,
 ChatML) is pre-trained until it knows enough for fine-tuning to build on: to a stated level, which
-is measured on the base alone.
+is measured on the base alone. The one of seed 0 is committed in demo/base.
 
-    python -m demo.tiny make --output_dir runs/tiny         # model/, train*.jsonl, heldout/
+    python -m demo.tiny copy --output_dir runs/tiny         # the committed model, and its problems
+    python -m demo.tiny make --output_dir runs/tiny1 --seed 1  # another one: two minutes
     python -m demo.tiny init --tokenizer Qwen/Qwen3-0.6B-Base --output_dir runs/small  # not trained
 """
 
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,6 +38,7 @@ from data import (
 )
 from demo.world import BASES, NUM_HELDOUT, TIERS, TRAIN_MIX, make_examples, make_question, solve
 
+COMMITTED = Path(__file__).parent / "base"
 PRETRAIN_BATCH = 32  # small: what is learnt comes in jumps, after so many *steps*
 AVERAGE_DECAY = 0.98  # of the moving average of the weights, for each step
 NUM_PROBES = 96  # problems of a kind that measure what is known
@@ -155,6 +158,32 @@ def save_model(model: Qwen3ForCausalLM, tokenizer, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
+def write_problems(
+    output_dir: Path, num_train: int = 4096, num_heldout: int = NUM_HELDOUT, seed: int = 0
+) -> set[str]:
+    """Write train.jsonl, train-plain.jsonl and heldout/<tier>.jsonl; returns their questions."""
+    rng, taken = np.random.default_rng(seed), set()
+    files = {f"heldout/{t}": make_examples(num_heldout, {t: 1}, rng, taken) for t in TIERS}
+    files["train"] = make_examples(num_train, TRAIN_MIX, rng, taken)
+    files["train-plain"] = [
+        replace(row, solution=solve(row.question, "plain")[0]) for row in files["train"]
+    ]
+    for name, rows in files.items():
+        write_rows([row.columns for row in rows], output_dir / f"{name}.jsonl")
+    return taken
+
+
+def copy(output_dir: Path = Path("runs/tiny")) -> None:
+    """Write the base that is committed, and its problems: `make` at seed 0, without the training.
+
+    Args:
+        output_dir: where model/, heldout/<tier>.jsonl, train.jsonl and train-plain.jsonl go.
+    """
+    write_problems(output_dir)
+    beside = shutil.ignore_patterns("README.md", "scores.json")
+    shutil.copytree(COMMITTED, output_dir / "model", ignore=beside, dirs_exist_ok=True)
+
+
 def make(
     output_dir: Path = Path("runs/tiny"),
     base: Literal["usual", "weak"] = "usual",
@@ -163,7 +192,7 @@ def make(
     pretrain_steps: int = 3000,
     seed: int = 0,
 ) -> None:
-    """Make the tiny model and its data.
+    """Pre-train a tiny model, and write it with its problems.
 
     Args:
         output_dir: where model/, heldout/<tier>.jsonl, train.jsonl (the expert's solutions, in
@@ -174,21 +203,13 @@ def make(
         pretrain_steps: optimizer steps of pre-training, at most; it ends when enough is known.
         seed: of the data and of the weights.
     """
-    rng = np.random.default_rng(seed)
-    taken: set[str] = set()
-    heldout = {tier: make_examples(num_heldout, {tier: 1}, rng, taken) for tier in TIERS}
-    train = make_examples(num_train, TRAIN_MIX, rng, taken)
-    plain = [replace(row, solution=solve(row.question, "plain")[0]) for row in train]
+    taken = write_problems(output_dir, num_train, num_heldout, seed)
     tokenizer = make_tokenizer()
     torch.manual_seed(derive_seed("tiny", seed))
     model = Qwen3ForCausalLM(make_config(tokenizer))
     model, known = pretrain(model, tokenizer, base, pretrain_steps, seed, taken)
     save_model(model, tokenizer, output_dir / "model")
-    for name, rows in {"train": train, "train-plain": plain}.items():
-        write_rows([row.columns for row in rows], output_dir / f"{name}.jsonl")
-    for tier, rows in heldout.items():
-        write_rows([row.columns for row in rows], output_dir / "heldout" / f"{tier}.jsonl")
-    print(f"{model.num_parameters():,} parameters, {len(train):,} problems -> {output_dir}")
+    print(f"{model.num_parameters():,} parameters, {num_train:,} problems -> {output_dir}")
     print("known: " + ", ".join(f"{kind} {share:.2f}" for kind, share in known.items()))
 
 
@@ -242,7 +263,7 @@ if __name__ == "__main__":
     print_anywhere()
     try:
         tyro.extras.subcommand_cli_from_dict(
-            {"make": make, "init": init}, description=__doc__, use_underscores=True
+            {"copy": copy, "make": make, "init": init}, description=__doc__, use_underscores=True
         )
     except InputError as error:
         sys.exit(f"error: {error}")

@@ -69,20 +69,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory) -> Path:
-    """The folder of `demo.tiny make`: model/, train.jsonl, heldout/<tier>.jsonl.
+    """The folder of `demo.tiny copy`: model/, train.jsonl, heldout/<tier>.jsonl.
 
     Its name has a space, so that every script is tested with one in its paths.
     """
     root = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent  # one for all workers: the first one makes it, the others wait
-    folder, command = root / "a model", [sys.executable, "-m", "demo.tiny", "make", "--output_dir"]
+    from demo.tiny import copy  # after the environment is set
+
+    folder = root / "a model"
     with (root / "tiny.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
-            partial = root / "tiny-partial"
-            subprocess.run([*command, str(partial)], cwd=ROOT, check=True, capture_output=True)
-            partial.rename(folder)
+            copy(folder)
     return folder
 
 

@@ -1,0 +1,32 @@
+"""The tiny base: what is committed, and what makes another one."""
+
+from dataclasses import replace
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from data import load_examples, load_tokenizer
+from demo import tiny
+from demo.world import BASES, TIERS
+
+
+def test_a_base_that_is_made_has_the_shape_and_the_tokenizer_of_the_committed_one(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setitem(BASES, "usual", replace(BASES["usual"], levels={}))  # ends at step 20
+    tiny.make(tmp_path / "made", num_train=64, seed=0)
+    tiny.copy(tmp_path / "copied")
+    made, copied = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / name / "model").state_dict()
+        for name in ("made", "copied")
+    )
+    assert {name: x.shape for name, x in made.items()} == {n: x.shape for n, x in copied.items()}
+    assert any(not torch.equal(x, copied[name]) for name, x in made.items())
+    ours, theirs = (load_tokenizer(str(tmp_path / name / "model")) for name in ("made", "copied"))
+    assert ours.get_vocab() == theirs.get_vocab() and ours.chat_template == theirs.chat_template
+    for tier in TIERS:  # at one seed the problems are the same
+        made, copied = (
+            load_examples(str(tmp_path / name / "heldout" / f"{tier}.jsonl"))
+            for name in ("made", "copied")
+        )
+        assert made == copied
