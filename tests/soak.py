@@ -228,8 +228,8 @@ def main(
     shutil.rmtree(output_dir, ignore_errors=True)
     folder = output_dir.absolute()
     tiny = folder / "tiny"
-    make = [sys.executable, "-m", "demo.tiny", "make", "--output_dir", tiny]
-    subprocess.run(make, cwd=ROOT, check=True, capture_output=True)
+    copy = [sys.executable, "-m", "demo.tiny", "copy", "--output_dir", tiny]
+    subprocess.run(copy, cwd=ROOT, check=True, capture_output=True)
     report = []
     for part in parts:
         started = time.monotonic()
