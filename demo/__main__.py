@@ -1,30 +1,28 @@
 """The demo: SFT, OSW-FT and GRPO from one tiny base, what each gains and what each keeps.
 
-    python -m demo                     # what `make demo` runs: four minutes on two CPU cores
+    python -m demo                     # what `make demo` runs: two and a half minutes on two cores
     python -m demo --seed 2 --output_dir runs/demo2
 
-It is one seed of the study (docs/study.md) at one setting. Every command is shown, and can be typed
-by itself.
+It is the study (docs/study.md) at one setting, from the base that is committed. Every command is
+shown, and can be typed by itself.
 """
 
-import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import tyro
 
 from data import InputError
-from demo.report import TITLES
-from demo.study import DEMO, Job, points, run_job, stop
-from demo.world import TIERS
+from demo.study import DEMO, TITLES, Job, call, read_run, run_all
+from demo.world import GAIN, RETENTION, TIERS
 from run import read_args, write_args
 
-METHODS = ("sft", "oswft", "grpo")
+MODELS = ("base", "sft", "oswft", "grpo")  # the lines of the table
 ADVICE = """Gain is pass@1 on middle and hard, which fine-tuning shows, and retention that on keep
 and long, which it never shows: look at how much retention SFT and OSW-FT pay for their gain.
 One seed of a tiny model proves nothing: docs/study.md has more of them, with intervals."""
@@ -44,60 +42,63 @@ def demo(output_dir: Path = Path("runs/demo"), steps: int = DEMO[1], seed: int =
     Args:
         output_dir: what an earlier demo left there is deleted.
         steps: optimizer steps of each method, of 128 queries each.
-        seed: of data, weights and sampling.
+        seed: of the data's order and of sampling.
     """
     if any(output_dir.glob("*")) and "demo" not in read_args(output_dir):
         raise InputError(f"{output_dir} holds no demo, but something else: choose another folder")
     shutil.rmtree(output_dir, ignore_errors=True)
     write_args(output_dir, demo={"steps": steps, "seed": seed})
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no run is left behind
     started = time.perf_counter()
-    os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
-    jobs = [DemoJob("style", name, DEMO[0], steps, seed) for name in METHODS]
+    jobs = {name: DemoJob("style", name, DEMO[0], steps, seed) for name in MODELS}
+    logs = output_dir / "logs"
 
-    def run(job: Job) -> dict:
-        print(f"\n$ {job.command(output_dir)}\n  log: {output_dir}/logs/{job.name}.log", flush=True)
-        row = run_job(job, output_dir, offline_pass=False)
-        print(f"\n{TITLES[job.method]}: done, {row['seconds']} s", flush=True)
-        return row
+    def show(command: str, log: Path) -> None:
+        print(f"\n$ {command}\n  log: {log}", flush=True)
+        call(command, log)
 
-    rows = [run(jobs[0].base)]
-    with ThreadPoolExecutor(2) as pool:  # two at a time, the longest first
-        futures = [pool.submit(run, job) for job in reversed(jobs)]
-        try:
-            rows += reversed([future.result() for future in futures])
-        except BaseException:
-            stop(futures)
-            raise
-    folders = [str(output_dir / job.name) for job in jobs]
-    plot = ["python", "-m", "paper.plot", *folders, "--output_dir", str(output_dir / "plots")]
+    def run(job: Job) -> None:
+        log = logs / f"{job.name}.log"
+        if job.method != "base":
+            show(job.train_command(output_dir), log)
+        show(job.score_command(output_dir), log)
+
+    copy = f"python -m demo.tiny copy --output_dir {shlex.quote(str(output_dir / 'base'))}"
+    show(copy, logs / "base.log")
+    run_all(run, [jobs[name] for name in ("grpo", "oswft", "sft", "base")], 2, "runs")
+
+    folders = [str(output_dir / name) for name in MODELS[1:]]
     view_file = output_dir / "view.html"
-    view = ["python", "-m", "paper.view", *folders, "--output", str(view_file)]
-    for command in (plot, view):
+    for command in (
+        ["python", "-m", "paper.plot", *folders, "--output_dir", str(output_dir / "plots")],
+        ["python", "-m", "paper.view", *folders, "--output", str(view_file)],
+    ):
         print(f"\n$ {shlex.join(command)}", flush=True)
         subprocess.run([sys.executable, *command[1:]], check=True)
 
-    table = f"{scores_table(rows)}\n{time.perf_counter() - started:.0f} s in all\n\n{ADVICE}\n"
+    table = scores_table({name: read_run(job, output_dir) for name, job in jobs.items()})
+    table += f"\n{time.perf_counter() - started:.0f} s in all\n\n{ADVICE}\n"
     (output_dir / "report.txt").write_text(table)
     print(f"\n{table}\nwritten:")
     for path in sorted([*output_dir.glob("*/*"), output_dir / "report.txt", view_file]):
         print(f"  {path}")
 
 
-def scores_table(rows: list[dict]) -> str:
+def scores_table(runs: dict[str, dict]) -> str:
     """Gain, retention and tokens, then pass@1 of each tier, in percent: a line for each model."""
-    names = "".join(f"{tier:>8}" for tier in TIERS)
-    lines = [
-        f"{'':16}{'gain':>8}{'retention':>11}{'pass@8':>8}{'trained':>10}{'sampled':>10}{names}"
-    ]
-    for point in points(rows):
-        if point["world"] == "style":
-            tiers = "".join(f"{point[tier]:8.1f}" for tier in TIERS)
-            lines.append(
-                f"{TITLES[point['method']]:16}{point['gain']:8.1f}{point['retention']:11.1f}"
-                f"{point['pass@8']:8.1f}{point['trained_tokens']:10,}"
-                f"{point['sampled_tokens']:10,}{tiers}"
-            )
-    return "\n".join(lines) + "\n"
+    tiers = "".join(f"{tier:>8}" for tier in TIERS)
+    text = (
+        f"{'':16}{'gain':>8}{'retention':>11}{'pass@8':>8}{'trained':>10}{'sampled':>10}{tiers}\n"
+    )
+    for name, run in runs.items():
+        last = run["checkpoints"][-1]
+        scores = {tier: 100 * last["tiers"][tier]["pass@1"] for tier in TIERS}
+        gain, retention = (sum(scores[t] for t in own) / len(own) for own in (GAIN, RETENTION))
+        solved = sum(100 * last["tiers"][tier]["pass@8"] for tier in GAIN) / len(GAIN)
+        text += f"{TITLES[name]:16}{gain:8.1f}{retention:11.1f}{solved:8.1f}"
+        text += f"{last['trained_tokens']:10,}{last['sampled_tokens']:10,}"
+        text += "".join(f"{score:8.1f}" for score in scores.values()) + "\n"
+    return text
 
 
 if __name__ == "__main__":

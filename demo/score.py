@@ -1,16 +1,21 @@
 """What a model of the study has learnt and kept: its answers to the held-out problems, by tier.
 
-Unlike evaluate.py, one process scores all checkpoints of a run, with one vLLM engine. Every model
-gets the same problems and the same seeds.
+    python -m demo.score --base runs/tiny --models 0 runs/tiny/model --output scores.json
+
+Unlike evaluate.py, it scores several models with one vLLM engine. Every model gets the same
+problems and the same seeds.
 """
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+import tyro
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from data import (
+    InputError,
     TokenizedExample,
     collate,
     derive_seed,
@@ -28,24 +33,18 @@ from verify import Verifier
 
 MAX_LENGTH, MAX_COMPLETION_LENGTH = 160, 128  # tokens
 NUM_SAMPLES = 8  # answers to each held-out problem
-OFFLINE_SAMPLES = 2  # answers to each training problem, for the static weights
+STATIC_SAMPLES = 2  # answers to each training problem, for the static weights
 
 
 class Answers:
-    """Answers of models that have the shape of the base in a folder. Use as a context manager."""
+    """Answers of models that have the shape of the base in a folder."""
 
-    def __init__(self, base: Path, seed: int):
+    def __init__(self, base: Path, verifier: Verifier, seed: int):
         init_ranks("gloo")
-        self.model, self.seed = str(base / "model"), seed
+        self.model, self.verifier, self.seed = str(base / "model"), verifier, seed
         self.tokenizer = load_tokenizer(self.model)
         args = Args(model=self.model, data="", precision="fp32", vllm_memory=0.1)
-        self.rollout, self.verifier = Rollout(args, self.tokenizer, MAX_LENGTH), Verifier()
-
-    def __enter__(self) -> "Answers":
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.verifier.__exit__()
+        self.rollout = Rollout(args, self.tokenizer, MAX_LENGTH)
 
     def queries(self, path: Path) -> Sequence[TokenizedExample]:
         examples = load_examples(str(path))
@@ -66,45 +65,51 @@ class Answers:
         return completions, self.verifier.score([c.text for c in completions], answers)
 
 
-def score(base: Path, models: dict[int, Path], seed: int, path: Path) -> None:
-    """Write the scores of each model, by step and tier, to `path`."""
+def score(
+    base: Path, models: dict[int, Path], output: Path, seed: int = 0, static_weights: bool = False
+) -> None:
+    """Write the scores of each model, by its step and by tier.
+
+    Args:
+        base: a folder of demo.tiny, with the base and its problems.
+        models: step and folder of each model.
+        output: the JSON file to write.
+        seed: of sampling.
+        static_weights: also give each training problem a column `weight`: 1 less the share of two
+            answers of the base that are right.
+    """
     reference = AutoModelForCausalLM.from_pretrained(base / "model")
-    scores: dict = {"parameters": reference.num_parameters()}
-    with Answers(base, seed) as answers:
+    scores: dict = {"parameters": reference.num_parameters(), "models": {}}
+    with Verifier() as verifier:
+        answers = Answers(base, verifier, seed)
         heldout = {tier: answers.queries(base / "heldout" / f"{tier}.jsonl") for tier in TIERS}
         queries = [query for tier in TIERS for query in heldout[tier]]
         for step, folder in models.items():
             model = AutoModelForCausalLM.from_pretrained(folder)
             completions, correct = answers.sample(model, queries, NUM_SAMPLES)
             kl = kl_from_base(model, reference, queries, completions[::NUM_SAMPLES])
-            scores[step], start = {}, 0
+            scores["models"][step], start = {}, 0
             for tier, own in heldout.items():
                 end = start + len(own)
                 part = slice(start * NUM_SAMPLES, end * NUM_SAMPLES)
-                scores[step][tier] = summarize(completions[part], correct[part], kl[start:end])
-                start = end
-    write_json(scores, path)
-
-
-def offline_weights(base: Path, files: Sequence[str], seed: int, path: Path) -> None:
-    """One pass of the base: its 1 - p̂ becomes column `weight` of its training files.
-
-    The files hold the same problems in the same order. `path` gets the number of sampled tokens.
-    """
-    with Answers(base, seed) as answers:
-        queries = answers.queries(base / files[0])
-        model = AutoModelForCausalLM.from_pretrained(base / "model")
-        completions, correct = answers.sample(model, queries, OFFLINE_SAMPLES)
-    for file in files:
-        add_weights(base / file, correct)
-    write_json({"sampled_tokens": sum(len(c.token_ids) for c in completions)}, path)
+                summary = summarize(completions[part], correct[part], kl[start:end])
+                scores["models"][step][tier], start = summary, end
+        if static_weights:
+            files = [base / "train.jsonl", base / "train-plain.jsonl"]  # the same problems
+            completions, correct = answers.sample(
+                reference, answers.queries(files[0]), STATIC_SAMPLES
+            )
+            for file in files:
+                add_weights(file, correct)
+            scores["static_tokens"] = sum(len(c.token_ids) for c in completions)
+    write_json(scores, output)
 
 
 def add_weights(path: Path, correct: Sequence[bool]) -> None:
     """Give each row of a training file 1 less the share of its answers that were right."""
-    rights = [correct[n : n + OFFLINE_SAMPLES] for n in range(0, len(correct), OFFLINE_SAMPLES)]
+    rights = [correct[n : n + STATIC_SAMPLES] for n in range(0, len(correct), STATIC_SAMPLES)]
     rows = [
-        {**example.columns, "weight": 1 - sum(right) / OFFLINE_SAMPLES}
+        {**example.columns, "weight": 1 - sum(right) / STATIC_SAMPLES}
         for example, right in zip(load_examples(str(path)), rights, strict=True)
     ]
     write_rows(rows, path)
@@ -138,3 +143,10 @@ def summarize(
         "kl": sum(kl) / len(kl),
     }
     return {name: round(value, 4) for name, value in values.items()}
+
+
+if __name__ == "__main__":
+    try:
+        tyro.cli(score, description=__doc__, use_underscores=True)
+    except (InputError, OSError) as error:
+        sys.exit(f"error: {error}")
