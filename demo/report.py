@@ -164,6 +164,7 @@ def read_points(path: Path) -> pd.DataFrame:
                 mean = np.mean([checkpoint["tiers"][tier][score] for tier in tiers])
                 point[name] = mean * (1 if score == "kl" else 100)
             point["balance"] = (point["gain"] + point["retention"]) / 2
+            point["first weights"] = point["change of weights"] = np.nan
             if weights := row.get("weights"):
                 mean = sum(100 * share * np.array(weights[t]) for t, share in TRAIN_MIX.items())
                 mean = mean[: checkpoint["steps"]]
@@ -236,7 +237,7 @@ def along(curve: pd.DataFrame, key: str, value: float) -> pd.Series | None:
 
 def compare(points: pd.DataFrame, a: str, b: str | None, score: str) -> Difference | None:
     """a - b over the seeds that both have, each named as "world:method@purpose"."""
-    values = at(points, a)[score] if score in points else pd.Series(dtype=float)
+    values = at(points, a)[score]
     if b:
         values = values - at(points, b)[score]  # by seed
     values = values.dropna()

@@ -290,6 +290,7 @@ def study(output_dir: Path = Path("runs/study"), full: bool = False, workers: in
     if workers < 1:
         raise InputError(f"--workers must be at least 1, got {workers}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no run is left behind
+    (output_dir / "results").mkdir(parents=True, exist_ok=True)
     jobs = jobs_of(FULL if full else SHORT)
     missing = [job for job in jobs if not result(job, output_dir).exists()]
     # The longest first, so that at the end no core waits.

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT, needs_vllm
+from demo.tiny import COMMITTED
 from demo.world import TIERS
 
 
@@ -20,11 +21,11 @@ def files_of_the_repository() -> set[Path]:
 @needs_vllm
 def test_each_method_of_the_demo_gains_and_osw_ft_keeps_more_than_sft(tmp_path):
     before, folder = files_of_the_repository(), tmp_path / "a demo"
-    demo = [sys.executable, "-m", "demo", "--output_dir", folder, "--steps", "20"]
+    demo = [sys.executable, "-m", "demo", "--output_dir", folder]
     result = subprocess.run(demo, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     report = (folder / "report.txt").read_text()
-    assert report in result.stdout and "One seed of a tiny model proves nothing" in report
+    assert report in result.stdout
     header, *lines = report.splitlines()[:5]
     assert header.split() == ["gain", "retention", "pass@8", "trained", "sampled", *TIERS]
     # the name comes first, and may hold spaces
@@ -36,14 +37,17 @@ def test_each_method_of_the_demo_gains_and_osw_ft_keeps_more_than_sft(tmp_path):
     assert retention["SFT"] < retention["OSW-FT"] <= retention["base"], table
     assert table["SFT"][4] == "0" and int(table["OSW-FT"][4].replace(",", "")) > 0
 
+    # The committed base has the scores that are written next to it; rounding may flip an answer.
+    stated = json.loads((COMMITTED / "scores.json").read_text())["models"]["0"]
+    for tier, cell in zip(TIERS, table["base"][5:], strict=True):
+        assert float(cell) == pytest.approx(100 * stated[tier]["pass@1"], abs=2), tier
+
     for method in ("sft", "oswft", "grpo"):
-        scores = json.loads((folder / method / "scores.json").read_text())
-        assert set(scores["20"]) == set(TIERS) and (folder / method / "final").is_dir()
+        assert (folder / method / "final").is_dir() and (folder / method / "scores.json").exists()
         assert f"--output_dir '{folder}/{method}'" in result.stdout  # each command is shown
     pictures = {path.stem for path in (folder / "plots").iterdir()}
     assert {"loss", "mean_weight", "pass_rate", "reward", "seconds"} == pictures
-    page = (folder / "view.html").read_text()
-    assert page.count('id="batch-') == 2 * 20 and "no questions" not in page
+    assert "no questions" not in (folder / "view.html").read_text()
     assert files_of_the_repository() == before  # it may be read-only
 
 

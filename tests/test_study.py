@@ -1,51 +1,52 @@
-"""The study: its world, what is chosen on which seeds, its statistics, and a folder that grows."""
+"""The study: its world, its loop of runs, its statistics, and what is committed of it."""
 
-import copy
 import json
-import os
-import subprocess
+import re
 import sys
-import time
-from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
-import psutil
+import pandas as pd
 import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 
 import demo.study
 from conftest import ROOT
-from data import InputError, TokenizedExample, tokenize_examples, write_rows
-from demo.report import TABLES, Results, difference, fill, report
-from demo.score import OFFLINE_SAMPLES, add_weights, kl_from_base, summarize
-from demo.study import (
+from data import InputError, TokenizedExample, read_rows, tokenize_examples, write_json, write_rows
+from demo.report import (
     BATCH,
-    CHOOSING_SEEDS,
-    METHODS,
+    LONG,
     NUM_TRAIN,
-    PARTS,
     PROMPT_TOKENS,
-    SEEDS,
-    STEPS,
-    Job,
-    Study,
-    all_settings,
+    SETTINGS,
     along,
+    at,
+    compare,
     count_flops,
-    in_process,
-    points,
-    short_jobs,
-    tokens,
+    difference,
+    fill,
+    read_points,
+    report,
+)
+from demo.score import STATIC_SAMPLES, add_weights, kl_from_base, summarize
+from demo.study import (
+    CHOOSING_SEEDS,
+    FULL,
+    METHODS,
+    SEEDS,
+    Job,
+    call,
+    jobs_of,
+    run_all,
+    study,
     weights_by_tier,
-    write_results,
 )
 from demo.tiny import make_config, make_tokenizer
 from demo.world import BASES, TIERS, TRAIN_MIX, make_examples, solve
 from rollout import Completion
 
-ORIGIN = {**demo.study.provenance(), "machine": demo.study.machine()}
-PAGE, RESULTS = ROOT / "docs" / "study.md", ROOT / "docs" / "study" / "results.json"
+PAGE, RESULTS = ROOT / "docs" / "study.md", ROOT / "docs" / "study" / "results.jsonl"
 
 
 # ------------------------------------------------------------------------------------------------
@@ -94,220 +95,109 @@ def test_neither_base_has_seen_the_retention_tiers_in_the_experts_style():
 
 
 # ------------------------------------------------------------------------------------------------
-# Rows that no run has made, for what is computed from rows
+# The runs
 
 
-def row(job: Job, score: float = 0.5) -> dict:
-    """What a run leaves, with one score for all tiers; a step trains on 1,000 tokens."""
-    scores = {"pass@1": score, "pass@8": score, "scratch": 0.0, "truncated": 0.0, "kl": 0.0}
-    checkpoints = [
-        {
-            "steps": steps,
-            "trained_tokens": 1000 * steps,
-            "sampled_tokens": 500 * steps,
-            "tiers": {tier: dict(scores) for tier in TIERS},
+def pretend(command: str, log: Path) -> None:
+    """In place of a command: the files that it would leave, with scores that depend on it."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a") as out:
+        print(command, file=out)
+    if "demo.score" in command:
+        rng = np.random.default_rng(len(command))
+        steps = [int(step) for step in re.findall(r" (\d+) \S*/(?:model|checkpoint-\d+)", command)]
+        names = ("pass@1", "pass@8", "scratch", "truncated", "kl")
+        tiers = {
+            step: {tier: dict.fromkeys(names, rng.random()) for tier in TIERS} for step in steps
         }
-        for steps in ([0] if job.method == "base" else [s for s in STEPS if s <= job.steps])
-    ]
-    found = {**vars(job), "parameters": 10, "seconds": 60, "checkpoints": checkpoints}
-    found |= ORIGIN
-    if "oswft" in METHODS.get(job.method, ""):
-        found["weights"] = {tier: [0.5] * job.steps for tier in TRAIN_MIX}
-    return found
+        output = Path(re.search(r"--output (\S+)", command)[1])
+        write_json({"parameters": 10, "models": tiers, "static_tokens": 70}, output)
+    else:
+        folder = Path(re.search(r"--output_dir (\S+)", command)[1])
+        folder.mkdir(parents=True)
+        rows = [{"step": n, "train_tokens": 10, "rollout_tokens": 5} for n in range(1, 49)]
+        write_rows(rows, folder / "metrics.jsonl")
 
 
-@pytest.fixture(scope="module")
-def all_rows() -> list[dict]:
-    """A full study; the scores are random."""
-    rng, rows, done = np.random.default_rng(0), [], set()
-    for plan in PARTS:
-        for job in plan(rows):
-            for each in (job.base, job):
-                if each.name not in done:
-                    done.add(each.name)
-                    rows.append(row(each, rng.random()))
-    return rows
-
-
-def test_settings_are_chosen_on_other_seeds_than_those_that_are_reported(all_rows):
-    assert not set(SEEDS) & set(CHOOSING_SEEDS)
-    before = all_settings(all_rows)
-    changed = copy.deepcopy(all_rows)
-    for each in changed:
-        if each["seed"] in SEEDS:
-            for point in each["checkpoints"]:
-                for tier in point["tiers"].values():
-                    tier["pass@1"] = 1.0
-    assert all_settings(changed) == before
-    for each in changed:
-        for point in each["checkpoints"]:
-            if each["method"] == "sft" and point["steps"] == 24 and each["rate"] == 5e-5:
-                point["tiers"]["keep"]["pass@1"] = 9.0
-    assert all_settings(changed)["style"]["sft"]["best"] == (5e-5, 24)
-
-
-def test_flops_are_6_for_a_trained_token_and_2_for_one_that_is_sampled_or_read_to_sample():
-    point = {"steps": 3, "trained_tokens": 100, "sampled_tokens": 10}
-    cost = {m: count_flops({"method": m, "parameters": 1}, point) for m in ("base", *METHODS)}
-    prompts = 3 * BATCH * PROMPT_TOKENS
-    assert cost["base"] == cost["sft"] == cost["dft"] == 620
-    assert cost["oswft"] == 620 + 2 * 2 * prompts
-    assert cost["oswft-k4"] == cost["hard"] == cost["random"] == 620 + 2 * 4 * prompts
-    assert cost["oswft-k1"] == 620 + 2 * prompts and cost["grpo"] == 620 + 16 * prompts
-    assert cost["static"] == 620 + 2 * 2 * NUM_TRAIN * PROMPT_TOKENS
-
-
-def test_prompts_of_the_training_set_have_as_many_tokens_as_are_counted():
-    tokenizer = make_tokenizer()
-    examples = make_examples(40, TRAIN_MIX, np.random.default_rng(0), set())
-    queries, _ = tokenize_examples(examples, tokenizer, 160, 128)
-    assert {len(query.prompt_ids) for query in queries} == {PROMPT_TOKENS}
-
-
-def test_between_checkpoints_a_curve_is_a_line():
-    curve = points([row(Job("style", "sft", 1e-4, 48, 10), 0.5)])
-    curve[1]["gain"] = 70.0
-    middle = along(curve, "trained_tokens", 30_000)
-    assert middle["steps"] == 30 and middle["gain"] == 55 and middle["retention"] == 50
-    assert along(curve, "gain", 60.0)["steps"] == 36
-    assert along(curve, "trained_tokens", 50_000) is None
-
-
-def test_two_runs_at_one_learning_rate_are_one_curve(tmp_path):
-    short, long = (Job("style", "sft", 1e-4, steps, 10) for steps in (48, 72))
-    steps = [point["steps"] for point in points([row(short), row(long)])]
-    assert sorted(steps) == [24, 48, 72]
-    study = Study(tmp_path, workers=1)
-    study.append(row(short.base))
-    (tmp_path / short.base.name).mkdir()
-    (tmp_path / long.name).mkdir()
-    study.append(row(long))
-    assert study.missing([short]) == [] and len(study.missing([replace(long, steps=144)])) == 1
-
-
-def test_every_method_is_reported_on_the_seeds_that_are_promised(all_rows):
-    results = Results(all_rows, json.loads(json.dumps(all_settings(all_rows))))
-    for method in METHODS:
-        promised = 8 if method in demo.study.MAIN else 4
-        assert len(results.by_seed("style", method)) == promised
-    assert len(results.by_seed("own", "sft")) == len(results.by_seed("weak", "oswft")) == 4
-    assert results.by_seed("own", "grpo").keys() == results.by_seed("style", "grpo").keys()
-    rate, steps = results.setting("style", "grpo")
-    assert results.setting("style", "grpo", "tenfold") == (pytest.approx(10 * rate), steps)
-
-
-def test_an_unfinished_study_says_what_is_missing_and_does_each_run_once(tmp_path, monkeypatch):
+def test_a_study_that_was_stopped_goes_on_and_does_each_run_once(tmp_path, monkeypatch, capsys):
+    plan = (("style", ("sft", "static"), {1e-4: 48}, (10, 11)),)
+    monkeypatch.setattr(demo.study, "SHORT", plan)
     begun = []
-    Study(tmp_path, workers=2).lock.close()
-    jobs = [Job("style", "sft", 1e-4, 24, seed) for seed in (10, 11, 12)]
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row(jobs[0])) + '\n{"half')
-    study = Study(tmp_path, workers=2)
-    assert [job.name for job in study.missing(jobs)] == [
-        *(f"base-usual-{seed}" for seed in (10, 11, 12)),
-        *(job.name for job in jobs[1:]),
-    ]
 
-    def run_job(job, root):
-        begun.append(job.name)
-        (root / job.name).mkdir()
-        if job.seed == 12 and job.method != "base":
+    def stop(command: str, log: Path) -> None:
+        begun.append(command)
+        if "train_sft" in command and "weight_column" in command and "--seed 11" in command:
             raise ChildProcessError("killed")
-        return row(job)
+        pretend(command, log)
 
-    monkeypatch.setattr(demo.study, "run_job", run_job)
+    monkeypatch.setattr(demo.study, "call", stop)
     with pytest.raises(ChildProcessError):
-        study.run(jobs, "part")
-    study.lock.close()
-    study = Study(tmp_path, workers=1)
-    assert [job.name for job in study.missing(jobs)] == [jobs[2].name]
-    assert (tmp_path / "base-usual-10").exists() and not (tmp_path / jobs[1].name).exists()
-    assert jobs[1].name in study.rows and jobs[2].name not in study.rows
-    (tmp_path / "base-usual-12").rmdir()
-    assert [job.name for job in study.missing(jobs)] == ["base-usual-12", jobs[2].name]
+        study(tmp_path, workers=1)
+    done = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    first, done = len(begun), {(row["method"], row["seed"]) for row in done}
+    assert done >= {("base", 10), ("base", 11), ("sft", 10)} and ("static", 11) not in done
+
+    monkeypatch.setattr(demo.study, "call", lambda *args: (begun.append(args[0]), pretend(*args)))
+    study(tmp_path, workers=2)
+    assert not any("demo.tiny" in command for command in begun[first:])  # the bases are there
+    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert {row["seed"] for row in rows if row["method"] == "static"} == {10, 11} and len(rows) == 6
+    for row in rows:
+        last = row["checkpoints"][-1]
+        if row["method"] == "sft":
+            assert (last["trained_tokens"], last["sampled_tokens"]) == (480, 240)
+        elif row["method"] == "static":
+            assert last["sampled_tokens"] == 70 + 240
+    assert not (tmp_path / "style-sft-0.0001-48-10").exists()  # gigabytes, of all runs
+    assert "not run, or not reached" in (tmp_path / "report.md").read_text()
+    assert (tmp_path / "front.png").exists()
+
+    before = len(begun)
+    study(tmp_path)
+    assert len(begun) == before
 
 
-def test_another_setting_machine_or_version_is_refused(tmp_path, monkeypatch):
-    study = Study(tmp_path, workers=1)
-    with pytest.raises(InputError, match="another study is running"):
-        Study(tmp_path, workers=1)
-    study.lock.close()
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row(Job("style", "sft", 1e-4, 24, 10))) + "\n")
-    Study(tmp_path, workers=1).lock.close()
-    with monkeypatch.context() as changed, pytest.raises(InputError, match="samples"):
-        changed.setitem(demo.study.SETTINGS, "samples", [1])
-        Study(tmp_path, workers=1)
-    for name, value in (("machine", "x"), ("provenance", {"versions": {"torch": "1"}})):
-        with monkeypatch.context() as changed, pytest.raises(InputError, match="rows of other "):
-            changed.setattr(demo.study, name, lambda value=value: value)
-            Study(tmp_path, workers=1)
+def test_a_run_that_fails_is_named_with_its_log_and_its_last_line_and_no_other_begins(tmp_path):
+    log, begun = tmp_path / "logs" / "run.log", []
+    why = "import sys; print('why it failed'); sys.exit(3)"
 
+    def run(job: Job) -> None:
+        begun.append(job)
+        call(f'python -c "{why}"', log)
 
-def test_a_base_that_comes_out_otherwise_than_before_is_refused(tmp_path):
-    study, base = Study(tmp_path, workers=1), Job("style", "base", 0.0, 0, 10)
-    study.append(row(base))
-    study.append(row(base))
-    with pytest.raises(InputError, match="is not what it was"):
-        study.append(row(base, score=0.4))
-
-
-def test_a_folder_with_something_else_is_refused_and_left_as_it_is(tmp_path):
-    (tmp_path / "args.json").write_text('{"args": {}}')
-    with pytest.raises(InputError, match="holds something else"):
-        Study(tmp_path, workers=1)
-    assert (tmp_path / "args.json").read_text() == '{"args": {}}'
-
-
-def fail(word: str) -> None:
-    print(word, flush=True)
-    raise SystemExit(3)
-
-
-def test_a_run_that_fails_is_named_with_its_log_and_its_last_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(demo.study, "PRELOADED", ["json"])
+    jobs = [Job("style", "sft", 1e-4, 24, seed) for seed in range(4)]
     with pytest.raises(ChildProcessError, match=r"logs/run\.log: status 3: why it failed"):
-        (tmp_path / "logs").mkdir()
-        in_process(fail, tmp_path / "logs" / "run.log", "why it failed")
+        run_all(run, jobs, 1, "runs")
+    assert len(begun) < 4 and sys.executable
 
 
-KILLED = """
-import os, sys, time
-from pathlib import Path
-from demo import study
+@pytest.mark.parametrize("world", demo.study.WORLDS)
+def test_every_command_is_one_that_the_scripts_take(world, tmp_path):
+    import train_grpo
+    import train_oswft
+    import train_sft
 
-def linger(path):
-    path.write_text(str(os.getpid()))
-    time.sleep(600)
-
-if __name__ == "__main__":
-    study.PRELOADED = ["json"]
-    study.in_process(linger, Path(sys.argv[1], "log"), Path(sys.argv[1], "pid"))
-"""
-
-
-def test_a_run_ends_with_the_study_that_was_killed(tmp_path):
-    (tmp_path / "killed.py").write_text(KILLED)
-    study = subprocess.Popen(
-        [sys.executable, tmp_path / "killed.py", tmp_path],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
-    run = psutil.Process(int((tmp_path / "pid").read_text()))
-    study.kill()
-    study.wait()
-    wait_until(lambda: not run.is_running() or run.status() == psutil.STATUS_ZOMBIE)
+    for method in METHODS:
+        job = Job(world, method, 1e-4, 48, 10)
+        script, *args = job.train_command(tmp_path).split()[1:]
+        scripts = {module.__name__: module for module in (train_sft, train_oswft, train_grpo)}
+        found = vars(scripts[script.removesuffix(".py")].Args(model="", data=""))
+        assert {arg.removeprefix("--") for arg in args if arg.startswith("--")} <= found.keys()
 
 
-def wait_until(condition) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def test_tokens_are_counted_up_to_each_step(tmp_path):
-    rows = [{"step": n, "train_tokens": 10, "rollout_tokens": 5} for n in (1, 2)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
-    assert tokens(tmp_path) == {0: (0, 0), 1: (10, 5), 2: (20, 10)}
+def test_every_method_is_reported_on_seeds_on_which_nothing_was_chosen():
+    assert not set(SEEDS) & set(CHOOSING_SEEDS)
+    jobs = jobs_of(FULL)
+    assert len(set(jobs)) == len(jobs)
+    for method in METHODS:
+        for rate, steps in SETTINGS["style"][method].values():
+            own = {
+                job.seed
+                for job in jobs
+                if (job.world, job.method, job.rate) == ("style", method, rate)
+                and job.steps >= steps
+            }
+            assert own >= set(SEEDS[: 8 if method in demo.study.MAIN else 4])
 
 
 def test_weights_are_averaged_by_tier_and_step(tmp_path):
@@ -348,11 +238,11 @@ def test_a_tiers_scores_are_shares_of_its_answers():
     assert found == expected
 
 
-def test_an_offline_pass_gives_each_problem_one_less_the_share_that_was_right(tmp_path):
+def test_static_weights_give_each_problem_one_less_the_share_that_was_right(tmp_path):
     examples = make_examples(3, {"easy": 1}, np.random.default_rng(0), set())
     path = tmp_path / "train.jsonl"
     path.write_text("".join(json.dumps(example.columns) + "\n" for example in examples))
-    assert OFFLINE_SAMPLES == 2
+    assert STATIC_SAMPLES == 2
     add_weights(path, [True, True, True, False, False, False])
     rows = [json.loads(line) for line in path.open()]
     assert [each["weight"] for each in rows] == [0.0, 0.5, 1.0]
@@ -360,7 +250,7 @@ def test_an_offline_pass_gives_each_problem_one_less_the_share_that_was_right(tm
 
 
 # ------------------------------------------------------------------------------------------------
-# The report
+# Scores and statistics
 
 
 def test_an_interval_is_students_and_the_p_value_that_of_all_flips_of_signs():
@@ -380,56 +270,75 @@ def test_an_interval_that_holds_zero_is_written_out():
     assert said.startswith("between -") and " and +" in said
 
 
-def test_differences_are_paired_by_seed(all_rows):
-    results = Results(all_rows, json.loads(json.dumps(all_settings(all_rows))))
-    ours, theirs = results.by_seed("style", "oswft"), results.by_seed("style", "sft")
-    expected = [ours[seed]["retention"] - theirs[seed]["retention"] for seed in SEEDS]
-    assert results.compare("oswft", "sft", "retention") == difference(expected)
-    assert ours[10]["gain"] == pytest.approx(100 * ours[10]["tiers"]["hard"]["pass@1"])
-
-
-def test_any_part_of_a_study_has_settings_and_tables(all_rows):
-    for part in range(len(all_rows)):
-        rows = all_rows[:part]
-        results = Results(rows, all_settings(rows))
-        if part % 20 == 0:
-            assert all(table(results) for table in TABLES.values())
-
-
-@pytest.mark.parametrize("share", [0.2, 1])
-def test_a_report_of_any_part_of_a_study_is_written(all_rows, tmp_path, share):
-    rows = all_rows[: int(share * len(all_rows))]
-    write_results(rows, all_settings(rows), tmp_path / "results.json")
-    report(tmp_path / "results.json", tmp_path / "report.md")
-    text = (tmp_path / "report.md").read_text()
-    assert "nan" not in text and (share == 1 or "not run, or not reached" in text)
-    assert (tmp_path / "front.png").exists() and (tmp_path / "mechanism.png").exists()
-
-
-def test_a_page_without_a_place_for_a_table_is_refused():
-    with pytest.raises(InputError, match="no place for the table 'main'"):
-        fill("# A page", {"main": "| a |"})
-
-
 # ------------------------------------------------------------------------------------------------
 # What is committed
 
 
+@pytest.fixture(scope="module")
+def points() -> pd.DataFrame:
+    return read_points(RESULTS)
+
+
+def test_differences_are_paired_by_seed(points):
+    ours, theirs = at(points, "oswft"), at(points, "sft")
+    expected = [ours.retention[seed] - theirs.retention[seed] for seed in SEEDS]
+    assert compare(points, "oswft", "sft", "retention") == difference(expected)
+    tiers = ours.tiers[10]
+    gain = 50 * (tiers["middle"]["pass@1"] + tiers["hard"]["pass@1"])
+    assert ours.gain[10] == pytest.approx(gain)
+
+
+def test_flops_are_6_for_a_trained_token_and_2_for_one_that_is_sampled_or_read_to_sample():
+    point = {"steps": 3, "trained_tokens": 100, "sampled_tokens": 10}
+    cost = {m: count_flops({"method": m, "parameters": 1}, point) for m in ("base", *METHODS)}
+    prompts = 3 * BATCH * PROMPT_TOKENS
+    assert cost["base"] == cost["sft"] == cost["dft"] == 620
+    assert cost["oswft"] == 620 + 2 * 2 * prompts
+    assert cost["oswft-k4"] == cost["hard"] == cost["random"] == 620 + 2 * 4 * prompts
+    assert cost["oswft-k1"] == 620 + 2 * prompts and cost["grpo"] == 620 + 16 * prompts
+    assert cost["static"] == 620 + 2 * 2 * NUM_TRAIN * PROMPT_TOKENS
+
+
+def test_prompts_of_the_training_set_have_as_many_tokens_as_are_counted():
+    examples = make_examples(40, TRAIN_MIX, np.random.default_rng(0), set())
+    queries, _ = tokenize_examples(examples, make_tokenizer(), 160, 128)
+    assert {len(query.prompt_ids) for query in queries} == {PROMPT_TOKENS}
+
+
+def test_between_checkpoints_a_curve_is_a_line():
+    curve = pd.DataFrame({"steps": [0.0, 24, 48], "gain": [50.0, 70, 80], "cost": [0.0, 10, 10]})
+    assert along(curve, "gain", 60)["steps"] == 12 and along(curve, "steps", 36)["gain"] == 75
+    assert along(curve, "cost", 10)["steps"] == 24 and along(curve, "gain", 81) is None
+
+
+def test_the_best_settings_are_those_of_the_choosing_seeds(points):
+    tried = points[points.seed.isin(CHOOSING_SEEDS) & (points.rate > 0)]
+    tried = tried[(tried.rate != LONG[0]) | (tried.steps != LONG[1])]
+    for world, methods in SETTINGS.items():
+        for method, settings in methods.items():
+            own = tried[(tried.world == world) & (tried.method == method)]
+            balance = own.groupby(["rate", "steps"]).balance.mean()
+            if method != "base":
+                assert balance.idxmax() == settings["best"], (world, method)
+            if "epoch" in settings:
+                short = balance[balance.index.get_level_values("steps") <= 32]
+                assert short.idxmax() == settings["epoch"]
+
+
+def test_a_page_without_a_place_for_a_table_is_refused():
+    with pytest.raises(InputError):
+        fill("# A page", {"main": "| a |"})
+
+
 def test_the_page_is_what_its_results_say(tmp_path):
     (tmp_path / "study.md").write_text(PAGE.read_text())
-    (tmp_path / "results.json").write_text(RESULTS.read_text())
-    report(tmp_path / "results.json", tmp_path / "study.md")
+    (tmp_path / "results.jsonl").write_text(RESULTS.read_text())
+    report(tmp_path / "results.jsonl", tmp_path / "study.md")
     assert (tmp_path / "study.md").read_text() == PAGE.read_text()
 
 
-def test_the_committed_settings_are_those_that_the_choosing_seeds_give():
-    read = json.loads(RESULTS.read_text())
-    assert read["settings"] == json.loads(json.dumps(all_settings(read["rows"])))
-    assert {job.seed for job in short_jobs(read["settings"])} == set(SEEDS[:4])
-
-
 def test_every_committed_row_says_how_it_came_about():
-    for each in json.loads(RESULTS.read_text())["rows"]:
-        assert each["command"].startswith(("deepspeed train_", "python -m demo.tiny make "))
-        assert len(each["git_commit"]) == 40 and each["versions"]["torch"] and each["seconds"]
-        assert "/" not in each["machine"] and each["command"].count(" /") == 0
+    for _, row in read_rows(str(RESULTS)):
+        assert row["command"].startswith(("deepspeed train_", "python -m demo.tiny make "))
+        assert len(row["git_commit"]) == 40 and row["versions"]["torch"] and row["seconds"]
+        assert "/" not in row["machine"] and row["command"].count(" /") == 0
