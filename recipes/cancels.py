@@ -1,4 +1,4 @@
-"""What cancels the weights: the obvious mistakes beside the right loss, on one batch.
+"""What cancels the weights: the obvious mistakes next to the right loss, on one batch.
 
     python -m recipes.cancels    # prints the table of recipes/codebases.md
 
@@ -16,14 +16,10 @@ from train_oswft import oswft_loss, oswft_weights
 LENGTHS = [24, 6, 40, 12, 5, 32, 8, 19]  # tokens of the solutions: what is hard is long
 MICRO_BATCH = 2  # rows
 STEPS = 78  # of the paper's run; the first half with the early weights, the rest with the late ones
-HEADER = [
-    "loss",
-    "gradient norm: early, late",
-    "cosine",
-    "Adam's path off by: as it is, clipped",
-    "in the log: loss, grad_norm",
-    "one row off by",
-]
+HEADER = """\
+| loss | gradient norm: early, late | cosine | Adam's path off by: as it is, clipped \
+| in the log: loss, grad_norm | one row off by |
+| --- | ---: | ---: | ---: | ---: | ---: |"""
 EARLY = oswft_weights(
     torch.tensor([[0, 0], [0, 1], [0, 0], [0, 0], [1, 1], [0, 0], [1, 0], [0, 0]])
 )
@@ -44,29 +40,28 @@ def losses(
     nll = -(logprobs * mask)  # (B, T)
     weighted, weighted_mask = weights[:, None] * nll, weights[:, None] * mask
     kept = (weights > 0)[:, None] * mask
-    parts = torch.arange(len(weights)).split(MICRO_BATCH)
+
+    def sums(x: torch.Tensor) -> torch.Tensor:
+        """(B, T) -> (micro-batches,)"""
+        return x.unflatten(0, (-1, MICRO_BATCH)).sum(dim=(1, 2))
+
+    means = sums(weighted) / sums(weighted_mask).clamp(min=1e-6)
+    mean_weights = weights.view(-1, MICRO_BATCH).mean(dim=1)
     return {
         "**right: Σ w·nll / all completion tokens**": oswft_loss(logprobs, mask, weights, tokens),
         "w in the mask: / Σw": weighted.sum() / weighted_mask.sum(),
-        "the same in each micro-batch": sum(
-            weighted[p].sum() / weighted_mask[p].sum().clamp(min=1e-6) * mask[p].sum() / tokens
-            for p in parts
-        ),
+        "the same in each micro-batch": (means * sums(mask)).sum() / tokens,
         "rows of weight 0 left out": weighted.sum() / kept.sum(),
-        "mean of the micro-batches' means": sum(weighted[p].sum() / mask[p].sum() for p in parts)
-        / len(parts),
+        "mean of the micro-batches' means": (sums(weighted) / sums(mask)).mean(),
         "mean of the rows' means": (weighted.sum(dim=1) / mask.sum(dim=1)).mean(),
-        "a micro-batch's loss · mean(w)": sum(
-            nll[p].sum() / tokens * weights[p].mean() for p in parts
-        ),
-        "rows end to end, weights broadcast": (weights * nll.reshape(1, -1).sum(dim=1)).sum()
-        / tokens,
+        "a micro-batch's loss · mean(w)": (sums(nll) * mean_weights).sum() / tokens,
+        "rows end to end, weights broadcast": (weights[:, None] * nll.view(1, -1)).sum() / tokens,
         "no weights: SFT": nll.sum() / tokens,
     }
 
 
-def make_batch() -> tuple[Qwen3ForCausalLM, torch.Tensor, torch.Tensor]:
-    """The model, and its logprobs and mask (B, T), in float64: less rounding."""
+def losses_and_gradients(weights: list[torch.Tensor]) -> list[dict[str, tuple]]:
+    """For each (B,) weights, by name: the loss, and its gradient as one vector, in float64."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=64,
@@ -82,26 +77,27 @@ def make_batch() -> tuple[Qwen3ForCausalLM, torch.Tensor, torch.Tensor]:
     ids = lambda n: torch.randint(64, (n,)).tolist()  # noqa: E731
     batch = collate([Trajectory(str(n), ids(8), ids(n)) for n in LENGTHS], range(len(LENGTHS)))
     logprobs = model(input_ids=batch.input_ids).logits.log_softmax(-1)
-    return model, logprobs.gather(-1, batch.targets[..., None])[..., 0], batch.mask.double()
+    logprobs = logprobs.gather(-1, batch.targets[..., None])[..., 0]  # (B, T)
+
+    def gradient(loss: torch.Tensor) -> torch.Tensor:
+        parts = torch.autograd.grad(loss, model.parameters(), retain_graph=True)
+        return torch.cat([part.flatten() for part in parts])
+
+    return [
+        {
+            name: (loss.item(), gradient(loss))
+            for name, loss in losses(logprobs, batch.mask.double(), w.double()).items()
+        }
+        for w in weights
+    ]
 
 
-def gradients(model, logprobs, mask, weights) -> dict[str, torch.Tensor]:
-    """The gradient of each loss, all parameters in one vector."""
-    return {
-        name: torch.cat(
-            [g.flatten() for g in torch.autograd.grad(loss, model.parameters(), retain_graph=True)]
-        )
-        for name, loss in losses(logprobs, mask, weights.double()).items()
-    }
-
-
-def adam_path(early: torch.Tensor, late: torch.Tensor, clip: bool) -> torch.Tensor:
-    """Where `STEPS` steps of Adam lead; `clip`: each gradient is first cut to length 1."""
+def adam_path(early: torch.Tensor, late: torch.Tensor) -> torch.Tensor:
+    """Where `STEPS` steps of Adam lead."""
     theta = torch.zeros_like(early, requires_grad=True)
     optimizer = torch.optim.Adam([theta], lr=1.0)
     for step in range(STEPS):
-        gradient = early if step < STEPS // 2 else late
-        theta.grad = gradient / gradient.norm() if clip else gradient.clone()
+        theta.grad = early if step < STEPS // 2 else late
         optimizer.step()
     return theta.detach()
 
@@ -113,34 +109,31 @@ def error(vector: torch.Tensor, right: torch.Tensor) -> float:
 
 def measure() -> dict[str, list[tuple[float, ...]]]:
     """Each loss, and the numbers of each column of the table."""
-    model, logprobs, mask = make_batch()
-    logged = [losses(logprobs, mask, weights.double()) for weights in (EARLY, LATE)]
-    early, late = (gradients(model, logprobs, mask, weights) for weights in (EARLY, LATE))
-    alone = gradients(model, logprobs, mask, torch.eye(len(EARLY))[0])  # one row has a weight
-    paths = {
-        name: [adam_path(early[name], late[name], cut) for cut in (False, True)] for name in early
-    }
-    norms = {name: torch.stack([early[name].norm(), late[name].norm()]) for name in early}
-    right = next(iter(early))
-    return {
-        name: [
-            tuple((norms[name] / norms[right]).tolist()),
-            (torch.cosine_similarity(late[name], late[right], dim=0).item(),),
-            tuple(map(error, paths[name], paths[right])),
-            ((logged[1][name] / logged[0][name]).item(), (norms[name][1] / norms[name][0]).item()),
-            (error(alone[name], alone[right]),),
+    alone = torch.eye(len(EARLY))[0]  # one row has a weight
+    results = losses_and_gradients([EARLY, LATE, alone])
+    columns, right = {}, None
+    for name, (early_loss, early) in results[0].items():
+        (late_loss, late), (_, one) = results[1][name], results[2][name]
+        norms = early.norm(), late.norm()
+        paths = adam_path(early, late), adam_path(early / norms[0], late / norms[1])
+        right = right or (norms, late, paths, one)  # the first loss
+        columns[name] = [
+            tuple((ours / best).item() for ours, best in zip(norms, right[0], strict=True)),
+            (torch.cosine_similarity(late, right[1], dim=0).item(),),
+            tuple(map(error, paths, right[2])),
+            (late_loss / early_loss, (norms[1] / norms[0]).item()),
+            (error(one, right[3]),),
         ]
-        for name in early
-    }
+    return columns
 
 
 def table(measured: dict[str, list[tuple[float, ...]]]) -> str:
     """The measurements as Markdown."""
-    rows = [HEADER, ["---", *["---:"] * (len(HEADER) - 1)]]
+    rows = [HEADER]
     for name, columns in measured.items():
         cells = [", ".join(f"{number:.2f}" for number in numbers) for numbers in columns]
-        rows.append([name, *cells])
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+        rows.append(f"| {' | '.join([name, *cells])} |")
+    return "\n".join(rows)
 
 
 def main() -> None:
