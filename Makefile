@@ -2,9 +2,9 @@
 # make study      the same over seeds, with intervals: half an hour (python -m demo.study --full: hours)
 # make lesson     runs docs/lesson.ipynb and keeps its outputs; needs `uv pip install jupyterlab`
 # make exercises  grades docs/exercises (ONLY=3: one of them)
-# make test       installs into .venv if needed, what tests need too, then runs every test
+# make test       installs what development needs, too, then runs every test
 # make test-gpu   on a machine with a GPU, the tests that use one: 8 minutes at most
-# make bench      installs what is compared with, too, and writes BENCHMARKS.md: most of an hour
+# make bench      compares with other implementations and writes BENCHMARKS.md: most of an hour
 # make soak       kills, changes of shape and hostile answers at random, outside the tests: 20 minutes
 # make lint       style and names
 
@@ -12,10 +12,7 @@ PYTHON ?= python3
 UV := uv==0.13.8
 REQUIREMENTS := $(shell nvidia-smi -L >/dev/null 2>&1 && echo requirements.txt || echo requirements-cpu.txt)
 INSTALLED := .venv/installed-$(REQUIREMENTS)
-BENCH_INSTALLED := .venv/installed-requirements-bench.txt
-TEST_INSTALLED := .venv/installed-requirements-test.txt
-RECIPES_INSTALLED := .venv/installed-requirements-recipes.txt
-CODEBASES_INSTALLED := .venv/installed-requirements-codebases.txt
+DEV_INSTALLED := .venv/installed-requirements-dev.txt
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 .PHONY: install demo study lesson exercises test test-gpu bench soak lint
@@ -40,14 +37,15 @@ $(INSTALLED): $(REQUIREMENTS)
 	$(UV_INSTALL)
 	@touch $@
 
-$(BENCH_INSTALLED) $(TEST_INSTALLED) $(RECIPES_INSTALLED): .venv/installed-%: % $(INSTALLED)
+$(DEV_INSTALLED): requirements-dev.txt $(INSTALLED)
 	$(UV_INSTALL) -r $<
+	.venv/bin/uv pip install --quiet --python .venv/bin/python --no-deps $(CODEBASES)
 	@touch $@
 
-# These ask for other versions of what is here, so nothing that they depend on is installed.
-$(CODEBASES_INSTALLED): requirements-codebases.txt $(INSTALLED)
-	.venv/bin/uv pip install --quiet --python .venv/bin/python --no-deps -r $<
-	@touch $@
+# verl and OpenRLHF, for tests/test_codebases.py, and what verl's loss imports. They ask for Ray,
+# flash-attn and other versions of what is here, so nothing that they depend on is installed.
+CODEBASES := verl==0.9.1 tensordict==0.10.0 pyvers==0.2.3 orjson==3.13.0 omegaconf==2.4.0 codetiming==1.4.0 \
+  'openrlhf==0.11.2; sys_platform == "linux" and platform_machine == "x86_64" and python_version < "3.13"'
 
 demo: $(INSTALLED)
 	@python -m demo
@@ -61,18 +59,18 @@ lesson: $(INSTALLED)
 exercises: $(INSTALLED)
 	@python docs/exercises/grade.py $(ONLY)
 
-test: $(TEST_INSTALLED)
+test: $(DEV_INSTALLED)
 	python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-test-gpu: $(INSTALLED)
+test-gpu: $(DEV_INSTALLED)
 	python -m pytest -rs --durations 0 tests/test_gpu.py
 
-bench: $(BENCH_INSTALLED)
+bench: $(DEV_INSTALLED)
 	@python -m bench
 
-soak: $(INSTALLED)
+soak: $(DEV_INSTALLED)
 	@OMP_WAIT_POLICY=passive python -u tests/soak.py
 
-lint: $(INSTALLED)
+lint: $(DEV_INSTALLED)
 	ruff check .
 	ruff format --check .
