@@ -1,1 +1,1 @@
-"""OSW-FT inside other codebases, and the methods beside it; each recipe is tested against ours."""
+"""OSW-FT inside other codebases, and its neighbours; each recipe is tested against ours."""

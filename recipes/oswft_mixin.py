@@ -38,12 +38,12 @@ class OSWFTMixin:
     """A base class, before a Trainer, that gives every micro-batch its `weights`.
 
     Args:
-        weigh: from the model, (B,) queries and a seed to (B,) weights. Every rank calls it at the
+        weigh: from the model, B queries and a seed to (B,) weights. Every rank calls it at the
             same time, with its own queries.
         steps_per_rollout: optimizer steps whose rows are weighed together, S of Theorem 2.
 
     The data set has the columns input_ids, labels (-100 on the prompt) and answer. Raises
-    ValueError for settings under which weights would be lost or wrong.
+    ValueError for settings that would lose a weight or use a wrong one.
     """
 
     needs: ClassVar = {
@@ -80,8 +80,8 @@ class OSWFTMixin:
             model = self.accelerator.unwrap_model(self.model)
             weights = self.weigh(model, queries, self.args.seed + self.state.global_step)
             weights = torch.as_tensor(weights, dtype=torch.float32, device=device)
-            if weights.shape != (len(queries),) or not weights.isfinite().all():
-                raise ValueError(f"weigh gave {weights.tolist()}: not {len(queries)} numbers")
+            if weights.shape != (len(queries),):
+                raise ValueError(f"weigh gave {tuple(weights.shape)}, not ({len(queries)},)")
             self.mean_weight = self.accelerator.gather(weights).mean().item()
             sizes = [len(batch.pop("queries")) for batch in self.weighed]
             for batch, share in zip(self.weighed, weights.split(sizes), strict=True):

@@ -8,9 +8,8 @@ tokens of the optimizer step, so a forward hook that multiplies each row's by it
     torchrun --nproc_per_node 8 -m recipes.trl_sft ...                   # several GPUs, with DDP
 
 The arguments are those of SFTConfig, and a few of trainer_run.py. To copy: oswft_mixin.py and this
-file; its last lines, which run it, need this repository. Your data set needs a column `answer`
-beside those that SFTTrainer reads; of rows given as messages, it would learn more than the
-solution.
+file; its last lines, which run it, need this repository. Your data set also needs a column
+`answer`. From rows given as messages SFTTrainer would learn more than the solution.
 """
 
 from dataclasses import dataclass

@@ -41,8 +41,7 @@ def resumed(whole: Path, root: Path) -> Path:
 
 
 def rollouts(run: Path) -> list[dict]:
-    paths = sorted((run / "rollouts").iterdir())
-    return [json.loads(line) for path in paths for line in path.open()]
+    return [json.loads(row) for step in sorted(run.glob("rollouts/*")) for row in step.open()]
 
 
 def weights(folder: Path) -> torch.Tensor:
@@ -84,10 +83,11 @@ def test_weighting_the_weights_are_the_standard_deviations_of_the_rewards(four):
     assert {0.25, 0.5, 0.75} & pass_rates and {0, 1} & pass_rates
 
 
-def test_schedule_rises_for_a_tenth_of_the_run_then_falls_to_zero(four):
+def test_schedule_rises_for_a_tenth_of_the_run_then_falls_to_zero(four, tmp_path):
     rates = [row["learning_rate"] for row in metrics(four)]
     assert rates == pytest.approx([RATE * factor for factor in FACTORS])
-    schedule = runpy.run_path(str(four.parent / "copy" / "train_oswft.py"))["schedule"]
+    root = patched(tmp_path / "copy", "schedule")
+    schedule = runpy.run_path(str(root / "train_oswft.py"))["schedule"]
     factors = [schedule(step, 100) for step in (0, 4, 9, 10, 55, 99)]
     assert factors == pytest.approx([0.1, 0.5, 1, 1, 0.5, 0], abs=1e-3)
 
@@ -122,7 +122,6 @@ def test_lora_trains_adapters_that_vllm_the_final_model_and_a_resumed_run_have(t
     run = resumed(whole, root)
     assert_equal_up_to_rounding(run, whole)
     assert all(row["vllm_gap_max"] < 1e-3 for row in metrics(run))
-
     before = load_file(tiny / "model" / "model.safetensors")
     after = load_file(run / "final" / "model.safetensors")
     [state] = map(load_file, (run / "checkpoint-000004" / "state").iterdir())
@@ -141,7 +140,6 @@ def test_importance_has_the_dense_gradient_and_cuts_the_weights_of_all_tokens(ti
     for name in ("gradients.py", "importance.py"):
         shutil.copy(ROOT / "tests" / name, root)
     assert "equal" in launch("importance.py", ranks=2, root=root)
-
     # vLLM's probabilities are the trainer's, so below 1 the cap is every token's weight.
     options = ("--rollout_batch_size", "12", "--max_steps", "1", "--importance_cap", "0.25")
     train("--output_dir", run, *options, tiny=tiny, script="train_grpo.py", root=root)
