@@ -7,6 +7,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -20,11 +21,10 @@ from gradients import dense_oswft_loss, make_rows
 
 pytest.importorskip("trl", reason="needs requirements-dev.txt")
 
-import trainers
 from recipes.transformers_trainer import OSWFTTrainer
 from recipes.trl_sft import WeightedSFTTrainer
 from train_oswft import oswft_loss
-from trainers import Case, make_trainer
+from trainers import Case, compare, make_trainer
 
 PAGE = (ROOT / "recipes" / "README.md").read_text()
 LOOP, SCRIPT = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -32,18 +32,12 @@ ROWS = make_rows(torch.Generator().manual_seed(0), count=8)
 TOKENS = sum(len(row.completion_ids) for row in ROWS)
 LENGTHS = ("--max_sequence_length", "128", "--max_completion_length", "48")
 
+pad = partial(pad_sequence, batch_first=True)
 each_trainer = pytest.mark.parametrize("trainer", [OSWFTTrainer, WeightedSFTTrainer])
 
 
-def weights_in(log: str) -> list[float]:
-    return [float(weight) for weight in re.findall(r"'mean_weight': '([\d.]+)'", log)]
-
-
-def test_gradients_are_those_of_the_dense_loss_on_one_rank():
-    trainers.main()
-
-
-def test_gradients_are_those_of_the_dense_loss_on_two_ranks():
+def test_gradients_are_those_of_the_dense_loss_on_one_rank_and_on_two():
+    compare()
     launch("tests/trainers.py", ranks=2)
 
 
@@ -54,9 +48,9 @@ def test_the_pass_rate_rises_with_vllm_on_two_ranks(tiny, tmp_path):
     options = ("--model", tiny / "model", "--data", tmp_path / "train.jsonl", *LENGTHS)
     options += ("--output_dir", tmp_path, "--learning_rate", "1e-3", "--num_train_epochs", "8")
     options += ("--gradient_accumulation_steps", "1", "--logging_steps", "1", "--bf16", "False")
-    weights = weights_in(launch("recipes/trl_sft.py", *options, ranks=2))
-    assert len(weights) == 24
-    assert sum(weights[-6:]) / 6 < sum(weights[:3]) / 3 - 0.15, weights
+    log = launch("recipes/trl_sft.py", *options, ranks=2)
+    weights = [float(weight) for weight in re.findall(r"'mean_weight': '([\d.]+)'", log)]
+    assert len(weights) == 24 and sum(weights[-6:]) / 6 < sum(weights[:3]) / 3 - 0.15, weights
 
 
 @each_trainer
@@ -94,31 +88,23 @@ def test_the_page_s_own_loop_gives_the_dense_gradient(tmp_path):
     model = make_trainer(Case(OSWFTTrainer, 8, 1), str(tmp_path), ROWS, weigh=None).model
     weights, micro_batches = torch.rand(8), []
     for part in (slice(3), slice(3, 8)):
-        ids = [torch.tensor(row.prompt_ids + row.completion_ids) for row in ROWS[part]]
-        mask = [torch.arange(len(row)) >= len(row.prompt_ids) for row in ROWS[part]]
-        rows = {"input_ids": ids, "mask": mask}
-        batch = {name: pad_sequence(row, batch_first=True) for name, row in rows.items()}
-        micro_batches.append({**batch, "weights": weights[part]})
+        ids = pad([torch.tensor(row.prompt_ids + row.completion_ids) for row in ROWS[part]])
+        mask = pad([torch.arange(len(row)) >= len(row.prompt_ids) for row in ROWS[part]])
+        micro_batches.append({"input_ids": ids, "mask": mask, "weights": weights[part]})
     exec(LOOP, {"model": model, "micro_batches": micro_batches, "oswft_loss": oswft_loss})
-    ours, dense = (
-        [p.grad for p in model.parameters()],
-        dense_oswft_loss(model, ROWS, weights, TOKENS),
-    )
-    dense = torch.autograd.grad(dense, list(model.parameters()))
+    ours = [parameter.grad for parameter in model.parameters()]
+    dense = torch.autograd.grad(dense_oswft_loss(model, ROWS, weights, TOKENS), model.parameters())
     torch.testing.assert_close(ours, list(dense), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules")  # imported before
 @pytest.mark.parametrize("recipe", ["transformers_trainer", "trl_sft", "the page's script"])
-def test_what_is_learnt_is_what_the_scripts_learn_and_once(
-    recipe, tiny, tmp_path, one_rank, monkeypatch
-):
+def test_each_learns_what_the_scripts_learn(recipe, tiny, tmp_path, one_rank, monkeypatch):
     tokenizer = data.load_tokenizer(str(tiny / "model"))
     tokenizer.chat_template = QWEN3  # it writes an empty <think></think> into messages
-    shutil.copytree(tiny / "model", tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    # as Qwen3-Base's, which does not know the end of turn
-    (tmp_path / "model" / "generation_config.json").write_text('{"eos_token_id": 0}')
+    model = shutil.copytree(tiny / "model", tmp_path / "model")
+    tokenizer.save_pretrained(model)
+    (model / "generation_config.json").write_text('{"eos_token_id": 0}')  # not the end of turn
     shutil.copy(tiny / "heldout" / "hard.jsonl", tmp_path / "train.jsonl")
     made = []
     monkeypatch.setattr(Trainer, "train", lambda trainer, **_: made.append(trainer))
@@ -135,11 +121,9 @@ def test_what_is_learnt_is_what_the_scripts_learn_and_once(
         runpy.run_module(f"recipes.{recipe}", run_name="__main__")
         stops = made[0].model.generation_config.eos_token_id
         assert set(stops) == set(data.stop_token_ids(tokenizer))
-
-    (trainer,) = made
+    [trainer] = made
     assert trainer.args.num_train_epochs == 1
-    examples = data.load_examples("train.jsonl")
-    examples, _ = data.tokenize_examples(examples, tokenizer, 128, 48)
+    examples, _ = data.tokenize_examples(data.load_examples("train.jsonl"), tokenizer, 128, 48)
     for row, example in zip(trainer.train_dataset, examples, strict=True):
         learnt = [token for token in row["labels"] if token != -100]
         assert learnt == example.completion_ids.tolist(), tokenizer.decode(learnt)
@@ -148,9 +132,8 @@ def test_what_is_learnt_is_what_the_scripts_learn_and_once(
 
 def test_the_page_s_script_runs_where_only_trl_and_math_verify_are(tiny, tmp_path):
     copy = re.search(r"```bash\n(mkdir.*?)pip install trl math-verify\n```", PAGE, re.DOTALL)[1]
-    job, packages = tmp_path / "job", tmp_path / "packages"
+    job = tmp_path / "job"
     job.mkdir()
-    packages.mkdir()
     (tmp_path / "oswft").symlink_to(ROOT)
     subprocess.run(copy, shell=True, cwd=job, check=True)
     shutil.copy(tiny / "heldout" / "hard.jsonl", job / "train.jsonl")
@@ -158,10 +141,10 @@ def test_the_page_s_script_runs_where_only_trl_and_math_verify_are(tiny, tmp_pat
     script = script.replace("max_new_tokens=1024", "max_new_tokens=48")
     script = script.replace("accumulation_steps=16,", "accumulation_steps=2, max_steps=2,")
     (job / "train.py").write_text(script)
-    env = {**os.environ, "PYTHONPATH": str(link_packages(packages, "trl", "math-verify"))}
-    assert not {"vllm", "deepspeed", "tyro"} & set(os.listdir(packages))
+    env = {**os.environ, "PYTHONPATH": str(link_packages(tmp_path, "trl", "math-verify"))}
+    assert not {"vllm", "deepspeed", "tyro"} & set(os.listdir(tmp_path))
     command = [sys.executable, "-S", "train.py"]  # -S: no site-packages
     result = subprocess.run(command, cwd=job, env=env, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-3000:]
-    assert len(weights_in(result.stdout)) == 2, result.stdout
+    assert result.stdout.count("'mean_weight': '0.") == 2, result.stdout
     assert (job / "runs" / "trl" / "model.safetensors").exists()

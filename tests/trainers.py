@@ -128,7 +128,8 @@ def largest_error(case: Case) -> float:
     return max(comparison.errors)
 
 
-def main() -> None:
+def compare() -> None:
+    """Raises if a gradient differs."""
     for trainer in (OSWFTTrainer, WeightedSFTTrainer):
         cases = [Case(trainer, *split) for split in ((8, 1), (4, 2), (2, 4))]
         cases += [Case(trainer, 3, 2, steps_per_rollout=2, gradient_checkpointing=True)]
@@ -140,4 +141,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    compare()
