@@ -262,7 +262,7 @@ def test_training_flops_count_parameters_and_causal_attention():
 
 @needs_vllm
 def test_the_peers_of_a_step_sample_answers_that_are_as_long(tiny):
-    pytest.importorskip("trl", reason="needs requirements-recipes.txt")
+    pytest.importorskip("trl", reason="needs requirements-dev.txt")
     workers = {
         "ours": measure.Worker(peers.prepare_ours, tiny, "oswft", 1),
         "SFT, generate": measure.Worker(peers.prepare_trl_oswft, tiny, 1, False),

@@ -123,7 +123,7 @@ def parse(monkeypatch, words: list[str]):
         if name == "demo.from_scratch":  # it has no tyro
             patch.setattr(argparse.ArgumentParser, "parse_args", read_plain)
         if name == "recipes.trl_sft":
-            pytest.importorskip("trl", reason="needs requirements-recipes.txt")
+            pytest.importorskip("trl", reason="needs requirements-dev.txt")
             patch.setattr(HfArgumentParser, "parse_args_into_dataclasses", read_plain)
         if module:
             with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
