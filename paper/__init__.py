@@ -1,5 +1,6 @@
 """The paper's tables and figures: commands, plots, and which checkpoint to evaluate."""
 
+import re
 from pathlib import Path
 
 
@@ -8,12 +9,5 @@ def label(folder: Path) -> str:
 
     oswft-checkpoint-000050 for runs/oswft/eval-checkpoint-000050.
     """
-    absolute = folder.resolve()
-    if absolute.name == "eval" or absolute.name.startswith("eval-"):
-        return printable(absolute.parent.name + absolute.name.removeprefix("eval"))
-    return printable(absolute.name)
-
-
-def printable(text: str) -> str:
-    """Text for a page or a picture: no escape sequence, no line end, no turn of the direction."""
-    return "".join(character if character.isprintable() else "\ufffd" for character in text)
+    name, run = folder.resolve().name, folder.resolve().parent.name
+    return run + name.removeprefix("eval") if re.match("eval(-|$)", name) else name

@@ -10,37 +10,37 @@ moving average. Scores are read from results.json of an evaluation, or of eval/ 
 with 95 % intervals. A figure shows the runs that have its numbers, and is left out if none has.
 """
 
+import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import matplotlib.pyplot as plt
 import numpy as np
 import tyro
 from matplotlib.figure import Figure
 
-from data import InputError, parse_row, read_rows
-from paper import label, printable
+from data import InputError, read_rows
+from paper import label
 
-FIGURES = {  # name -> what the y axis shows
+LINES = {  # name -> what the y axis shows, over the optimizer steps
     "mean_weight": "mean weight 1 − p̂",
     "reward": "mean reward (share of answers right)",
     "pass_rate": "pass rate p̂ (share right)",
     "loss": "loss (nats)",
-    "seconds": "seconds per optimizer step",
-    "scores": "pass@1 (%)",
-    "pass_at_k": "pass@k (%)",
 }
+FIGURES = (*LINES, "seconds", "scores", "pass_at_k")
 PHASES = {
     "sync_s": "weights to vLLM",
     "rollout_s": "rollout",
     "verify_s": "verify",
     "train_s": "train",
 }
-HATCHES = ("", "///", "...", "xxx")
-LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+WINDOW = 10  # optimizer steps of the moving average
+DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 STYLE = {
     "figure.figsize": (4.5, 3.0),  # inches: half a page
     "figure.dpi": 200,
@@ -57,45 +57,11 @@ STYLE = {
 
 
 @dataclass
-class Args:
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]  # folders of runs or evaluations
-    output_dir: Path = Path("runs/plots")  # for <figure>.png
-    figures: tuple[str, ...] = tuple(FIGURES)  # which of them
-    by: tuple[str, ...] = ()  # arguments that tell the runs apart; default: the folders' names
-    window: int = 10  # optimizer steps of the moving average
-
-    def check(self) -> None:
-        """Raise InputError for what cannot work, before anything is read."""
-        if set(self.figures) - set(FIGURES) or not self.runs or self.window < 1:
-            known = f"known figures: {', '.join(FIGURES)}"
-            raise InputError(f"needs runs, a window of 1 or more, and {known}")
-
-
-@dataclass
 class PlottedRun:
     label: str
-    rows: list[dict]  # of metrics.jsonl, one for each step; none for an evaluation
-    results: dict[str, dict]  # by benchmark; none if it was not evaluated
+    numbers: dict  # by figure: a number for each step, seconds by phase, or results by benchmark
     color: tuple = ()
-    line: str | tuple = "-"
-    hatch: str = ""
-
-    def series(self, figure: str) -> np.ndarray | None:
-        """The numbers of a line figure, one for each step; None if the run has none."""
-        first = self.rows[0] if self.rows else {}
-        if figure == "loss" and "reward" in first:
-            return None  # GRPO's is a surrogate about 0: no likelihood of anything
-        key = "reward" if figure == "pass_rate" and "reward" in first else figure
-        return np.array([row[key] for row in self.rows]) if key in first else None
-
-    def curves(self) -> dict[str, dict]:
-        """The results of the benchmarks with several answers to a problem."""
-        return {name: result for name, result in self.results.items() if result["samples"] > 1}
-
-    def has(self, figure: str) -> bool:
-        """Whether the figure shows this run."""
-        others = {"seconds": self.rows, "scores": self.results, "pass_at_k": self.curves()}
-        return bool(others[figure]) if figure in others else self.series(figure) is not None
+    dashes: str | tuple = "-"
 
 
 def read_run(folder: Path, by: Sequence[str]) -> PlottedRun:
@@ -105,116 +71,106 @@ def read_run(folder: Path, by: Sequence[str]) -> PlottedRun:
         results = folder / "eval" / "results.json"
     if not metrics.exists() and not results.exists():
         raise InputError(f"{folder}: holds neither metrics.jsonl nor results.json")
-    rows = [row for _, row in read_rows(str(metrics))] if metrics.exists() else []
-    if metrics.exists() and not rows:
-        raise InputError(f"{metrics}: no step has been done")
-    scores = read_json(results) if results.exists() else {}
-    if not all("pass@1" in result for result in scores.values()):
-        raise InputError(f"{results}: not written by evaluate.py")
-    args = read_json((metrics if rows else results).with_name("args.json"))["args"] if by else {}
-    for name in by:
-        if name not in args:
-            raise InputError(f"{folder}: has no argument '{name}'; it has {', '.join(args)}")
-    values = ", ".join(Path(str(args[name])).name for name in by)
-    return PlottedRun(values or label(folder), rows, scores)
+    numbers, name = {}, label(folder)
+    if metrics.exists():
+        rows = [row for _, row in read_rows(str(metrics))]
+        if not rows:
+            raise InputError(f"{metrics}: no step has been done")
+        numbers = {key: [row[key] for row in rows] for key in LINES if key in rows[0]}
+        if "reward" in numbers:  # GRPO
+            numbers["pass_rate"] = numbers["reward"]
+            del numbers["loss"]  # a surrogate about 0: no likelihood of anything
+        numbers["seconds"] = {
+            phase: np.mean([row.get(phase, 0.0) for row in rows]) for phase in PHASES
+        }
+    if results.exists():
+        scores = json.loads(results.read_text())
+        numbers["scores"] = scores
+        numbers["pass_at_k"] = {key: value for key, value in scores.items() if value["samples"] > 1}
+    if by:
+        source = metrics if metrics.exists() else results
+        args = json.loads(source.with_name("args.json").read_text())["args"]
+        if missing := set(by) - args.keys():
+            raise InputError(f"{folder}: has no {', '.join(missing)}; it has {', '.join(args)}")
+        name = ", ".join(Path(str(args[key])).name for key in by)
+    return PlottedRun(name, numbers)
 
 
 def read_runs(folders: Sequence[Path], by: Sequence[str] = ()) -> list[PlottedRun]:
     """Runs, each with a label and a look of its own. Raises InputError like `read_run`."""
+    if not folders:
+        raise InputError("needs the folder of a run")
     runs = [read_run(folder, by) for folder in folders]
     if len({run.label for run in runs}) < len(runs):
         for run, folder in zip(runs, folders, strict=True):
-            run.label = printable(str(folder))
+            run.label = str(folder)
     for n, run in enumerate(runs):  # a run looks the same in every figure
         run.color = plt.get_cmap("viridis")(0.8 * n / max(1, len(runs) - 1))  # dark to light
-        run.line, run.hatch = LINES[n % len(LINES)], HATCHES[n % len(HATCHES)]
+        run.dashes = DASHES[n % len(DASHES)]
     return runs
 
 
-def read_json(path: Path) -> dict:
-    return parse_row(path.read_bytes(), str(path))
-
-
-def moving_average(values: np.ndarray, window: int) -> np.ndarray:
+def moving_average(values: Sequence[float], window: int) -> np.ndarray:
     """Mean over the `window` steps around each step, over fewer at the ends."""
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    steps = np.arange(len(values))
-    start = np.maximum(0, steps - window // 2)
-    end = np.minimum(len(values), steps - window // 2 + window)
-    return (sums[end] - sums[start]) / (end - start)
+    kernel = np.ones(min(window, len(values)))
+    return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
 
 
 # ------------------------------------------------------------------------------------------------
 # The figures; each is given the runs that have its numbers, at least one
 
 
-def draw_lines(figure: str, runs: Sequence[PlottedRun], window: int) -> None:
+def draw_lines(runs: Sequence[PlottedRun], name: str) -> None:
     """A value over the optimizer steps: a thin line and its moving average for each run."""
     axes = plt.figure().subplots()
     for run in runs:
-        steps, values = [row["step"] for row in run.rows], run.series(figure)
+        values = run.numbers[name]
+        steps = range(1, 1 + len(values))
         axes.plot(steps, values, color=run.color, alpha=0.25, linewidth=0.7)
-        smooth = moving_average(values, window)
-        axes.plot(steps, smooth, color=run.color, linestyle=run.line, label=run.label)
-    axes.set(xlabel="optimizer step", ylabel=FIGURES[figure])
-    axes.set_ylim(0, None if figure == "loss" else 1)
+        smooth = moving_average(values, WINDOW)
+        axes.plot(steps, smooth, color=run.color, linestyle=run.dashes, label=run.label)
+    axes.set(xlabel="optimizer step", ylabel=LINES[name])
+    axes.set_ylim(0, None if name == "loss" else 1)
     axes.locator_params(axis="x", integer=True)
     axes.legend()
 
 
 def draw_seconds(runs: Sequence[PlottedRun]) -> None:
-    """A bar for each run, its phases side by side."""
+    """A bar for each run, its phases next to each other."""
     axes = plt.figure().subplots()
-    left = np.zeros(len(runs))
-    positions = np.arange(len(runs))[::-1]
+    left, places = np.zeros(len(runs)), np.arange(len(runs))[::-1]
     for n, (phase, name) in enumerate(PHASES.items()):
-        means = np.array([np.mean([row.get(phase, 0.0) for row in run.rows]) for run in runs])
-        axes.barh(
-            positions,
-            means,
-            left=left,
-            height=0.6,
-            label=name,
-            color=plt.get_cmap("viridis")(n / (len(PHASES) - 1)),
-            hatch=HATCHES[n],
-            edgecolor="white",
-        )
+        means = np.array([run.numbers["seconds"][phase] for run in runs])
+        color = plt.get_cmap("viridis")(n / (len(PHASES) - 1))
+        axes.barh(places, means, 0.6, left, label=name, color=color)
         left += means
-    axes.set_yticks(positions, [run.label for run in runs])
-    axes.set(xlabel=FIGURES["seconds"])
+    axes.set_yticks(places, [run.label for run in runs])
+    axes.set(xlabel="seconds per optimizer step")
     axes.grid(axis="y", visible=False)
     axes.figure.legend(loc="outside upper center", ncols=len(PHASES))
 
 
 def draw_scores(runs: Sequence[PlottedRun]) -> None:
     """pass@1: a group of bars for each benchmark, with 95 % intervals."""
-    names = in_order(run.results for run in runs)
+    names = in_order(run.numbers["scores"] for run in runs)
     axes = plt.figure(figsize=(max(4.5, 1 + 0.22 * len(names) * len(runs)), 3)).subplots()
     width = 0.8 / len(runs)
     for n, run in enumerate(runs):
-        places = np.array([names.index(name) for name in run.results])
-        scores = np.array([result["pass@1"] for result in run.results.values()])
-        bounds = np.array([result["pass@1_interval"] for result in run.results.values()]).T
-        axes.bar(
-            places + (n - (len(runs) - 1) / 2) * width,
-            100 * scores,
-            width,
-            yerr=(100 * np.abs(bounds - scores)).tolist(),
-            label=run.label,
-            color=run.color,
-            hatch=run.hatch,
-            edgecolor="white",
-            error_kw={"ecolor": "black", "elinewidth": 1, "capsize": 2},
-        )
+        results = run.numbers["scores"]
+        places = [names.index(name) + (n - (len(runs) - 1) / 2) * width for name in results]
+        scores = 100 * np.array([result["pass@1"] for result in results.values()])
+        bounds = 100 * np.array([result["pass@1_interval"] for result in results.values()]).T
+        look = {"color": run.color, "label": run.label, "capsize": 2}
+        axes.bar(places, scores, width, yerr=np.abs(bounds - scores), **look)
     axes.set_xticks(range(len(names)), names)
-    axes.set(ylabel=FIGURES["scores"], ylim=(0, 105))
+    axes.set(ylabel="pass@1 (%)", ylim=(0, 105))
     axes.grid(axis="x", visible=False)
     axes.figure.legend(loc="outside upper center", ncols=min(4, len(runs)))
 
 
 def draw_pass_at_k(runs: Sequence[PlottedRun]) -> None:
     """A panel for each benchmark with several answers to a problem, pass@k over k."""
-    names = in_order(run.curves() for run in runs)
+    names = in_order(run.numbers["pass_at_k"] for run in runs)
     width = min(3, len(names))  # in panels
     height = -(-len(names) // width)
     figure = plt.figure(figsize=(max(4.5, 2.4 * width), 0.7 + 2.3 * height))
@@ -222,23 +178,20 @@ def draw_pass_at_k(runs: Sequence[PlottedRun]) -> None:
     shown = {}  # label -> one of its lines, for the legend
     for axes, name in zip(panels.flat, names, strict=False):
         for run in runs:
-            if name not in run.curves():
-                continue
-            result = run.results[name]
-            k = np.arange(1, result["samples"] + 1)
-            low, high = 100 * np.array([result[f"pass@{n}_interval"] for n in k]).T
-            scores = [100 * result[f"pass@{n}"] for n in k]
-            axes.fill_between(k, low, high, color=run.color, alpha=0.15, linewidth=0)
-            (shown[run.label],) = axes.plot(
-                k, scores, color=run.color, linestyle=run.line, label=run.label
-            )
+            if result := run.numbers["pass_at_k"].get(name):
+                k = np.arange(1, result["samples"] + 1)
+                low, high = 100 * np.array([result[f"pass@{n}_interval"] for n in k]).T
+                scores = [100 * result[f"pass@{n}"] for n in k]
+                axes.fill_between(k, low, high, color=run.color, alpha=0.15, linewidth=0)
+                (line,) = axes.plot(k, scores, color=run.color, linestyle=run.dashes)
+                shown[run.label] = line
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:.0f}")
         axes.set(title=name, xlabel="k", ylim=(0, 105))
     for axes in panels.flat[len(names) :]:
         axes.set_axis_off()
     for axes in panels[:, 0]:
-        axes.set_ylabel(FIGURES["pass_at_k"])
+        axes.set_ylabel("pass@k (%)")
     figure.legend(shown.values(), shown, loc="outside upper center", ncols=min(4, len(shown)))
 
 
@@ -248,36 +201,48 @@ def in_order(evaluations: Iterable[dict]) -> list[str]:
 
 
 def draw_figures(
-    runs: Sequence[PlottedRun], figures: Sequence[str], window: int
+    runs: Sequence[PlottedRun], figures: Sequence[str]
 ) -> Iterator[tuple[str, Figure]]:
     """Yield (name, figure) of those that have something to show."""
     plt.switch_backend("Agg")  # files, no window
     draw = {"seconds": draw_seconds, "scores": draw_scores, "pass_at_k": draw_pass_at_k}
     for name in figures:
-        having = [run for run in runs if run.has(name)]
+        having = [run for run in runs if run.numbers.get(name)]
         if not having:
             continue
         with plt.rc_context(STYLE):
-            if name in draw:
-                draw[name](having)
+            if name in LINES:
+                draw_lines(having, name)
             else:
-                draw_lines(name, having, window)
+                draw[name](having)
             yield name, plt.gcf()
             plt.close()
 
 
-def plot(args: Args) -> None:
-    """Write the figures that have something to show. Raises InputError."""
-    args.check()
-    runs = read_runs(args.runs, args.by)
-    args.output_dir.mkdir(parents=True, exist_ok=True)
-    for name, figure in draw_figures(runs, args.figures, args.window):
-        figure.savefig(args.output_dir / f"{name}.png")
-        print(args.output_dir / f"{name}.png")
+def plot(
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional],
+    output_dir: Path | None = None,
+    figures: tuple[Literal[*FIGURES], ...] = FIGURES,
+    by: tuple[str, ...] = (),
+) -> None:
+    """Write the figures that have something to show. Raises InputError.
+
+    Args:
+        runs: folders of runs or evaluations.
+        output_dir: for <figure>.png; default: plots/ in the run's folder, or next to several runs.
+        figures: which of them.
+        by: arguments that tell the runs apart; default: the folders' names.
+    """
+    plotted = read_runs(runs, by)
+    output_dir = output_dir or Path(os.path.commonpath(map(os.path.abspath, runs)), "plots")
+    output_dir.mkdir(parents=True, exist_ok=True)
+    for name, figure in draw_figures(plotted, figures):
+        figure.savefig(output_dir / f"{name}.png")
+        print(output_dir / f"{name}.png")
 
 
 if __name__ == "__main__":
     try:
-        plot(tyro.cli(Args, description=__doc__, use_underscores=True))
+        tyro.cli(plot, description=__doc__, use_underscores=True)
     except (InputError, OSError) as error:
         sys.exit(f"error: {error}")

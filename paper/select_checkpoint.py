@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import tyro
 
 from data import InputError, read_rows
@@ -28,43 +29,28 @@ def select_step(
 
     Args:
         rewards: by step; rewards[n] is of the answers that step n + 1 learnt from.
-        checkpoints: steps after which one was saved.
-        window: optimizer steps, an even number.
-        margin: in units of the reward.
+        checkpoints: steps after which one was saved, in rising order.
     """
     half = window // 2
-    smoothed = {}
-    for step in sorted(checkpoints):
-        around = rewards[max(0, step - half) : step + half]
-        smoothed[step] = sum(around) / len(around)
-    best = max(smoothed.values())
-    return next(step for step, reward in smoothed.items() if reward >= best - margin)
+    smoothed = [np.mean(rewards[max(0, step - half) : step + half]) for step in checkpoints]
+    good = [reward >= max(smoothed) - margin for reward in smoothed]
+    return checkpoints[good.index(True)]
 
 
 def select_checkpoint(run: Path, window: int = 10, margin: float = 0.02) -> Path:
-    """The folder of the checkpoint that `select_step` chooses.
+    """The folder of the checkpoint that `select_step` chooses. Raises InputError if there is none.
 
     Args:
         run: the output_dir of a run of GRPO.
         window: optimizer steps over which the reward is smoothed, an even number.
         margin: how far below the best smoothed reward is still good enough.
-
-    Raises InputError if the folder holds no run of GRPO with a checkpoint.
     """
-    metrics = run / "metrics.jsonl"
-    if not metrics.is_file():
-        raise InputError(f"{metrics}: no such file")
-    if window < 2 or window % 2:
-        raise InputError(f"--window must be an even number, got {window}")
-    if not margin >= 0:
-        raise InputError(f"--margin must not be below 0, got {margin}")
-    rewards = [row.get("reward") for _, row in read_rows(str(metrics))]
-    if None in rewards:
-        raise InputError(f"{metrics}: has no reward, so it is not a run of GRPO")
-    folders = checkpoints(run)
-    folders.pop(0, None)  # of a run that was stopped before its first step: the base model
-    if not folders:
-        raise InputError(f"{run}: there is no checkpoint")
+    if window < 2 or window % 2 or margin < 0:
+        raise InputError("--window must be an even number, and --margin not below 0")
+    rewards = [row.get("reward") for _, row in read_rows(str(run / "metrics.jsonl"))]
+    folders = {step: folder for step, folder in checkpoints(run).items() if step > 0}
+    if None in rewards or not folders:
+        raise InputError(f"{run}: is not a run of GRPO with a checkpoint")
     return folders[select_step(rewards, list(folders), window, margin)]
 
 

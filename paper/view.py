@@ -1,7 +1,7 @@
 """Training runs to look at: one HTML file with curves, weights, and every answer to every query.
 
     python -m paper.view runs/oswft                                       # to runs/view.html
-    python -m paper.view runs/sft runs/oswft runs/grpo --output all.html  # beside each other
+    python -m paper.view runs/sft runs/oswft runs/grpo --output all.html  # next to each other
 
 The file needs no network, and nothing that a model wrote is ever run in it. Questions and solutions
 come from the training file that the run names, the tokens' texts from its tokenizer, if they are
@@ -10,14 +10,15 @@ still there. A run that is still going on is shown as far as it is.
 
 import base64
 import gzip
-import hashlib
 import io
 import json
 import re
+import secrets
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from html import escape
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
@@ -42,9 +43,19 @@ from paper.plot import FIGURES, STYLE, draw_figures, read_runs
 from run import checkpoints, read_args
 from verify import extract
 
-FIELDS = ("id", "query", "pass_rate", "text", "token_ids", "finish_reason")  # of an answer
-QUESTION_CHARS = 300  # of a question in the table
-BARS = 60  # of a histogram over time, at most
+COLUMNS = {  # of the table, and what they mean
+    "run": "the name of its folder",
+    "step": "the first optimizer step that learnt from these answers",
+    "newest": "how many of the newest answers are right; empty if the query was asked again later",
+    "id": "the query's, in the training file",
+    "source": "where the query is from",
+    "question": "its beginning",
+    "p̂": "the pass rate: which share of the answers is right",
+    "w": "the weight of the expert's solution",
+    "mean |A|": "mean size of the answers' advantages; where it is 0, nothing is learnt",
+    "tokens": "mean length of the answers",
+    "cut off": "how many answers the token limit ended",
+}
 
 
 @dataclass
@@ -72,103 +83,103 @@ def open_run(label: str, folder: Path) -> ViewedRun:
         run.decode = cache(tokenizer.decode)
         lengths = (args["max_length"], args["max_completion_length"])
         kept, _ = tokenize_examples(load_examples(args["data"]), tokenizer, *lengths)
-        if hash_examples(kept) != record.get("data_hash"):
+        if hash_examples(kept) != record["data_hash"]:
             raise InputError(f"{args['data']} or the prompt is not what it was in the run")
         run.examples = {row.id: row.example for row in kept}
     except (ValueError, OSError) as error:
-        run.missing = f"no questions and no solutions: {str(error).splitlines()[0]}"
+        run.missing = f" (no questions and no solutions: {error})"
     return run
 
 
-def batches(folder: Path) -> Iterator[tuple[int, list[list[dict]]]]:
-    """Yield (first step, the answers to each query) of every batch of a run. Raises InputError."""
-    steps = {int(path.stem.removeprefix("step_")): path for path in folder.glob("rollouts/*.jsonl")}
-    for step, path in sorted(steps.items()):
-        rows = []
-        for where, row in read_rows(str(path)):
-            verdict = "reward" if "reward" in row else "correct"
-            if missing := {*FIELDS, verdict} - row.keys():
-                raise InputError(f"{where}: no {', '.join(sorted(missing))}")
-            rows.append({**row, "reward": float(row[verdict])})
-        yield step, [list(answers) for _, answers in groupby(rows, lambda row: row["query"])]
+def read_queries(run: ViewedRun, packed: list[str]) -> list[dict]:
+    """A run's rows of the table; `packed` gets what a click on them shows, batch by batch."""
+    rows, newest = [], {}
+    for path in sorted(run.folder.glob("rollouts/*.jsonl")):
+        answers, batch = [row for _, row in read_rows(str(path))], []
+        for answer in answers:
+            answer["reward"] = float(answer["reward" if "reward" in answer else "correct"])
+        for _, query in groupby(answers, lambda answer: answer["query"]):
+            row, blocks = show_query(run, list(query))
+            step = int(path.stem.removeprefix("step_"))
+            rows.append({**row, "step": step, "place": [len(packed), len(batch)]})
+            newest.get(row["id"], {})["newest"] = None  # the one before is not the newest any more
+            newest[row["id"]] = rows[-1]
+            batch.append(blocks)
+        packed.append(encode(gzip.compress(json.dumps(batch).encode(), compresslevel=6)))
+    return rows
 
 
 # ------------------------------------------------------------------------------------------------
 # One query
 
 
-def summarize(run: ViewedRun, step: int, answers: list[dict]) -> dict:
-    """A query's row of the table; None is what the run has nothing of."""
+def show_query(run: ViewedRun, answers: list[dict]) -> tuple[dict, list[dict]]:
+    """A query's row of the table, None where the run has nothing; the blocks that a click shows."""
     first, example = answers[0], run.examples.get(answers[0]["id"])
-    advantages = [abs(answer["advantage"]) for answer in answers if "advantage" in answer]
-    return {
+    pass_rate, weight = round(first["pass_rate"], 4), first.get("weight")
+    sizes = [abs(answer["advantage"]) for answer in answers if "advantage" in answer]
+    points = f"{sum(answer['reward'] for answer in answers):.4g} of {len(answers)}"
+    row = {
         "run": run.label,
-        "step": step,
-        "newest": None,  # of the newest answers to this query: how many are right
+        "newest": f"{ {0: 'none', 1: 'all'}.get(pass_rate, 'some') } ({points})",
         "id": first["id"],
         "source": example and example.source,
-        "question": example and example.question[:QUESTION_CHARS],
-        "p̂": round(first["pass_rate"], 4),
-        "w": round(first["weight"], 4) if "weight" in first else None,
-        "mean |A|": round(float(np.mean(advantages)), 4) if advantages else None,
+        "question": example and example.question[:300],
+        "p̂": pass_rate,
+        "w": None if weight is None else round(weight, 4),
+        "mean |A|": round(float(np.mean(sizes)), 4) if sizes else None,
         "tokens": round(float(np.mean([len(answer["token_ids"]) for answer in answers]))),
         "cut off": sum(answer["finish_reason"] == "length" for answer in answers),
     }
-
-
-def explain(run: ViewedRun, answers: list[dict]) -> list[dict]:
-    """What a click on a query shows, in blocks: why it counts, its example, its answers."""
-    example = run.examples.get(answers[0]["id"])
-    shown = [{"title": "Why it counts as it does", "text": reason(run, answers)}]
+    counted = "points" if run.args.get("reward") else "answers right"
+    why = f"{points} {counted}: p̂ = {pass_rate}"
+    if weight is not None:
+        weighting = run.args.get("weighting")
+        how = "w = 1 − p̂" if weighting == "oswft" else f"--weighting {weighting} gave w"
+        why += f", so the solution is learnt with weight {weight:.4g} ({how})"
+    elif any(sizes):
+        why += ". Each answer counts by its advantage: how much better than the group it is"
+    else:
+        why += ". No answer is better than another, so nothing is learnt from them"
+    blocks = [{"title": "Why it counts as it does", "text": why}]
     if example:
         solution = f"The expert's solution · reference: {example.answer}"
-        shown.append({"title": "Question", "text": example.question})
-        shown.append({"title": solution, "text": example.solution})
+        blocks.append({"title": "Question", "text": example.question})
+        blocks.append({"title": solution, "text": example.solution})
     for number, answer in enumerate(answers, start=1):
-        reward = answer["reward"]
-        facts = [f"Answer {number}", {1: "right", 0: "wrong"}.get(reward, f"reward {reward:.4g}")]
-        if example and not run.args.get("reward"):
-            extracted = extract(answer["text"], example.answer)
-            facts.append(f"extracted: {extracted}" if extracted else "no box: the end was read")
-        if "advantage" in answer:
-            facts.append(f"advantage {answer['advantage']:+.2f}")
-        cut_off = ", cut off" if answer["finish_reason"] == "length" else ""
-        facts.append(f"{len(answer['token_ids'])} tokens{cut_off}")
-        block = {"title": " · ".join(facts), "kind": "right" if reward == 1 else "wrong"}
-        if answer.get("logprobs") and run.decode:
-            block["tokens"] = split_tokens(answer["token_ids"], answer["logprobs"], run.decode)
-        else:
-            block["text"] = answer["text"]
-        shown.append(block)
-    return shown
+        blocks.append(show_answer(run, example, f"Answer {number}", answer))
+    return row, blocks
 
 
-def reason(run: ViewedRun, answers: list[dict]) -> str:
-    """Why a query counts as much as it does, in a sentence."""
-    right = sum(answer["reward"] for answer in answers)
-    said = f"{right:.4g} of {len(answers)} answers right: p̂ = {answers[0]['pass_rate']:.4g}"
-    if "weight" in answers[0]:
-        weighting, weight = run.args.get("weighting"), answers[0]["weight"]
-        how = "w = 1 − p̂" if weighting == "oswft" else f"--weighting {weighting} gave w"
-        return f"{said}, so the solution is learnt with weight {weight:.4g} ({how})"
-    if any(answer.get("advantage") for answer in answers):
-        return f"{said}. Each answer counts by its advantage: how much better than the group it is"
-    return f"{said}. No answer is better than another, so nothing is learnt from them"
+def show_answer(run: ViewedRun, example: Example | None, name: str, answer: dict) -> dict:
+    verdict = {1: "right", 0: "wrong"}.get(answer["reward"], f"reward {answer['reward']:.4g}")
+    facts = [name, verdict]
+    if example and not run.args.get("reward"):
+        extracted = extract(answer["text"], example.answer)
+        facts.append(f"extracted: {extracted}" if extracted else "no box: the end was read")
+    if "advantage" in answer:
+        facts.append(f"advantage {answer['advantage']:+.2f}")
+    cut_off = ", cut off" if answer["finish_reason"] == "length" else ""
+    facts.append(f"{len(answer['token_ids'])} tokens{cut_off}")
+    block = {"title": " · ".join(facts), "kind": verdict, "text": answer["text"]}
+    if answer.get("logprobs") and run.decode:
+        block["tokens"] = split_tokens(answer["token_ids"], answer["logprobs"], run.decode)
+    return block
 
 
 def split_tokens(
     ids: Sequence[int], logprobs: Sequence[float], decode: Callable[[tuple[int, ...]], str]
 ) -> list[tuple[str, float]]:
-    """(text, log-probability) of each token; those that share a character stand together."""
-    found, before, held, total = [], (), (), 0.0
-    for token, logprob in zip(ids, logprobs, strict=True):
+    """(text, log-probability) of each token; several that make up a character are one."""
+    shown, before, held, total = [], (), (), 0.0
+    for n, (token, logprob) in enumerate(zip(ids, logprobs, strict=True), start=1):
         held, total = (*held, token), total + logprob
         # after the token before it, as some tokenizers drop a leading space
         text = decode(before + held).removeprefix(decode(before))
-        if not text.endswith("\ufffd") or len(held) == 4:  # a character has four bytes at most
-            found.append((text or f"[{token}]", round(total, 2)))
+        if not text.endswith("\ufffd") or n == len(ids):
+            shown.append((text, round(total, 2)))
             before, held, total = (token,), (), 0.0
-    return [*found, ("\ufffd", round(total, 2))] if held else found
+    return shown
 
 
 # ------------------------------------------------------------------------------------------------
@@ -176,30 +187,24 @@ def split_tokens(
 
 
 def draw_weights(rows: Sequence[dict]) -> Figure:
-    """A run's histogram over time: which share of the queries has which weight (GRPO: 1 - p̂)."""
+    """A run's histogram over time: how many queries have which weight (GRPO: 1 - p̂)."""
     what = "1 − p̂" if rows[0]["w"] is None else "weight"
-    steps = np.array([row["step"] for row in rows])
     weights = np.array([1 - row["p̂"] if row["w"] is None else row["w"] for row in rows])
     levels = np.unique(weights) if len(np.unique(weights)) <= 9 else np.linspace(0, 1, 11)
-    nearest = np.abs(weights[:, None] - levels).argmin(axis=1)
-    batches = np.unique(steps)
-    starts = batches[:: -(-len(batches) // BARS)]
-    bar = np.searchsorted(starts, steps, side="right") - 1
-    counts = np.zeros((len(starts), len(levels)))
-    np.add.at(counts, (bar, nearest), 1)
-    shares = counts / counts.sum(axis=1, keepdims=True)
-    edges = [*starts, batches[-1] + np.diff(batches, prepend=batches[-1] - 1)[-1]]
+    nearest = np.abs(weights - levels[:, None]).argmin(axis=0)
+    steps = np.array([row["step"] for row in rows])
     with plt.rc_context(STYLE):
-        figure = plt.figure()
-        axes = figure.subplots()
-        tops = shares.cumsum(axis=1).T  # (levels, bars)
-        for n, (level, top) in enumerate(zip(levels, tops, strict=True)):
-            color = plt.get_cmap("viridis")(1 - n / max(1, len(levels) - 1))
-            look = {"color": color, "fill": True, "label": f"{level:.3g}"}
-            axes.stairs(top, edges, baseline=tops[n - 1] if n else 0, **look)
-        axes.set(xlabel="optimizer step", ylabel=f"share of queries by {what}", ylim=(0, 1))
-        axes.set(title=rows[0]["run"])
-        figure.legend(loc="outside right center", reverse=True, title=what)
+        figure, axes = plt.subplots()
+        axes.hist(
+            [steps[nearest == n] for n in range(len(levels))],
+            bins=[*np.unique(steps), steps[-1] + 1],
+            histtype="stepfilled",
+            stacked=True,
+            color=plt.get_cmap("viridis")(np.linspace(1, 0, len(levels))),
+            label=[f"{level:.3g}" for level in levels],
+        )
+        axes.set(xlabel="optimizer step", ylabel=f"queries by {what}", title=rows[0]["run"])
+        figure.legend(loc="outside right center", title=what)
         plt.close()
     return figure
 
@@ -215,40 +220,15 @@ def encode(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-def fill(template: str, **parts: str) -> str:
-    """The template with its %%name%% replaced; nothing is looked for in the parts."""
-    return re.sub(f"%%({'|'.join(parts)})%%", lambda match: parts[match[1]], template)
-
-
-def empty_page() -> str:
-    """The template with DataTables in it, and a policy by which nothing else can run."""
-    folder = Path(find_spec("itables").origin).parent / "html"  # its import takes pandas along
-    module = (folder / "dt_bundle.js").read_text(encoding="utf-8")
-    export = re.search(r"\bexport\{(.*?)\};", module)
-    names = dict(reversed(pair.split(" as ")) for pair in export[1].split(","))
-    found = f"return [{names['default']}, {names['set_or_remove_dark_class']}];"
-    code = module.replace(export[0], found)  # no module any more: it would wait for the whole file
-    library = f"const [DataTable, followDarkTheme] = (() => {{{code}}})();"
-    css = (folder / "dt_bundle.css").read_text(encoding="utf-8")
+def fill_page(**parts: str) -> str:
+    """The template with DataTables and the parts; nothing is looked for in the parts."""
+    itables = Path(find_spec("itables").origin).parent / "html"  # its import takes pandas along
+    module = (itables / "dt_bundle.js").read_text(encoding="utf-8")
+    parts["library"] = re.sub(r"\bexport\{.*?([\w$]+) as default.*?\};", r"return \1;", module)
+    parts["library_css"] = (itables / "dt_bundle.css").read_text(encoding="utf-8")
+    parts["nonce"] = secrets.token_urlsafe()  # what a model wrote cannot have it
     template = Path(__file__).with_name("view.html").read_text(encoding="utf-8")
-    page = fill(template, library=library, library_css=css)
-    own = re.findall(r"<(?:script|style)>(.*?)</(?:script|style)>", page, re.DOTALL)
-    digests = [encode(hashlib.sha256(text.encode()).digest()) for text in own]
-    return fill(page, own=" ".join(f"'sha256-{digest}'" for digest in digests))
-
-
-def read_queries(run: ViewedRun, packed: list[str]) -> list[dict]:
-    """A run's rows of the table; `packed` gets its batches, and a row's place is in these."""
-    rows, newest = [], {}
-    for step, queries in batches(run.folder):
-        for place, answers in enumerate(queries):
-            newest[answers[0]["id"]] = len(rows)
-            rows.append({**summarize(run, step, answers), "place": [len(packed), place]})
-        blocks = json.dumps([explain(run, answers) for answers in queries])
-        packed.append(encode(gzip.compress(blocks.encode(), compresslevel=6)))
-    for n in newest.values():
-        rows[n]["newest"] = {0: "none right", 1: "all right"}.get(rows[n]["p̂"], "some right")
-    return rows
+    return re.sub(r"%%(\w+)%%", lambda match: parts[match[1]], template)
 
 
 def view(
@@ -260,30 +240,32 @@ def view(
         runs: their folders.
         output: the file.
     """
-    if not runs:
-        raise InputError("needs the folder of a run")
     plotted = read_runs(runs)
-    opened = [open_run(own.label, folder) for own, folder in zip(plotted, runs, strict=True)]
     figures = [name for name in FIGURES if name != "reward"]  # which is the pass rate, too
-    images = [image(*drawn) for drawn in draw_figures(plotted, figures, window=10)]
-    rows, packed = [], []
-    for run in opened:
-        if own := read_queries(run, packed):
-            images.append(image("weights", draw_weights(own)))
-            rows += own
-    columns = list(rows[0]) if rows else []
-    used = [name for name in columns if any(row[name] is not None for row in rows)]
+    images = [image(*drawn) for drawn in draw_figures(plotted, figures)]
+    details, rows, packed = [], [], []
+    for curves, folder in zip(plotted, runs, strict=True):
+        run = open_run(curves.label, folder)
+        args = escape(json.dumps(run.args, indent=2))
+        summary = f"<summary>{escape(run.label + run.missing)}</summary>"
+        details.append(f"<details>{summary}<pre>{args}</pre></details>")
+        queries = read_queries(run, packed)
+        if queries:
+            images.append(image("weights", draw_weights(queries)))
+            rows += queries
+    used = [name for name in COLUMNS if any(row[name] is not None for row in rows)]
     data = {
-        "runs": [[run.label, run.missing, json.dumps(run.args, indent=2)] for run in opened],
-        "columns": used[:-1],  # without the place
-        "rows": [[row[name] for name in used] for row in rows],
+        "columns": used,
+        "rows": [[*(row[name] for name in used), row["place"]] for row in rows],
     }
-    page = fill(
-        empty_page(),
-        data=json.dumps(data).replace("<", r"\u003c"),  # so no tag and no comment begins in it
+    page = fill_page(
+        title=escape(", ".join(run.label for run in plotted)),
+        runs="\n".join(details),
         images="\n".join(images),
+        headers="".join(f'<th title="{COLUMNS[name]}">{name}</th>' for name in used),
+        data=json.dumps(data).replace("<", r"\u003c"),  # so no tag and no comment begins in it
         batches="\n".join(
-            f'<script type="text/plain" id="batch-{n}">{batch}</script>'
+            f'<script type="text/plain" id="batch-{n}">data:;base64,{batch}</script>'
             for n, batch in enumerate(packed)
         ),
     )
