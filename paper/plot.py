@@ -1,9 +1,10 @@
 """Pictures of training runs and of evaluations, one or several of them, as PNG.
 
-    python -m paper.plot runs/sft runs/oswft runs/grpo                  # all figures, to runs/plots
-    python -m paper.plot runs/*/eval                                    # scores alone
-    python -m paper.plot runs/*-oswft --figures mean_weight --by model  # the paper's Figure 1
-    python -m paper.plot runs/*-grpo --figures reward --by model learning_rate    # its Figure 2
+    python -m paper.plot runs/sft runs/oswft runs/grpo        # all figures, to runs/plots
+    python -m paper.plot runs/oswft                           # of one run, to runs/oswft/plots
+    python -m paper.plot runs/*/eval                          # scores alone
+    python -m paper.plot runs/*-oswft --figures mean_weight   # the paper's Figure 1
+    python -m paper.plot runs/*-grpo --figures reward         # its Figure 2
 
 Training is read from a run's metrics.jsonl: a thin line is what was measured, the thick one its
 moving average. Scores are read from results.json of an evaluation, or of eval/ in a run; they come
@@ -13,7 +14,7 @@ with 95 % intervals. A figure shows the runs that have its numbers, and is left 
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -33,12 +34,7 @@ LINES = {  # name -> what the y axis shows, over the optimizer steps
     "loss": "loss (nats)",
 }
 FIGURES = (*LINES, "seconds", "scores", "pass_at_k")
-PHASES = {
-    "sync_s": "weights to vLLM",
-    "rollout_s": "rollout",
-    "verify_s": "verify",
-    "train_s": "train",
-}
+PHASES = ("sync_s", "rollout_s", "verify_s", "train_s")
 WINDOW = 10  # optimizer steps of the moving average
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 STYLE = {
@@ -64,14 +60,14 @@ class PlottedRun:
     dashes: str | tuple = "-"
 
 
-def read_run(folder: Path, by: Sequence[str]) -> PlottedRun:
+def read_run(folder: Path) -> PlottedRun:
     """Raises InputError if the folder holds neither a run nor an evaluation, or a damaged one."""
     metrics, results = folder / "metrics.jsonl", folder / "results.json"
     if not results.exists():
         results = folder / "eval" / "results.json"
     if not metrics.exists() and not results.exists():
         raise InputError(f"{folder}: holds neither metrics.jsonl nor results.json")
-    numbers, name = {}, label(folder)
+    numbers = {}
     if metrics.exists():
         rows = [row for _, row in read_rows(str(metrics))]
         if not rows:
@@ -87,20 +83,14 @@ def read_run(folder: Path, by: Sequence[str]) -> PlottedRun:
         scores = json.loads(results.read_text())
         numbers["scores"] = scores
         numbers["pass_at_k"] = {key: value for key, value in scores.items() if value["samples"] > 1}
-    if by:
-        source = metrics if metrics.exists() else results
-        args = json.loads(source.with_name("args.json").read_text())["args"]
-        if missing := set(by) - args.keys():
-            raise InputError(f"{folder}: has no {', '.join(missing)}; it has {', '.join(args)}")
-        name = ", ".join(Path(str(args[key])).name for key in by)
-    return PlottedRun(name, numbers)
+    return PlottedRun(label(folder), numbers)
 
 
-def read_runs(folders: Sequence[Path], by: Sequence[str] = ()) -> list[PlottedRun]:
+def read_runs(folders: Sequence[Path]) -> list[PlottedRun]:
     """Runs, each with a label and a look of its own. Raises InputError like `read_run`."""
     if not folders:
         raise InputError("needs the folder of a run")
-    runs = [read_run(folder, by) for folder in folders]
+    runs = [read_run(folder) for folder in folders]
     if len({run.label for run in runs}) < len(runs):
         for run, folder in zip(runs, folders, strict=True):
             run.label = str(folder)
@@ -139,10 +129,10 @@ def draw_seconds(runs: Sequence[PlottedRun]) -> None:
     """A bar for each run, its phases next to each other."""
     axes = plt.figure().subplots()
     left, places = np.zeros(len(runs)), np.arange(len(runs))[::-1]
-    for n, (phase, name) in enumerate(PHASES.items()):
+    for n, phase in enumerate(PHASES):
         means = np.array([run.numbers["seconds"][phase] for run in runs])
         color = plt.get_cmap("viridis")(n / (len(PHASES) - 1))
-        axes.barh(places, means, 0.6, left, label=name, color=color)
+        axes.barh(places, means, 0.6, left, label=phase.removesuffix("_s"), color=color)
         left += means
     axes.set_yticks(places, [run.label for run in runs])
     axes.set(xlabel="seconds per optimizer step")
@@ -152,7 +142,7 @@ def draw_seconds(runs: Sequence[PlottedRun]) -> None:
 
 def draw_scores(runs: Sequence[PlottedRun]) -> None:
     """pass@1: a group of bars for each benchmark, with 95 % intervals."""
-    names = in_order(run.numbers["scores"] for run in runs)
+    names = list(dict.fromkeys(name for run in runs for name in run.numbers["scores"]))
     axes = plt.figure(figsize=(max(4.5, 1 + 0.22 * len(names) * len(runs)), 3)).subplots()
     width = 0.8 / len(runs)
     for n, run in enumerate(runs):
@@ -170,13 +160,11 @@ def draw_scores(runs: Sequence[PlottedRun]) -> None:
 
 def draw_pass_at_k(runs: Sequence[PlottedRun]) -> None:
     """A panel for each benchmark with several answers to a problem, pass@k over k."""
-    names = in_order(run.numbers["pass_at_k"] for run in runs)
-    width = min(3, len(names))  # in panels
-    height = -(-len(names) // width)
-    figure = plt.figure(figsize=(max(4.5, 2.4 * width), 0.7 + 2.3 * height))
-    panels = figure.subplots(height, width, squeeze=False, sharey=True)
+    names = list(dict.fromkeys(name for run in runs for name in run.numbers["pass_at_k"]))
+    figure = plt.figure(figsize=(max(4.5, 2.2 * len(names)), 3))
+    panels = figure.subplots(1, len(names), squeeze=False, sharey=True)[0]
     shown = {}  # label -> one of its lines, for the legend
-    for axes, name in zip(panels.flat, names, strict=False):
+    for axes, name in zip(panels, names, strict=True):
         for run in runs:
             if result := run.numbers["pass_at_k"].get(name):
                 k = np.arange(1, result["samples"] + 1)
@@ -188,16 +176,8 @@ def draw_pass_at_k(runs: Sequence[PlottedRun]) -> None:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:.0f}")
         axes.set(title=name, xlabel="k", ylim=(0, 105))
-    for axes in panels.flat[len(names) :]:
-        axes.set_axis_off()
-    for axes in panels[:, 0]:
-        axes.set_ylabel("pass@k (%)")
+    panels[0].set_ylabel("pass@k (%)")
     figure.legend(shown.values(), shown, loc="outside upper center", ncols=min(4, len(shown)))
-
-
-def in_order(evaluations: Iterable[dict]) -> list[str]:
-    """The benchmarks of all evaluations, in the order in which they were asked for."""
-    return list(dict.fromkeys(name for results in evaluations for name in results))
 
 
 def draw_figures(
@@ -223,7 +203,6 @@ def plot(
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional],
     output_dir: Path | None = None,
     figures: tuple[Literal[*FIGURES], ...] = FIGURES,
-    by: tuple[str, ...] = (),
 ) -> None:
     """Write the figures that have something to show. Raises InputError.
 
@@ -231,9 +210,8 @@ def plot(
         runs: folders of runs or evaluations.
         output_dir: for <figure>.png; default: plots/ in the run's folder, or next to several runs.
         figures: which of them.
-        by: arguments that tell the runs apart; default: the folders' names.
     """
-    plotted = read_runs(runs, by)
+    plotted = read_runs(runs)
     output_dir = output_dir or Path(os.path.commonpath(map(os.path.abspath, runs)), "plots")
     output_dir.mkdir(parents=True, exist_ok=True)
     for name, figure in draw_figures(plotted, figures):

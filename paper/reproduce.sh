@@ -74,14 +74,14 @@ call() { # command...: show it as it can be typed, and run it
 }
 
 if $tiny; then # one tiny model stands in for the three sizes
-  RUNS=${RUNS:-runs/reproduce-tiny} labels=()
+  RUNS=${RUNS:-runs/reproduce-tiny}
   DATA=$RUNS/base/train.jsonl
   problems=(--benchmark_file "$RUNS/base/heldout/"{easy,middle,hard}.jsonl)
   problems+=(--max_completion_length 48 --precision fp32)
   flags=(--max_length 128 --max_completion_length 48 --precision fp32 --max_steps 20 --save_every 5)
   if [ ! -e "$RUNS/base/heldout" ]; then call python -m demo.tiny make --output_dir "$RUNS/base"; fi
 else
-  RUNS=${RUNS:-runs/reproduce} labels=(--by model)
+  RUNS=${RUNS:-runs/reproduce}
   DATA=${DATA:-data/train.jsonl}
   problems=(${BENCHMARKS:+--data_dir "$BENCHMARKS"})
   flags=(--vllm_sleep)
@@ -138,7 +138,7 @@ while read -r name action runs <&3; do
     train) train "$runs" ;;
     evaluate) train "$runs"; evaluate ;;
     print) call python -m paper.tables table "${folders[@]/%//eval}" ;;
-    *) call python -m paper.plot "${folders[@]}" --figures "$action" "${labels[@]}" \
+    *) call python -m paper.plot "${folders[@]}" --figures "$action" \
       --output_dir "$RUNS/${name%/plot}" ;;
   esac
 done 3< <(rows | grep -E "^($pattern)(/| )")

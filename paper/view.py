@@ -4,8 +4,8 @@
     python -m paper.view runs/sft runs/oswft runs/grpo --output all.html  # next to each other
 
 The file needs no network, and nothing that a model wrote is ever run in it. Questions and solutions
-come from the training file that the run names, the tokens' texts from its tokenizer, if they are
-still there. A run that is still going on is shown as far as it is.
+come from the training file that the run names, as it is now, the tokens' texts from its tokenizer.
+A run that is still going on is shown as far as it is.
 """
 
 import base64
@@ -29,16 +29,7 @@ import numpy as np
 import tyro
 from matplotlib.figure import Figure
 
-from data import (
-    Example,
-    InputError,
-    atomic_write,
-    hash_examples,
-    load_examples,
-    load_tokenizer,
-    read_rows,
-    tokenize_examples,
-)
+from data import Example, InputError, atomic_write, load_examples, load_tokenizer, read_rows
 from paper.plot import FIGURES, STYLE, draw_figures, read_runs
 from run import checkpoints, read_args
 from verify import extract
@@ -51,7 +42,7 @@ COLUMNS = {  # of the table, and what they mean
     "source": "where the query is from",
     "question": "its beginning",
     "p̂": "the pass rate: which share of the answers is right",
-    "w": "the weight of the expert's solution",
+    "w": "the weight of the expert's solution: 1 − p̂, unless --weighting is another one",
     "mean |A|": "mean size of the answers' advantages; where it is 0, nothing is learnt",
     "tokens": "mean length of the answers",
     "cut off": "how many answers the token limit ended",
@@ -69,25 +60,15 @@ class ViewedRun:
 
 
 def open_run(label: str, folder: Path) -> ViewedRun:
-    """A run with its tokenizer and its examples, if they are there. Raises InputError."""
-    record = read_args(folder)
-    if "args" not in record:
-        raise InputError(f"{folder}: has no args.json of a training run")
-    run, args = ViewedRun(label, folder, record["args"]), record["args"]
-    if not any(folder.glob("rollouts/*.jsonl")):
-        return run
+    """A run with its tokenizer and its examples, if they are there."""
+    run = ViewedRun(label, folder, read_args(folder)["args"])
     saved = [folder / "final", *reversed(checkpoints(folder).values())]
-    model = next((path for path in saved if path.is_dir()), args["model"])
+    model = next((path for path in saved if path.is_dir()), run.args["model"])
     try:
-        tokenizer = load_tokenizer(str(model))
-        run.decode = cache(tokenizer.decode)
-        lengths = (args["max_length"], args["max_completion_length"])
-        kept, _ = tokenize_examples(load_examples(args["data"]), tokenizer, *lengths)
-        if hash_examples(kept) != record["data_hash"]:
-            raise InputError(f"{args['data']} or the prompt is not what it was in the run")
-        run.examples = {row.id: row.example for row in kept}
-    except (ValueError, OSError) as error:
-        run.missing = f" (no questions and no solutions: {error})"
+        run.decode = cache(load_tokenizer(str(model)).decode)
+        run.examples = {example.id: example for example in load_examples(run.args["data"])}
+    except (InputError, OSError) as error:
+        run.missing = f" (without questions and solutions: {error})"
     return run
 
 
@@ -105,12 +86,8 @@ def read_queries(run: ViewedRun, packed: list[str]) -> list[dict]:
             newest.get(row["id"], {})["newest"] = None  # the one before is not the newest any more
             newest[row["id"]] = rows[-1]
             batch.append(blocks)
-        packed.append(encode(gzip.compress(json.dumps(batch).encode(), compresslevel=6)))
+        packed.append(data_url("application/gzip", gzip.compress(json.dumps(batch).encode())))
     return rows
-
-
-# ------------------------------------------------------------------------------------------------
-# One query
 
 
 def show_query(run: ViewedRun, answers: list[dict]) -> tuple[dict, list[dict]]:
@@ -119,9 +96,10 @@ def show_query(run: ViewedRun, answers: list[dict]) -> tuple[dict, list[dict]]:
     pass_rate, weight = round(first["pass_rate"], 4), first.get("weight")
     sizes = [abs(answer["advantage"]) for answer in answers if "advantage" in answer]
     points = f"{sum(answer['reward'] for answer in answers):.4g} of {len(answers)}"
+    share = {0: "none", 1: "all"}.get(pass_rate, "some")
     row = {
         "run": run.label,
-        "newest": f"{ {0: 'none', 1: 'all'}.get(pass_rate, 'some') } ({points})",
+        "newest": f"{share} ({points})",
         "id": first["id"],
         "source": example and example.source,
         "question": example and example.question[:300],
@@ -131,12 +109,9 @@ def show_query(run: ViewedRun, answers: list[dict]) -> tuple[dict, list[dict]]:
         "tokens": round(float(np.mean([len(answer["token_ids"]) for answer in answers]))),
         "cut off": sum(answer["finish_reason"] == "length" for answer in answers),
     }
-    counted = "points" if run.args.get("reward") else "answers right"
-    why = f"{points} {counted}: p̂ = {pass_rate}"
+    why = f"{points} {'points' if run.args.get('reward') else 'answers right'}: p̂ = {pass_rate}"
     if weight is not None:
-        weighting = run.args.get("weighting")
-        how = "w = 1 − p̂" if weighting == "oswft" else f"--weighting {weighting} gave w"
-        why += f", so the solution is learnt with weight {weight:.4g} ({how})"
+        why += f", so the solution's weight is {weight:.4g} (--weighting {run.args['weighting']})"
     elif any(sizes):
         why += ". Each answer counts by its advantage: how much better than the group it is"
     else:
@@ -147,24 +122,20 @@ def show_query(run: ViewedRun, answers: list[dict]) -> tuple[dict, list[dict]]:
         blocks.append({"title": "Question", "text": example.question})
         blocks.append({"title": solution, "text": example.solution})
     for number, answer in enumerate(answers, start=1):
-        blocks.append(show_answer(run, example, f"Answer {number}", answer))
+        kind = {1: "right", 0: "wrong"}.get(answer["reward"], f"reward {answer['reward']:.4g}")
+        facts = [f"Answer {number}", kind]
+        if example and not run.args.get("reward"):
+            extracted = extract(answer["text"], example.answer)
+            facts.append(f"extracted: {extracted}" if extracted else "no box: the end was read")
+        if "advantage" in answer:
+            facts.append(f"advantage {answer['advantage']:+.2f}")
+        cut_off = ", cut off" if answer["finish_reason"] == "length" else ""
+        facts.append(f"{len(answer['token_ids'])} tokens{cut_off}")
+        blocks.append({"title": " · ".join(facts), "kind": kind, "text": answer["text"]})
+        if answer.get("logprobs") and run.decode:
+            tokens = split_tokens(answer["token_ids"], answer["logprobs"], run.decode)
+            blocks[-1]["tokens"] = tokens
     return row, blocks
-
-
-def show_answer(run: ViewedRun, example: Example | None, name: str, answer: dict) -> dict:
-    verdict = {1: "right", 0: "wrong"}.get(answer["reward"], f"reward {answer['reward']:.4g}")
-    facts = [name, verdict]
-    if example and not run.args.get("reward"):
-        extracted = extract(answer["text"], example.answer)
-        facts.append(f"extracted: {extracted}" if extracted else "no box: the end was read")
-    if "advantage" in answer:
-        facts.append(f"advantage {answer['advantage']:+.2f}")
-    cut_off = ", cut off" if answer["finish_reason"] == "length" else ""
-    facts.append(f"{len(answer['token_ids'])} tokens{cut_off}")
-    block = {"title": " · ".join(facts), "kind": verdict, "text": answer["text"]}
-    if answer.get("logprobs") and run.decode:
-        block["tokens"] = split_tokens(answer["token_ids"], answer["logprobs"], run.decode)
-    return block
 
 
 def split_tokens(
@@ -182,10 +153,6 @@ def split_tokens(
     return shown
 
 
-# ------------------------------------------------------------------------------------------------
-# The page
-
-
 def draw_weights(rows: Sequence[dict]) -> Figure:
     """A run's histogram over time: how many queries have which weight (GRPO: 1 - p̂)."""
     what = "1 − p̂" if rows[0]["w"] is None else "weight"
@@ -193,16 +160,13 @@ def draw_weights(rows: Sequence[dict]) -> Figure:
     levels = np.unique(weights) if len(np.unique(weights)) <= 9 else np.linspace(0, 1, 11)
     nearest = np.abs(weights - levels[:, None]).argmin(axis=0)
     steps = np.array([row["step"] for row in rows])
+    groups = [steps[nearest == n] for n in range(len(levels))]
+    bins = [*np.unique(steps), steps[-1] + 1]
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots()
-        axes.hist(
-            [steps[nearest == n] for n in range(len(levels))],
-            bins=[*np.unique(steps), steps[-1] + 1],
-            histtype="stepfilled",
-            stacked=True,
-            color=plt.get_cmap("viridis")(np.linspace(1, 0, len(levels))),
-            label=[f"{level:.3g}" for level in levels],
-        )
+        color = plt.get_cmap("viridis")(np.linspace(1, 0, len(levels)))
+        look = {"histtype": "stepfilled", "stacked": True, "color": color}
+        axes.hist(groups, bins, label=[f"{level:.3g}" for level in levels], **look)
         axes.set(xlabel="optimizer step", ylabel=f"queries by {what}", title=rows[0]["run"])
         figure.legend(loc="outside right center", title=what)
         plt.close()
@@ -213,11 +177,11 @@ def image(name: str, figure: Figure) -> str:
     """A figure as an <img>: what is drawn in it is no part of the page."""
     svg = io.BytesIO()
     figure.savefig(svg, format="svg", transparent=True)
-    return f'<img alt="{name}" src="data:image/svg+xml;base64,{encode(svg.getvalue())}">'
+    return f'<img alt="{name}" src="{data_url("image/svg+xml", svg.getvalue())}">'
 
 
-def encode(content: bytes) -> str:
-    return base64.b64encode(content).decode()
+def data_url(kind: str, content: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def fill_page(**parts: str) -> str:
@@ -240,32 +204,26 @@ def view(
         runs: their folders.
         output: the file.
     """
-    plotted = read_runs(runs)
+    plotted, details, rows, packed = read_runs(runs), [], [], []
     figures = [name for name in FIGURES if name != "reward"]  # which is the pass rate, too
     images = [image(*drawn) for drawn in draw_figures(plotted, figures)]
-    details, rows, packed = [], [], []
     for curves, folder in zip(plotted, runs, strict=True):
         run = open_run(curves.label, folder)
-        args = escape(json.dumps(run.args, indent=2))
-        summary = f"<summary>{escape(run.label + run.missing)}</summary>"
-        details.append(f"<details>{summary}<pre>{args}</pre></details>")
-        queries = read_queries(run, packed)
-        if queries:
+        summary, args = escape(run.label + run.missing), escape(json.dumps(run.args, indent=2))
+        details.append(f"<details><summary>{summary}</summary><pre>{args}</pre></details>")
+        if queries := read_queries(run, packed):
             images.append(image("weights", draw_weights(queries)))
             rows += queries
-    used = [name for name in COLUMNS if any(row[name] is not None for row in rows)]
-    data = {
-        "columns": used,
-        "rows": [[*(row[name] for name in used), row["place"]] for row in rows],
-    }
+    columns = [name for name in COLUMNS if any(row[name] is not None for row in rows)]
+    data = json.dumps({"columns": columns, "rows": rows})
     page = fill_page(
         title=escape(", ".join(run.label for run in plotted)),
         runs="\n".join(details),
         images="\n".join(images),
-        headers="".join(f'<th title="{COLUMNS[name]}">{name}</th>' for name in used),
-        data=json.dumps(data).replace("<", r"\u003c"),  # so no tag and no comment begins in it
+        headers="".join(f'<th title="{COLUMNS[name]}">{name}</th>' for name in columns),
+        data=data.replace("<", r"\u003c"),  # so no tag and no comment begins in it
         batches="\n".join(
-            f'<script type="text/plain" id="batch-{n}">data:;base64,{batch}</script>'
+            f'<script type="text/plain" id="batch-{n}">{batch}</script>'
             for n, batch in enumerate(packed)
         ),
     )

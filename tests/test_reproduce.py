@@ -1,13 +1,11 @@
 """reproduce.sh: every command of every row is one that its script takes; a row runs end to end."""
 
 import functools
-import inspect
-import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 import tyro
@@ -17,198 +15,116 @@ import train_grpo
 import train_oswft
 import train_sft
 from conftest import ROOT
-from demo import tiny as demo_tiny
 from paper import plot, tables
 from paper.select_checkpoint import select_checkpoint
+from run import read_args, write_args
 
 TAKES = {  # what a command calls -> what reads its arguments
     "train_sft.py": train_sft.Args,
     "train_oswft.py": train_oswft.Args,
     "train_grpo.py": train_grpo.Args,
     "evaluate.py": evaluate.Args,
-    "paper.plot": plot.Args,
+    "paper.plot": plot.plot,
     "paper.tables table": tables.table,
     "paper.select_checkpoint": select_checkpoint,
-    "demo.tiny make": demo_tiny.make,
 }
+SFT, OSWFT, GRPO, EVALUATE, *_ = TAKES
 SIZES = ("0.6B", "1.7B", "4B")
-TABLES = {  # row -> the training script and what the paper says of it; None for a base model
-    **{f"table1/{size}/base": None for size in SIZES},
-    **{f"table1/{size}/sft": ("train_sft.py", {"learning_rate": 1e-5}) for size in SIZES},
-    **{f"table1/{size}/oswft": ("train_oswft.py", {"num_rollouts": 2}) for size in SIZES},
-    **{f"table1/{size}/grpo": ("train_grpo.py", {"num_rollouts": 8}) for size in SIZES},
-    **{f"table2/oswft/K{k}": ("train_oswft.py", {"num_rollouts": k}) for k in (1, 2, 4, 8)},
-    **{f"table2/grpo/K{k}": ("train_grpo.py", {"num_rollouts": k}) for k in (2, 4, 8)},
-    **{
-        f"table3/{weighting}": ("train_oswft.py", {"num_rollouts": 4, "weighting": weighting})
-        for weighting in ("hard", "random", "oswft")
-    },
+ROWS = {  # row -> its training script, learning rate, number of rollouts and weighting
+    **{f"table1/{size}/sft": (SFT, 1e-5, None, None) for size in SIZES},
+    **{f"table1/{size}/oswft": (OSWFT, 1e-5, 2, "oswft") for size in SIZES},
+    **{f"table1/{size}/grpo": (GRPO, 1e-6, 8, None) for size in SIZES},
+    **{f"table2/oswft/K{k}": (OSWFT, 1e-5, k, "oswft") for k in (1, 2, 4, 8)},
+    **{f"table2/grpo/K{k}": (GRPO, 1e-6, k, None) for k in (2, 4, 8)},
+    **{f"table3/{how}": (OSWFT, 1e-5, 4, how) for how in ("hard", "random", "oswft")},
+    **{f"figure1/{size}": (OSWFT, 1e-5, 2, "oswft") for size in SIZES},
+    **{f"figure2/1e-6/{size}": (GRPO, 1e-6, 8, None) for size in SIZES},
+    **{f"figure2/1e-5/{size}": (GRPO, 1e-5, 8, None) for size in SIZES},
 }
-LINES = {
-    **{f"figure1/{size}": ("train_oswft.py", {"num_rollouts": 2}) for size in SIZES},
-    **{
-        f"figure2/{rate}/{size}": ("train_grpo.py", {"learning_rate": float(rate)})
-        for rate in ("1e-6", "1e-5")
-        for size in SIZES
-    },
-}
-COMMON = {
-    **{"num_epochs": 1, "max_length": 5120, "max_completion_length": 4096},
-    **{"train_batch_size": 128, "precision": "bf16"},
-}
-SAMPLED = {**COMMON, "rollout_batch_size": 128, "temperature": 1.0}
-DEFAULTS = {  # section 4.1
-    train_sft: {**COMMON, "learning_rate": 1e-5},
-    train_oswft: {**SAMPLED, "learning_rate": 1e-5, "num_rollouts": 2, "weighting": "oswft"},
-    train_grpo: {
-        **{**SAMPLED, "learning_rate": 1e-6, "num_rollouts": 8},
-        **{"clip_low": 0.8, "clip_high": 1.28},
-    },
-    evaluate: {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "max_completion_length": 8192},
-}
+BASES = {f"table1/{size}/base" for size in SIZES}
 PICTURES = {"figure1/plot", "figure2/1e-6/plot", "figure2/1e-5/plot"}
 PRINTED = {**{f"table1/{size}/table": 4 for size in SIZES}, "table2/table": 7, "table3/table": 3}
 
+SAMPLED = {"num_epochs": 1, "max_length": 5120, "max_completion_length": 4096, "temperature": 1.0}
+SETTINGS = {  # section 4.1
+    SFT: {"num_epochs": 1, "max_length": 5120, "train_batch_size": 128},
+    OSWFT: {**SAMPLED, "train_batch_size": 128, "rollout_batch_size": 128},
+    GRPO: {**SAMPLED, "train_batch_size": 128, "rollout_batch_size": 128, "clip_high": 1.28},
+    EVALUATE: {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "max_completion_length": 8192},
+}
+
 
 def reproduce(*args, **env) -> subprocess.CompletedProcess:
-    env = {**os.environ, **{name: str(value) for name, value in env.items()}}
-    command = ["paper/reproduce.sh", *map(str, args)]
+    command, env = ["paper/reproduce.sh", *args], {**os.environ, **env}
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
 
 
-def parse(command: str) -> tuple[str, object]:
-    """(what it calls, its arguments, read as what it calls reads them); it is not called."""
-    launchers = r"(deepspeed --log_level error( --hostfile \S+)?|python -m) "
-    name = next(name for name in TAKES if re.match(f"{launchers}{re.escape(name)} ", command))
-    words = shlex.split(command.split(f" {name} ", 1)[1])
-    if isinstance(TAKES[name], type):
-        return name, tyro.cli(TAKES[name], args=words)
-
-    @functools.wraps(TAKES[name])
-    def by_name(*args, **kwargs):
-        return inspect.signature(TAKES[name]).bind(*args, **kwargs).arguments
-
-    return name, tyro.cli(by_name, args=words, config=(tyro.conf.PositionalRequiredArgs,))
-
-
-def parsed_commands(*args, **env) -> dict[str, list[tuple[str, object]]]:
-    """{row: its commands, parsed} of a dry run."""
-    result = reproduce("--dry_run", *args, **env)
-    assert result.returncode == 0, result.stderr
+def parsed_commands(*args, **env) -> dict[str, dict[str, object]]:
+    """{row: {what is called: its arguments, as it reads them}} of a dry run."""
     rows = {}
-    for line in result.stdout.splitlines():
-        if line.startswith("# ---- "):
-            row = rows.setdefault(line.removeprefix("# ---- "), [])
-        elif line.startswith("$ "):
-            row.append(parse(line.removeprefix("$ ")))
+    for row in reproduce("--dry_run", *args, **env).stdout.split("# ---- ")[1:]:
+        name, *commands = row.splitlines()
+        rows[name] = {}
+        for command in commands:
+            _, called, words = re.split(f" ({'|'.join(TAKES)}) ", command)
+            takes, words = TAKES[called], shlex.split(words)
+            config = () if isinstance(takes, type) else (tyro.conf.PositionalRequiredArgs,)
+            if config:  # a function: it is not called
+                takes = functools.wraps(takes)(lambda *_, words=words, **__: words)
+            rows[name][called] = tyro.cli(takes, args=words, config=config)
     return rows
 
 
-@pytest.mark.parametrize("script", DEFAULTS, ids=lambda script: script.__name__)
-def test_the_defaults_are_the_papers_settings(script):
-    required = {"model": "m"} if script is evaluate else {"model": "m", "data": "d"}
-    assert vars(script.Args(**required)).items() >= DEFAULTS[script].items()
-
-
-@pytest.mark.parametrize("form", ["paper", "tiny"])
-def test_every_row_is_the_papers_setting_and_every_command_is_taken(form, tmp_path, monkeypatch):
-    tiny = form == "tiny"
-    monkeypatch.setenv("LOCAL_SIZE", "8")
-    rows = parsed_commands(*["--tiny"] * tiny, "all", RUNS=tmp_path)
-    listed = reproduce("list").stdout.split()
-    assert set(rows) == set(listed) == {*TABLES, *LINES, *PICTURES, *PRINTED}
-    evaluated = {
-        str(args.output_dir)
-        for commands in rows.values()
-        for script, args in commands
-        if script == "evaluate.py"
-    }
-    for name, commands in rows.items():
+@pytest.mark.parametrize("tiny", [False, True], ids=["paper", "tiny"])
+def test_every_row_is_the_papers_setting_and_every_command_is_taken(tiny, tmp_path):
+    rows = parsed_commands(*["--tiny"] * tiny, "all", RUNS=str(tmp_path))
+    assert {*rows} == {*reproduce("list").stdout.split()} == {*ROWS, *BASES, *PICTURES, *PRINTED}
+    scored = {str(row[EVALUATE].output_dir) for row in rows.values() if EVALUATE in row}
+    assert all(rows[name]["paper.plot"][3] == "--figures" for name in PICTURES)  # after three runs
+    for name, count in PRINTED.items():
+        assert len({*rows[name]["paper.tables table"]} & scored) == count
+    for name in {*ROWS, *BASES}:
         size = next((size for size in SIZES if f"/{size}" in name), "0.6B")
-        model = str(tmp_path / "base" / size / "model") if tiny else f"Qwen/Qwen3-{size}-Base"
-        made = [args for script, args in commands if script == "demo.tiny make"]
-        commands = [command for command in commands if command[0] != "demo.tiny make"]
-        bases = {str(Path(model).parent)} if tiny and name in {**TABLES, **LINES} else set()
-        assert {str(args["output_dir"]) for args in made} == bases
-        scripts = [script for script, _ in commands]
-        if name in PICTURES:
-            ((_, args),) = commands
-            assert len(args.runs) == 3 and args.by == (() if tiny else ("model",))
-            continue
-        if name in PRINTED:
-            ((_, args),) = commands
-            assert len(args["folders"]) == PRINTED[name]
-            assert {str(folder) for folder in args["folders"]} <= evaluated
-            continue
-        expected = {**TABLES, **LINES}[name]
-        scored = [(script, args) for script, args in commands if script == "evaluate.py"]
-        assert len(scored) == (name in TABLES)
-        for _, args in scored:
-            assert len(args.benchmark_file) == (3 if tiny else 0)  # else the paper's seven
-            assert args.num_samples is None and not args.benchmarks
-        if expected is None:
-            assert scripts == ["evaluate.py"] and scored[0][1].model == model
-            continue
-        script, settings = expected[0], dict(expected[1])
-        args = commands[0][1]
-        args.check()
-        assert scripts[0] == script and args.model == model
-        rate = settings.pop("learning_rate", 1e-6 if script == "train_grpo.py" else 1e-5)
-        assert args.learning_rate == pytest.approx(100 * rate if tiny else rate)
-        for field, value in settings.items():
-            assert getattr(args, field) == value
-        assert args.max_steps == (20 if tiny else None)
-        if name in TABLES:
-            chosen = scored[0][1].model
-            if script == "train_grpo.py":
-                called, selected = commands[1]
-                assert called == "paper.select_checkpoint"
-                assert selected == {"run": Path(args.output_dir), "window": 10, "margin": 0.02}
-                assert chosen == f"{args.output_dir}/checkpoint-SELECTED"
-            else:
-                assert chosen == f"{args.output_dir}/final"
+        model = str(tmp_path / "base" / "model") if tiny else f"Qwen/Qwen3-{size}-Base"
+        if name in ROWS:
+            script, *settings = ROWS[name]
+            args = rows[name][script]
+            own = [vars(args).get(key) for key in ("learning_rate", "num_rollouts", "weighting")]
+            assert args.model == model and own == settings
+            model = f"{args.output_dir}/{'checkpoint-SELECTED' if script == GRPO else 'final'}"
+        assert (EVALUATE in rows[name]) == name.startswith("table")
+        if EVALUATE in rows[name]:
+            assert rows[name][EVALUATE].model == model
+        for script in () if tiny else SETTINGS.keys() & rows[name].keys():
+            assert vars(rows[name][script]).items() >= SETTINGS[script].items()
 
 
 def test_a_row_runs_end_to_end_and_is_not_run_twice(tiny, tmp_path):
     runs = tmp_path / "a folder"
-    (runs / "base").mkdir(parents=True)
-    (runs / "base" / "0.6B").symlink_to(tiny)
-    first = reproduce("--tiny", "table2/grpo/K2", RUNS=runs)
+    shutil.copytree(tiny, runs / "base")
+    first = reproduce("--tiny", "table2/grpo/K2", RUNS=str(runs))
     assert first.returncode == 0, first.stdout[-2000:] + first.stderr[-2000:]
     run = runs / "0.6B-grpo-G2-1e-6"
-    assert len((run / "metrics.jsonl").read_text().splitlines()) == 20
-    results = json.loads((run / "eval" / "results.json").read_text())
-    assert results["middle"]["pass@16"] >= results["middle"]["pass@1"] > 0.1
-    evaluated = next(line for line in first.stdout.splitlines() if "evaluate.py" in line)
-    model = parse(evaluated.removeprefix("$ "))[1].model
-    assert re.fullmatch(rf"{run}/checkpoint-0000(05|10|15|20)", model)
-    again = reproduce("--tiny", "table2/grpo/K2", RUNS=runs)
+    assert (run / "final").exists() and (run / "eval" / "results.json").exists()
+    evaluated = read_args(run / "eval")["args"]["model"]
+    assert re.fullmatch(rf"{run}/checkpoint-0000(05|10|15|20)", evaluated)
+    again = reproduce("--tiny", "table2/grpo/K2", RUNS=str(runs))
     assert again.returncode == 0 and again.stdout.count("done before") == 2
 
 
-def test_flags_reach_every_training_script_that_takes_them_and_the_hostfile_every_launch(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setenv("LOCAL_SIZE", "8")
-    (tmp_path / "4B-grpo-G8-1e-6" / "checkpoint-000050").mkdir(parents=True)  # it was stopped
+def test_flags_reach_every_script_that_takes_them_and_a_stopped_run_is_resumed(tmp_path):
+    write_args(tmp_path / "4B-grpo-G8-1e-6")
     flags = ["--vllm_memory", "0.4", "--gradient_checkpointing", "--no_vllm_sleep"]
-    flags += ["--verifier_workers", "4", "--max_tokens_per_micro_batch", "4096"]
-    call = ["--hostfile", "hosts", "table1/4B", "--", *flags]
-    for row, commands in parsed_commands(*call, RUNS=tmp_path).items():
-        for script, args in commands:
-            if script.startswith("train_"):
-                args.check()
-                assert args.gradient_checkpointing and args.max_tokens_per_micro_batch == 4096
-                assert bool(args.resume) == (row == "table1/4B/grpo")
-            if script in ("train_oswft.py", "train_grpo.py"):
-                assert (args.vllm_memory, args.vllm_sleep, args.verifier_workers) == (0.4, False, 4)
-    shown = reproduce("--dry_run", *call, RUNS=tmp_path).stdout
-    assert shown.count("$ deepspeed") == shown.count("--hostfile hosts ") == 3 + 4
-    absent = reproduce("--hostfile", tmp_path / "hosts", "table1")
-    assert absent.returncode == 2 and absent.stderr == f"error: {tmp_path}/hosts: no such file\n"
+    call = ["--hostfile", "hosts", "table1/4B", "--", *flags, "--verifier_workers", "4"]
+    rows = parsed_commands(*call, RUNS=str(tmp_path))
+    for method in ("sft", "oswft", "grpo"):
+        args = rows[f"table1/4B/{method}"][f"train_{method}.py"]
+        assert args.gradient_checkpointing and bool(args.resume) == (method == "grpo")
+        if method != "sft":
+            assert (args.vllm_memory, args.vllm_sleep, args.verifier_workers) == (0.4, False, 4)
+    assert reproduce("--dry_run", *call).stdout.count("deepspeed --log_level error --hostfile") == 7
 
 
-def test_a_name_that_does_not_exist_is_refused():
-    result = reproduce("table4")
-    assert result.returncode == 2 and "no row is called 'table4'" in result.stderr
-    assert "reproduce.sh list" in result.stderr
+def test_a_name_or_a_hostfile_that_does_not_exist_is_refused():
+    for result in (reproduce("table3", "table4"), reproduce("--hostfile", "absent", "table1")):
+        assert result.returncode == 2 and result.stderr.startswith("error: ") and not result.stdout

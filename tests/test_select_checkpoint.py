@@ -1,6 +1,5 @@
 """Which checkpoint of a GRPO run is evaluated: the beginning of the reward's plateau."""
 
-import json
 import subprocess
 import sys
 
@@ -8,7 +7,7 @@ import pytest
 import torch
 
 from conftest import ROOT
-from data import InputError
+from data import InputError, write_rows
 from paper.select_checkpoint import select_checkpoint, select_step
 
 CHECKPOINTS = range(10, 101, 10)
@@ -21,10 +20,7 @@ def rising(step: int) -> float:
 
 def test_of_a_rising_curve_the_beginning_of_the_plateau_is_selected():
     assert select_step([rising(n) for n in range(100)], CHECKPOINTS) == 60
-
-
-def test_of_a_curve_that_still_rises_the_last_is_selected():
-    assert select_step([n / 100 for n in range(100)], CHECKPOINTS) == 100
+    assert select_step([n / 100 for n in range(100)], CHECKPOINTS) == 100  # it still rises
 
 
 def test_of_a_collapsing_curve_one_before_the_collapse_is_selected():
@@ -34,7 +30,7 @@ def test_of_a_collapsing_curve_one_before_the_collapse_is_selected():
     assert select_step(slowly, CHECKPOINTS) == 60
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_noise_does_not_move_the_selection_off_the_plateau(seed):
     """Noise as of 128 queries x 8 answers: up to 0.03 a batch; then a collapse."""
     noise = 0.03 * torch.randn(100, generator=torch.Generator().manual_seed(seed))
@@ -52,34 +48,20 @@ def test_margin_and_window_are_what_they_say():
     assert select_step([0, 0, 1, 0, 0, 0.9, 0.9, 0.9], [2, 6], window=2, margin=0) == 6
 
 
-@pytest.mark.parametrize(
-    ("rows", "settings", "message"),
-    [
-        (None, {}, "metrics.jsonl: no such file"),
-        ([{"reward": 0.5}], {"window": 3}, "--window must be an even number, got 3"),
-        ([{"reward": 0.5}], {"margin": -0.1}, "--margin must not be below 0, got -0.1"),
-        ([{"loss": 0.5}], {}, "metrics.jsonl: has no reward, so it is not a run of GRPO"),
-        ([{"reward": 0.5}], {}, "there is no checkpoint"),
-    ],
-)
-def test_a_folder_without_a_run_of_grpo_has_no_selected_checkpoint(
-    tmp_path, rows, settings, message
-):
-    if rows:
-        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "checkpoint-000000").mkdir()  # of a run that was stopped before its first step
-    with pytest.raises(InputError, match=message):
-        select_checkpoint(tmp_path, **settings)
-
-
-def test_the_command_prints_the_folder_alone_or_one_line_that_says_what_is_wrong(tmp_path):
-    command = [sys.executable, "-m", "paper.select_checkpoint", str(tmp_path), "--margin", "0"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 1 and result.stdout == ""
-    assert result.stderr == f"error: {tmp_path}/metrics.jsonl: no such file\n"
-    rewards = [0.1, 0.2, 0.8, 0.8]
-    (tmp_path / "metrics.jsonl").write_text("".join(f'{{"reward": {r}}}\n' for r in rewards))
-    for step in (2, 4):
+def test_the_command_prints_the_folder_alone(tmp_path):
+    write_rows([{"reward": reward} for reward in (0.1, 0.2, 0.8, 0.8)], tmp_path / "metrics.jsonl")
+    for step in (0, 2, 4):  # 0: the base model of a run that was stopped before its first step
         (tmp_path / f"checkpoint-{step:06d}").mkdir()
+    command = [sys.executable, "-m", "paper.select_checkpoint", str(tmp_path), "--margin", "0"]
     result = subprocess.run([*command, "--window", "2"], cwd=ROOT, capture_output=True, text=True)
     assert result.stdout == f"{tmp_path}/checkpoint-000004\n", result.stderr
+
+
+def test_a_folder_without_a_run_of_grpo_has_no_selected_checkpoint(tmp_path):
+    with pytest.raises(InputError, match="no such file"):
+        select_checkpoint(tmp_path)
+    write_rows([{"loss": 0.5}], tmp_path / "metrics.jsonl")
+    with pytest.raises(InputError, match="is not a run of GRPO with a checkpoint"):
+        select_checkpoint(tmp_path)
+    with pytest.raises(InputError, match="--window must be an even number"):
+        select_checkpoint(tmp_path, window=3)
