@@ -16,6 +16,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -56,11 +57,11 @@ STYLE = {
 class PlottedRun:
     label: str
     numbers: dict  # by figure: a number for each step, seconds by phase, or results by benchmark
-    color: tuple = ()
-    dashes: str | tuple = "-"
+    color: np.ndarray  # the same in every figure, as are the dashes
+    dashes: str | tuple
 
 
-def read_run(folder: Path) -> PlottedRun:
+def read_numbers(folder: Path) -> dict:
     """Raises InputError if the folder holds neither a run nor an evaluation, or a damaged one."""
     metrics, results = folder / "metrics.jsonl", folder / "results.json"
     if not results.exists():
@@ -76,38 +77,29 @@ def read_run(folder: Path) -> PlottedRun:
         if "reward" in numbers:  # GRPO
             numbers["pass_rate"] = numbers["reward"]
             del numbers["loss"]  # a surrogate about 0: no likelihood of anything
-        numbers["seconds"] = {
-            phase: np.mean([row.get(phase, 0.0) for row in rows]) for phase in PHASES
-        }
+        numbers["seconds"] = [np.mean([row.get(phase, 0.0) for row in rows]) for phase in PHASES]
     if results.exists():
-        scores = json.loads(results.read_text())
-        numbers["scores"] = scores
+        scores = numbers["scores"] = json.loads(results.read_text())
         numbers["pass_at_k"] = {key: value for key, value in scores.items() if value["samples"] > 1}
-    return PlottedRun(label(folder), numbers)
+    return numbers
 
 
 def read_runs(folders: Sequence[Path]) -> list[PlottedRun]:
-    """Runs, each with a label and a look of its own. Raises InputError like `read_run`."""
+    """Runs, each with a label and a look of its own. Raises InputError like `read_numbers`."""
     if not folders:
         raise InputError("needs the folder of a run")
-    runs = [read_run(folder) for folder in folders]
-    if len({run.label for run in runs}) < len(runs):
-        for run, folder in zip(runs, folders, strict=True):
-            run.label = str(folder)
-    for n, run in enumerate(runs):  # a run looks the same in every figure
-        run.color = plt.get_cmap("viridis")(0.8 * n / max(1, len(runs) - 1))  # dark to light
-        run.dashes = DASHES[n % len(DASHES)]
-    return runs
+    labels = [label(folder) for folder in folders]
+    if len(set(labels)) < len(labels):
+        labels = [str(folder) for folder in folders]
+    numbers = [read_numbers(folder) for folder in folders]
+    colors = plt.get_cmap("viridis")(np.linspace(0, 0.8, len(folders)))  # dark to light
+    return [PlottedRun(*parts) for parts in zip(labels, numbers, colors, cycle(DASHES))]
 
 
 def moving_average(values: Sequence[float], window: int) -> np.ndarray:
     """Mean over the `window` steps around each step, over fewer at the ends."""
     kernel = np.ones(min(window, len(values)))
     return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
-
-
-# ------------------------------------------------------------------------------------------------
-# The figures; each is given the runs that have its numbers, at least one
 
 
 def draw_lines(runs: Sequence[PlottedRun], name: str) -> None:
@@ -130,7 +122,7 @@ def draw_seconds(runs: Sequence[PlottedRun]) -> None:
     axes = plt.figure().subplots()
     left, places = np.zeros(len(runs)), np.arange(len(runs))[::-1]
     for n, phase in enumerate(PHASES):
-        means = np.array([run.numbers["seconds"][phase] for run in runs])
+        means = np.array([run.numbers["seconds"][n] for run in runs])
         color = plt.get_cmap("viridis")(n / (len(PHASES) - 1))
         axes.barh(places, means, 0.6, left, label=phase.removesuffix("_s"), color=color)
         left += means
@@ -183,7 +175,7 @@ def draw_pass_at_k(runs: Sequence[PlottedRun]) -> None:
 def draw_figures(
     runs: Sequence[PlottedRun], figures: Sequence[str]
 ) -> Iterator[tuple[str, Figure]]:
-    """Yield (name, figure) of those that have something to show."""
+    """Yield (name, figure) of those that have something to show, with the runs that have it."""
     plt.switch_backend("Agg")  # files, no window
     draw = {"seconds": draw_seconds, "scores": draw_scores, "pass_at_k": draw_pass_at_k}
     for name in figures:

@@ -9,9 +9,8 @@
 #   ./paper/reproduce.sh --hostfile hosts table1 -- --gradient_checkpointing --vllm_memory 0.4
 #
 # What follows -- goes to every training script, but flags of vLLM and of the verifier not to SFT.
-# A run that several rows share is trained once. A stopped run continues where it was. What
-# is done stays as it is, even if the data have changed since. Set these in the environment. Their
-# paths, and the hostfile's, are absolute or relative to the repository:
+# A run that several rows share is trained once, a stopped one continues, a finished one stays as it
+# is, even if the data have changed. In the environment, absolute or relative to the repository:
 #   DATA        the training file (default: data/train.jsonl, from `python -m prepare.curate`)
 #   BENCHMARKS  a folder with copies of the benchmarks, instead of the hub
 #   RUNS        where everything is written, one folder for one set of data
@@ -56,13 +55,11 @@ done
 case "${names[*]}" in
   "") sed -n '2,/^set/{s/^# \?//p}' paper/reproduce.sh && exit ;;
   list) rows | cut -d " " -f 1 && exit ;;
-  all) names=(".*") ;;
 esac
-for name in "${names[@]}"; do
-  if ! rows | grep -E "^$name(/| )" >/dev/null; then
-    echo "error: no row is called '$name': ./paper/reproduce.sh list" >&2 && exit 2
-  fi
-done
+selected=$(for name in "${names[@]}"; do
+  rows | grep -E "^${name/#all/.*}(/| )" ||
+    { echo "error: no row is called '$name': ./paper/reproduce.sh list" >&2 && exit 2; }
+done)
 if [ -n "$hostfile" ] && [ ! -f "$hostfile" ] && ! $dry_run; then # deepspeed would use one host
   echo "error: $hostfile: no such file" >&2 && exit 2
 fi
@@ -129,7 +126,6 @@ evaluate() { # score the trained model; of GRPO the checkpoint where the reward'
   call "${launch[@]}" evaluate.py --model "$model" --output_dir "$folder/eval" "${problems[@]}"
 }
 
-pattern=$(IFS="|" && echo "${names[*]}")
 while read -r name action runs <&3; do
   echo "# ---- $name"
   read -ra folders <<<"$runs"
@@ -141,4 +137,4 @@ while read -r name action runs <&3; do
     *) call python -m paper.plot "${folders[@]}" --figures "$action" \
       --output_dir "$RUNS/${name%/plot}" ;;
   esac
-done 3< <(rows | grep -E "^($pattern)(/| )")
+done 3<<<"$selected"
