@@ -1,20 +1,18 @@
 """Training sets: the paper's curated one, converted public ones, and a look at any of them."""
 
 import sys
-from collections.abc import Callable
-
-import tyro
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from data import InputError, print_anywhere
 
 
-def run_commands(prog: str, description: str, commands: dict[str, Callable]) -> None:
-    """Run the subcommand that the command line names; an error is one line."""
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """End the command with one line after Ctrl-C, or after an error that the user can fix."""
     print_anywhere()
     try:
-        tyro.extras.subcommand_cli_from_dict(
-            commands, prog=prog, description=description, use_underscores=True
-        )
+        yield
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         sys.exit(130)

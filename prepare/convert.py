@@ -7,65 +7,61 @@ The source is a hub id or a JSONL file with the same columns.
 """
 
 import re
+from typing import Literal
 
 import tyro
+from tyro.conf import Positional
 
 from data import Example, InputError, get_texts, read_rows, write_rows
-from prepare import run_commands
+from prepare import one_line_errors
 
 
-def import_aqua(source: tyro.conf.Positional[str], output: tyro.conf.Positional[str]) -> None:
-    """Convert AQuA-RAT (question, options, rationale, correct) to the training format.
-
-    Args:
-        source: JSONL file, or the hub id deepmind/aqua_rat:raw.
-        output: the training file to write.
-    """
-    examples = []
-    for number, (where, row) in enumerate(read_rows(source)):
-        question, letter = get_texts(where, row, "question", "correct")
-        rationale, options = row.get("rationale") or "", row.get("options")
-        if not isinstance(options, list) or {type(text) for text in [rationale, *options]} != {str}:
-            raise InputError(f"{where}: 'options' must be a list of texts, and 'rationale' a text")
-        options = [option.strip() for option in options]
-        if letter not in {option[:1] for option in options}:
-            raise InputError(f"{where}: the correct letter '{letter}' is not among the options")
-        solution = f"{rationale.strip()}\n\nThe answer is \\boxed{{{letter}}}."
-        question = "\n".join([question, *options])
-        examples.append(Example(f"aqua-{number}", question, solution, letter, "aqua"))
-    write_examples(examples, source, output)
-
-
-def import_gsm8k(source: tyro.conf.Positional[str], output: tyro.conf.Positional[str]) -> None:
-    """Convert GSM8K (question, answer with a last line `#### 42`) to the training format.
+def convert(
+    name: Positional[Literal["aqua", "gsm8k"]], source: Positional[str], output: Positional[str]
+) -> None:
+    """Write a training file. Raises InputError that names the row which cannot be read.
 
     Args:
-        source: JSONL file, or the hub id openai/gsm8k:main.
+        name: the data set.
+        source: its hub id, or a JSONL file with the same columns.
         output: the training file to write.
     """
-    examples = []
-    for number, (where, row) in enumerate(read_rows(source)):
-        question, solution = get_texts(where, row, "question", "answer")
-        reasoning, marker, answer = solution.rpartition("####")
-        if not marker or not answer.strip():
-            raise InputError(f"{where}: the answer has no last line '#### result'")
-        answer = answer.strip()
-        if "," in answer and not re.fullmatch(r"\D?\d{1,3}(,\d{3})+(\.\d+)?", answer):
-            raise InputError(f"{where}: the commas of the result '{answer}' separate no thousands")
-        answer = answer.replace(",", "")
-        reasoning = re.sub(r"<<[^>]*>>", "", reasoning).strip()  # notes for a calculator
-        solution = f"{reasoning}\n\nThe answer is \\boxed{{{answer}}}."
-        examples.append(Example(f"gsm8k-{number}", question, solution, answer, "gsm8k"))
-    write_examples(examples, source, output)
-
-
-def write_examples(examples: list[Example], source: str, output: str) -> None:
-    """Write a training file. Raises InputError if the source had no rows."""
+    read = {"aqua": read_aqua, "gsm8k": read_gsm8k}[name]
+    rows = enumerate(read_rows(source))
+    examples = [Example(f"{name}-{n}", *read(where, row), name) for n, (where, row) in rows]
     if not examples:
         raise InputError(f"{source}: the data set is empty")
     write_rows([example.columns for example in examples], output)
     print(f"{len(examples):,} examples -> {output}")
 
 
+def read_aqua(where: str, row: dict) -> tuple[str, str, str]:
+    """Question, solution, answer of a row with `question, options, rationale, correct`."""
+    question, letter = get_texts(where, row, "question", "correct")
+    rationale, options = row.get("rationale") or "", row.get("options")
+    if not isinstance(options, list) or {type(text) for text in [rationale, *options]} != {str}:
+        raise InputError(f"{where}: 'options' must be a list of texts, and 'rationale' a text")
+    options = [option.strip() for option in options]
+    if letter not in {option[:1] for option in options}:
+        raise InputError(f"{where}: the correct letter '{letter}' is not among the options")
+    solution = f"{rationale.strip()}\n\nThe answer is \\boxed{{{letter}}}."
+    return "\n".join([question, *options]), solution, letter
+
+
+def read_gsm8k(where: str, row: dict) -> tuple[str, str, str]:
+    """Question, solution, answer of a row with `question, answer`, whose last line is `#### 42`."""
+    question, solution = get_texts(where, row, "question", "answer")
+    reasoning, marker, answer = solution.rpartition("####")
+    if not marker or not answer.strip():
+        raise InputError(f"{where}: the answer has no last line '#### result'")
+    answer = answer.strip()
+    if "," in answer and not re.fullmatch(r"\D?\d{1,3}(,\d{3})+(\.\d+)?", answer):
+        raise InputError(f"{where}: the commas of the result '{answer}' separate no thousands")
+    answer = answer.replace(",", "")
+    reasoning = re.sub(r"<<[^>]*>>", "", reasoning).strip()  # notes for a calculator
+    return question, f"{reasoning}\n\nThe answer is \\boxed{{{answer}}}.", answer
+
+
 if __name__ == "__main__":
-    run_commands("python -m prepare.convert", __doc__, {"aqua": import_aqua, "gsm8k": import_gsm8k})
+    with one_line_errors():
+        tyro.cli(convert, prog="python -m prepare.convert", description=__doc__)

@@ -8,11 +8,11 @@ The tokens are those of --tokenizer; the default is the one that a curated file'
 
 import json
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import tyro
+from transformers import PreTrainedTokenizerBase
 
 from data import (
     ASK_LETTER,
@@ -23,12 +23,12 @@ from data import (
     load_tokenizer,
     tokenize_examples,
 )
-from prepare import run_commands
+from prepare import one_line_errors
 
 NO_LIMIT = 2**31  # tokens; no example is longer, so all are kept
 CONTEXT = 4  # tokens that `show` lists on each side of where the loss starts, and at the end
 BARS = 16  # of a histogram of lengths, at most
-MIN_WIDTH = 16  # tokens or characters that one bar stands for, at least
+MIN_WIDTH = 16  # tokens that one bar stands for, at least
 
 
 def show(file: tyro.conf.Positional[str], index: int = 0, tokenizer: str | None = None) -> None:
@@ -42,10 +42,7 @@ def show(file: tyro.conf.Positional[str], index: int = 0, tokenizer: str | None 
     examples = load_examples(file)
     if not 0 <= index < len(examples):
         raise InputError(f"--index {index}: {file} has rows 0 to {len(examples) - 1}")
-    tokenizer = tokenizer or curated_with(file)
-    if not tokenizer:
-        raise InputError(f"{file}: no report next to it names a tokenizer: give --tokenizer")
-    example, tokens = examples[index], load_tokenizer(tokenizer)
+    example, tokens = examples[index], find_tokenizer(file, tokenizer)
     tokenized, _ = tokenize_examples([example], tokens, NO_LIMIT, 0)
     batch = collate(tokenized, [0])
     ids = [*batch.input_ids[0, :1].tolist(), *batch.targets[0].tolist()]
@@ -73,70 +70,54 @@ def stats(file: tyro.conf.Positional[str], tokenizer: str | None = None) -> None
 
     Args:
         file: path or hub id.
-        tokenizer: hub id or folder; default: the one that the file was curated with. Without
-            one, lengths are in characters.
+        tokenizer: hub id or folder; default: the one that the file was curated with.
     """
     examples = load_examples(file)
-    tokenizer = tokenizer or curated_with(file)
-    if tokenizer:
-        rows, _ = tokenize_examples(examples, load_tokenizer(tokenizer), NO_LIMIT, 0)
-        lengths = {
-            "prompt": [len(row.prompt_ids) for row in rows],
-            "solution": [len(row.completion_ids) for row in rows],
-        }
-    else:
-        lengths = {
-            "question": [len(example.question) for example in examples],
-            "solution": [len(example.solution) for example in examples],
-        }
-    unit = "tokens" if tokenizer else "characters"
+    rows, _ = tokenize_examples(examples, find_tokenizer(file, tokenizer), NO_LIMIT, 0)
     print(f"{file}: {len(examples):,} examples")
-    for name, values in lengths.items():
-        numbers = length_summary(values)
-        histogram = numbers.pop("histogram")
-        print(f"\n{name}, {unit}: " + ", ".join(f"{key} {n:,}" for key, n in numbers.items()))
-        print_bars(histogram)
+    print_lengths("prompt", [len(row.prompt_ids) for row in rows])
+    print_lengths("solution", [len(row.completion_ids) for row in rows])
     answers = Counter(
         example.answer if instruction(example.answer) is ASK_LETTER else "not a letter"
         for example in examples
     )
     print("\nanswers")
-    print_bars(dict(sorted(answers.items())))
+    print_bars(sorted(answers.items()))
     print("\nsources")
-    print_bars(dict(Counter(example.source for example in examples).most_common()))
+    print_bars(Counter(example.source for example in examples).most_common())
 
 
-def curated_with(file: str) -> str | None:
-    """The tokenizer that the report next to a training file names, if there is one."""
-    try:
-        report = Path(file).with_suffix(".report.json").read_text()
-        return json.loads(report)["arguments"]["tokenizer"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
+def find_tokenizer(file: str, tokenizer: str | None) -> PreTrainedTokenizerBase:
+    """Load the tokenizer that is given, or that the report next to a training file names."""
+    report = Path(file).with_suffix(".report.json")
+    if not tokenizer and not report.exists():
+        raise InputError(f"{file}: no report next to it names a tokenizer: give --tokenizer")
+    return load_tokenizer(tokenizer or json.loads(report.read_text())["arguments"]["tokenizer"])
 
 
-def length_summary(lengths: Sequence[int]) -> dict:
-    """Minimum, mean, percentiles, maximum, and a histogram {start of the bar: count}."""
+def print_lengths(name: str, lengths: list[int]) -> None:
+    """Print percentiles of lengths in tokens, and a histogram."""
     values = np.array(lengths)
+    names = ("min", "p5", "median", "p95", "max")
+    percentiles = np.percentile(values, (0, 5, 50, 95, 100))
+    numbers = [f"{name} {n:,.0f}" for name, n in zip(names, percentiles, strict=True)]
+    print(f"\n{name}, tokens: {', '.join(numbers)}, mean {values.mean():,.1f}")
     width = max(MIN_WIDTH, 2 ** int(np.ceil(np.log2((values.max() + 1) / BARS))))
     counts = np.bincount(values // width)
-    percentiles = np.percentile(values, (5, 50, 95)).round().astype(int).tolist()
-    return {
-        "min": int(values.min()),
-        "mean": round(float(values.mean()), 1),
-        **dict(zip(("p5", "median", "p95"), percentiles, strict=True)),
-        "max": int(values.max()),
-        "histogram": {str(width * bar): int(count) for bar, count in enumerate(counts)},
-    }
+    print_bars([(str(width * bar), count) for bar, count in enumerate(counts.tolist())])
 
 
-def print_bars(counts: dict[str, int]) -> None:
+def print_bars(counts: list[tuple[str, int]]) -> None:
     """Print counts and shares, with bars of up to 40 characters."""
-    width, total, most = max(map(len, counts)), sum(counts.values()), max(counts.values())
-    for name, count in counts.items():
+    names, numbers = zip(*counts, strict=True)
+    width, total, most = max(map(len, names)), sum(numbers), max(numbers)
+    for name, count in counts:
         bar = "█" * round(40 * count / most)
         print(f"    {name:>{width}}{count:>9,}{100 * count / total:>7.1f} %  {bar}".rstrip())
 
 
 if __name__ == "__main__":
-    run_commands("python -m prepare.look", __doc__, {"show": show, "stats": stats})
+    with one_line_errors():
+        tyro.extras.subcommand_cli_from_dict(
+            {"show": show, "stats": stats}, prog="python -m prepare.look", description=__doc__
+        )

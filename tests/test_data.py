@@ -1,9 +1,9 @@
 """What the model reads: rows, prompts, token ids, batches."""
 
+import errno
 import gzip
 import re
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,16 +13,17 @@ import data
 from conftest import SHARED, needs_shared
 from data import Example, InputError, Trajectory
 from demo.tiny import make_tokenizer
-from prepare.convert import import_aqua
+from prepare.convert import convert
 from verify import reference_letter
 
-QWEN = SHARED / "qwen3_tokenizer"
 ROW = {"id": "1", "question": "1+1", "solution": "\\boxed{2}", "answer": "2", "source": "s"}
 
 
-@pytest.fixture(params=["tiny", pytest.param("qwen", marks=needs_shared)])
+@pytest.fixture(params=["tiny", pytest.param("qwen", marks=needs_shared)], scope="module")
 def tokenizer(request):
-    return make_tokenizer() if request.param == "tiny" else data.load_tokenizer(str(QWEN))
+    if request.param == "tiny":
+        return make_tokenizer()
+    return data.load_tokenizer(str(SHARED / "qwen3_tokenizer"))
 
 
 # ---- rows
@@ -46,12 +47,11 @@ def test_a_number_is_read_as_text_and_other_columns_are_kept(write):
 
 
 def test_blank_lines_are_no_rows_and_a_compressed_file_is_refused(write, tmp_path):
-    path = write(ROW, "\n", {**ROW, "id": "2"}, "\n")
-    assert [example.where[-2:] for example in data.load_examples(path)] == [":1", ":3"]
-    with gzip.open(tmp_path / "rows.jsonl.gz", "wb") as out:
-        out.write(Path(path).read_bytes())
-    with pytest.raises(InputError, match="is compressed"):
-        data.load_examples(f"{path}.gz")
+    examples = data.load_examples(write(ROW, "\n", {**ROW, "id": "2"}, "\n"))
+    assert [example.where[-2:] for example in examples] == [":1", ":3"]
+    (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(b"{}"))
+    with pytest.raises(InputError, match="compressed"):
+        data.load_examples(str(tmp_path / "rows.jsonl.gz"))
 
 
 @pytest.mark.parametrize(
@@ -60,14 +60,11 @@ def test_blank_lines_are_no_rows_and_a_compressed_file_is_refused(write, tmp_pat
         "{half a row\n",
         "\udcff\n".encode("utf-8", "surrogateescape").decode("latin1"),
         "[1, 2]\n",
-        {**ROW, "id": "\ud800"},
         '{"id": "\\uD800"}\n',
-        {k: v for k, v in ROW.items() if k != "answer"},
+        {"id": "2"},
         {**ROW, "id": "2", "answer": ["7"]},
         {**ROW, "id": "2", "solution": " "},
         {**ROW, "id": "2", "answer": float("nan")},
-        {**ROW, "id": "2", "answer": True},
-        '{"id": ' + "9" * 5000 + "}\n",
         "[" * 100_000 + "\n",
         ROW,  # its id is used twice
     ],
@@ -83,31 +80,33 @@ def test_a_missing_file_and_an_empty_one_are_refused(write, tmp_path):
             data.load_examples(path)
 
 
-def test_a_hub_id_works_wherever_a_path_does(monkeypatch):
-    import datasets
-
+def test_a_hub_id_works_wherever_a_path_does_and_its_failure_is_one_line(monkeypatch):
     asked = []
 
-    def load_dataset(name, config, split):
-        asked.append((name, config, split))
+    def load_dataset(*name, split):
+        if asked:
+            raise ConnectionError("no route\nto host")
+        asked.append((*name, split))
         return [ROW]
 
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    assert data.load_examples("owner/name")[0].question == "1+1"
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
     assert data.load_examples("owner/name:config")[0].question == "1+1"
-    assert asked == [("owner/name", None, "train"), ("owner/name", "config", "train")]
-
-
-def test_a_hub_that_fails_gives_one_line(monkeypatch):
-    import datasets
-
-    def load_dataset(*_, **__):
-        raise ConnectionError("no route\nto host")
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(InputError) as error:
+    assert asked == [("owner/name", "config", "train")]
+    with pytest.raises(InputError, match=r"^[^\n]*no route[^\n]*$"):
         data.load_examples("owner/name")
-    assert "no route" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_full_disk_leaves_the_former_file_and_no_half_one(tmp_path, monkeypatch):
+    def fail(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "rows.jsonl"
+    data.write_rows([ROW], path)
+    before = path.read_bytes()
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(OSError, match="No space left"):
+        data.write_rows([ROW, ROW], path)
+    assert path.read_bytes() == before and [*tmp_path.iterdir()] == [path]
 
 
 # ---- prompts and token ids
@@ -125,22 +124,15 @@ def conversation(tokenizer, example: Example) -> list[int]:
     return tokenizer(prompt + example.solution + end, add_special_tokens=False).input_ids
 
 
-def test_prompt_and_completion_are_the_tokens_of_the_whole_conversation(tokenizer):
+def test_prompt_and_completion_are_the_tokens_of_the_whole_conversation(tokenizer, tmp_path):
     examples = [
         Example("1", "7+5*3", "7+5=2;2*3=6;\\boxed{6}", "6", "s"),
         Example("2", "Pick one.\nA) 1\nB) 2", "<think>\nOne.\n</think>\n\n\\boxed{A}", "A", "s"),
         Example("3", "Was ist 2 × 3?", "Sechs: 6 🙂\n\n\\boxed{6}", "6", "s"),
     ]
-    rows, _ = data.tokenize_examples(examples, tokenizer, 1000, 100)
-    for row in rows:
-        assert ids_of(row) == conversation(tokenizer, row.example)
-
-
-@needs_shared
-def test_the_same_holds_for_real_problems_and_solutions(tmp_path):
-    tokenizer = data.load_tokenizer(str(QWEN))
-    import_aqua(str(SHARED / "data" / "aqua_dev.jsonl"), str(tmp_path / "aqua.jsonl"))
-    examples = data.load_examples(str(tmp_path / "aqua.jsonl"))
+    if len(tokenizer) > 1000:  # Qwen's: real problems and solutions, too
+        convert("aqua", str(SHARED / "data" / "aqua_dev.jsonl"), str(tmp_path / "aqua.jsonl"))
+        examples += data.load_examples(str(tmp_path / "aqua.jsonl"))
     rows, dropped = data.tokenize_examples(examples, tokenizer, 5120, 4096)
     assert len(rows) == len(examples) and not any(dropped.values())
     for row in rows:
@@ -152,31 +144,19 @@ def test_the_prompt_is_the_template_with_the_instruction(tokenizer):
     assert text == f"<|im_start|>user\n1+1\n{data.ASK_FREE}<|im_end|>\n<|im_start|>assistant\n"
 
 
-LETTERS = ["B", "(C)", "C.", "[C]", "$C$", "{C}", r"\text{(C)}", r"\mathbf{C}", r"\fbox{$C$}"]
-NO_LETTERS = ["e", "2", "2C", "AB", "C^2", r"\sqrt{C}", "C, D", "K", "C+", ""]
-
-
-@pytest.mark.parametrize("answer", LETTERS + NO_LETTERS)
-def test_a_letter_is_asked_for_exactly_where_letters_are_compared(answer):
-    asked = data.instruction(answer)
-    assert asked == (data.ASK_LETTER if reference_letter(answer) else data.ASK_FREE)
-
-
-def test_the_end_of_turn_is_not_eos_and_sampling_stops_on_both(tokenizer):
-    end, eos = data.stop_token_ids(tokenizer)
-    assert tokenizer.decode([end]) == "<|im_end|>" and eos == tokenizer.eos_token_id != end
+def test_a_letter_is_asked_for_exactly_where_letters_are_compared():
+    for answer in ("B", "[C]", "$C$", r"\text{(C)}", r"\fbox{$C$}", "e", "2C", "C, D", "K", ""):
+        asked = data.instruction(answer)
+        assert asked == (data.ASK_LETTER if reference_letter(answer) else data.ASK_FREE), answer
 
 
 @pytest.mark.parametrize("field", ["question", "solution"])
-@pytest.mark.parametrize("token", ["<|im_end|>", "<|endoftext|>"])
-def test_a_row_that_writes_out_a_special_token_is_refused_with_its_line(
-    tokenizer, write, field, token
-):
-    examples = data.load_examples(write(ROW, {**ROW, "id": "2", field: f"1{token}2"}))
-    data.tokenize_examples(examples[:1], tokenizer, 1000, 100)
-    message = f"rows.jsonl:2: field '{field}' holds the special token '{token}'"
-    with pytest.raises(InputError, match=re.escape(message)):
-        data.tokenize_examples(examples, tokenizer, 1000, 100)
+def test_a_row_that_writes_out_a_special_token_is_refused_with_its_line(tokenizer, write, field):
+    for token in ("<|im_end|>", "<|endoftext|>"):
+        examples = data.load_examples(write(ROW, {**ROW, "id": "2", field: f"1{token}2"}))
+        data.tokenize_examples(examples[:1], tokenizer, 1000, 100)
+        with pytest.raises(InputError, match=rf"rows\.jsonl:2: .*'{field}'.*{re.escape(token)}"):
+            data.tokenize_examples(examples, tokenizer, 1000, 100)
 
 
 def test_what_does_not_fit_is_dropped_and_counted_never_truncated():
@@ -244,14 +224,18 @@ def test_the_hash_is_of_all_token_ids_and_columns(write):
 def test_the_loss_covers_the_completion_with_its_end_of_turn_and_no_padding():
     prompt, answer, end = [5, 6, 7], [8, 9], 0  # the end of turn is 0, and so is the padding
     pairs = [(prompt, [*answer, end]), ([5], [end]), ([1, 2, 3, 4], [9, 9, 9, end])]
-    batch = data.collate([Trajectory("id", *pair) for pair in pairs], range(3))
+    rows = [Trajectory("id", *pair) for pair in pairs]
+    batch = data.collate(rows, [2, 0, 1])
     assert batch.input_ids.shape == batch.targets.shape == batch.mask.shape == (3, 7)
-    learnt = [
-        targets[mask].tolist() for targets, mask in zip(batch.targets, batch.mask, strict=True)
-    ]
-    assert learnt == [[8, 9, 0], [0], [9, 9, 9, 0]]
-    assert batch.mask[0].tolist() == [False, False, True, True, True, False, False]
-    assert batch.input_ids[0, :5].tolist() == [5, 6, 7, 8, 9]
+    assert batch.rows.tolist() == [2, 0, 1]
+    assert [targets[mask].tolist() for targets, mask in zip(batch.targets, batch.mask)] == [
+        [9, 9, 9, 0], [8, 9, 0], [0],
+    ]  # fmt: skip
+    assert batch.targets.flatten()[batch.positions].tolist() == [9, 9, 9, 0, 8, 9, 0, 0]
+    assert batch.mask[1].tolist() == [False, False, True, True, True, False, False]
+    assert batch.input_ids[1, :5].tolist() == [5, 6, 7, 8, 9]
+    idle = data.collate(rows, [1], learn=False)
+    assert not idle.mask.any() and len(idle.positions) == 0
 
 
 def test_every_epoch_sees_every_example_once_in_another_order():
@@ -259,18 +243,10 @@ def test_every_epoch_sees_every_example_once_in_another_order():
     epochs = [stream[:12], stream[12:24], stream[24:]]
     assert all(sorted(epoch) == list(range(12)) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
+    assert epochs[2] == np.random.default_rng([1, 2]).permutation(12).tolist()
     assert data.batch_indices(12, 4, 0, seed=1) != data.batch_indices(12, 4, 0, seed=2)
-
-
-def test_an_epoch_is_one_seeded_permutation():
-    order = np.random.default_rng([1, 2]).permutation(12).tolist()
-    assert [i for batch in (6, 7, 8) for i in data.batch_indices(12, 4, batch, seed=1)] == order
-
-
-def test_a_batch_may_cross_epochs_and_be_larger_than_one():
-    assert sorted(data.batch_indices(4, 6, 0, seed=0) + data.batch_indices(4, 6, 1, seed=0)) == [
-        0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3,
-    ]  # fmt: skip
+    across = data.batch_indices(4, 6, 0, seed=0) + data.batch_indices(4, 6, 1, seed=0)
+    assert sorted(across) == sorted([*range(4)] * 3)  # a batch may cross epochs
 
 
 def test_seeds_are_the_same_on_every_machine():
@@ -278,8 +254,8 @@ def test_seeds_are_the_same_on_every_machine():
     assert len({data.derive_seed(0, step, "q") for step in range(1000)}) == 1000
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
-@pytest.mark.parametrize("max_tokens", [1, 100, 4096, 10**9])
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("max_tokens", [1, 4096, 10**9])
 def test_micro_batches_hold_every_sequence_once_within_the_budget(world_size, max_tokens):
     generator = torch.Generator().manual_seed(world_size)
     lengths = torch.randint(1, 300, (41,), generator=generator).tolist()
@@ -298,25 +274,6 @@ def test_micro_batches_hold_every_sequence_once_within_the_budget(world_size, ma
 def test_a_pass_ends_before_its_padding_costs_more_than_one_pass(monkeypatch):
     monkeypatch.setattr(data, "MAX_PADDING", 7)
     assert data.split_micro_batches([10, 7, 6, 5], 1, 100) == [[[0, 1, 2]], [[3]]]
-
-
-def test_micro_batches_do_not_depend_on_the_order_of_equal_work():
-    lengths = [3, 9, 4, 4, 7]
-    passes = data.split_micro_batches(lengths, 2, 10)
-    assert passes == [[[1], [4]], [[2, 0], [3]]]
-
-
-def test_a_trajectory_is_as_long_as_its_tokens():
-    assert len(Trajectory("id", [1, 2], [3, 4, 5])) == 5
-
-
-def test_a_micro_batch_knows_its_rows_and_where_its_targets_are():
-    rows = [Trajectory("id", [5] * n, [n] * 2) for n in (1, 2, 3)]
-    batch = data.collate(rows, [2, 0])
-    assert batch.rows.tolist() == [2, 0]
-    assert batch.targets.flatten()[batch.positions].tolist() == [3, 3, 1, 1]
-    idle = data.collate(rows, [1], learn=False)
-    assert idle.input_ids.shape == (1, 3) and not idle.mask.any() and len(idle.positions) == 0
 
 
 def test_values_of_completion_tokens_lie_where_collate_has_their_targets():
