@@ -167,8 +167,8 @@ def test_what_does_not_fit_is_dropped_and_counted_never_truncated(write):
     for row in kept:
         assert row.id == row.example.id and ids_of(row) == conversation(tokenizer, row.example)
     exact = len(conversation(tokenizer, examples[5]))
-    for limit, left in ((exact, 1), (exact - 1, 0)):
-        assert len(data.tokenize_examples(examples[5:6], tokenizer, limit, 30)[0]) == left
+    for *limits, left in ((exact, 30, 1), (exact - 1, 30, 0), (exact, exact, 1)):  # no rollouts
+        assert len(data.tokenize_examples(examples[5:6], tokenizer, *limits)[0]) == left
 
 
 def test_a_token_takes_four_bytes(write):
