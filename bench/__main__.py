@@ -9,7 +9,6 @@ other machines, seconds do not.
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 import time
@@ -18,12 +17,17 @@ from pathlib import Path
 import psutil
 import torch
 
-from bench import growth
+from bench.measure import GOAL, markdown_table
 from data import atomic_write
 from run import parse_args, provenance
 
-SECTIONS = ("sft", "logprobs", "rollout", "sync", "verify", "step", "peers", "mfu")
-SECTIONS += ("start", "scaling", "rows", "curate")
+SECTIONS = ("sft", "logprobs", "rollout", "verify", "step", "start")
+BY_HAND = "\n## Measured once\n"  # the page from here on stays as it is
+HEAD = """# Benchmarks
+
+What each part costs next to what one would use instead. First a line for each goal, then the tables
+behind it, and at the end what was measured once. Medians over turns, in which what is compared
+alternates: ratios carry over to other machines, seconds do not. Written by `make bench`."""
 
 
 def machine() -> str:
@@ -35,34 +39,38 @@ def machine() -> str:
     found = provenance()
     versions = ", ".join(f"{name} {version}" for name, version in sorted(found["versions"].items()))
     commit = (found["git_commit"] or "unknown")[:10]
-    return f"{what}; {', '.join(gpus) or 'no GPU'}; {versions}; commit {commit}"
+    return f"{what}; {', '.join(gpus) or 'no GPU'}; {versions}; commit {commit}."
 
 
-def main(tokenizer: str = "Qwen/Qwen3-0.6B-Base", output: Path = Path("BENCHMARKS.md")) -> None:
-    """Run every section; `tokenizer` is for curate. `output` is written after each of them."""
-    text = f"# Benchmarks\n\nWritten by `make bench`. {machine()}.\n\n"
-    text += "Medians over turns, in which what is compared alternates. Ratios carry over to other "
-    text += "machines, seconds do not.\n"
-    cuda, failed = torch.cuda.is_available(), []
-    if not cuda:
-        text += "\nWithout a GPU, nothing here says anything about one.\n"
-    for name in (*SECTIONS, "gpu") if cuda else SECTIONS:
-        command = [sys.executable, "-m", f"bench.{name}"]
-        command += ["--tokenizer", tokenizer] if name == "curate" else []
-        print(f"\n$ {shlex.join(command)}", file=sys.stderr, flush=True)
+def write_page(sections: dict[str, str], output: Path) -> None:
+    """Write the sections and a table of their goals, and keep what was written by hand."""
+    text = output.read_text() if output.exists() else ""
+    by_hand = "".join(text.partition(BY_HAND)[1:])
+    goals = [
+        [f"[{name}](#{name}): {what}", value, f"{bound}: {reached}"]
+        for name, section in sections.items()
+        for what, value, bound, reached in re.findall(GOAL, section, re.M)
+    ]
+    parts = [HEAD, machine(), markdown_table(["part: next to what", "measured", "goal"], goals)]
+    parts += [f"## {name}\n\n{section}" for name, section in sections.items()]
+    with atomic_write(output) as partial:
+        partial.write_text("\n\n".join(parts) + "\n" + by_hand)
+
+
+def main(output: Path = Path("BENCHMARKS.md")) -> None:
+    """Run every section. `output` is written after each of them."""
+    sections, failed = {}, []
+    for name in (*SECTIONS, "gpu") if torch.cuda.is_available() else SECTIONS:
+        print(f"\n$ python -m bench.{name}", file=sys.stderr, flush=True)
         began = time.monotonic()
+        command = [sys.executable, "-m", f"bench.{name}"]
         result = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-        seconds = time.monotonic() - began
+        sections[name] = f"{result.stdout.strip()}\n\n*{time.monotonic() - began:.0f} s*"
         if result.returncode:
             failed.append(name)
-            text += f"\n## {name}\n\nfailed with status {result.returncode}\n"
-        else:
-            text += f"\n## {name}\n\n{result.stdout.strip()}\n\n*{seconds:.0f} s*\n"
-        print(result.stdout, flush=True)
-        with atomic_write(output) as partial:
-            partial.write_text(text)
-    if not {"scaling", "rows"} & set(failed):
-        growth.main(output)
+            sections[name] = f"failed with status {result.returncode}"
+        print(sections[name], flush=True)
+        write_page(sections, output)
     if failed:
         sys.exit(f"error: failed: {', '.join(failed)}")
 

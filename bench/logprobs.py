@@ -1,4 +1,4 @@
-"""Per-token log-probabilities beside a dense log_softmax and gather: python -m bench.logprobs"""
+"""Per-token log-probabilities next to a dense log_softmax and gather: python -m bench.logprobs"""
 
 import os
 from collections.abc import Callable
@@ -40,13 +40,7 @@ def logprob_cases(
         loss = LigerFusedLinearCrossEntropyLoss(reduction="sum")(weight, hidden, targets)
         return torch.autograd.grad(loss, [hidden, weight])
 
-    @torch.no_grad()
-    def product():
-        for part in weight.split(1024):
-            hidden @ part.T
-        return []
-
-    cases = {"ours": ours, "dense": dense, "one matrix product": product}
+    cases = {"ours": ours, "dense": dense}
     return {**cases, "Liger": liger} if device == "cuda" else cases
 
 
@@ -72,10 +66,7 @@ def main(
     """Measure with hidden states and a head of these sizes; returns Markdown."""
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     rows, goals = [], []
-    for label, dtype, bound in (
-        ("bf16", torch.bfloat16, "≤ 1.1"),
-        ("fp32", torch.float32, "≤ 1.25"),
-    ):
+    for label, dtype, bound in ("bf16", torch.bfloat16, "≤ 1.1"), ("fp32", torch.float32, "≤ 1.25"):
         cases = logprob_cases(tokens, vocabulary, hidden_size, dtype, "cpu")
         more, seconds, memory = logprob_rows(cases, repetitions, label)
         rows += more
@@ -84,10 +75,9 @@ def main(
     return [
         f"{tokens:,} tokens × {vocabulary:,} vocabulary, hidden size {hidden_size:,}; extra is "
         "what is held beyond the inputs and their gradients. The dense form takes three matrix "
-        "products of this size, ours four, as it computes the logits again: 1.33 times "
-        "as many. Three would do if the loss were inside the head, where no reader sees it.",
+        "products of this size, ours four, as it computes the logits again.",
         markdown_table(HEADER, rows),
-        "\n".join(goals),
+        *goals,
     ]
 
 

@@ -1,10 +1,8 @@
 """How to measure in turns, and how to write down what was measured."""
 
-import contextlib
 import ctypes
 import functools
 import gc
-import multiprocessing
 import os
 import re
 import sys
@@ -19,6 +17,8 @@ from tqdm import tqdm
 
 from data import InputError
 from run import parse_args
+
+GOAL = r"^- (.*): \*\*(.*)\*\* \(goal (.*): (.*)\)$"  # what the lines of `goal` look like
 
 
 def take_turns(cases: dict[str, Callable], repetitions: int, warm_up: int = 1) -> dict[str, list]:
@@ -74,32 +74,6 @@ def extra_memory(call: Callable, device: str = "cpu") -> tuple[float, int]:
     return seconds, peak - before - sum(tensor.nbytes for tensor in kept)
 
 
-class Worker:
-    """A process of its own that measures when it is called.
-
-    Args:
-        prepare: called with `args` in the new process; returns the function that measures.
-    """
-
-    def __init__(self, prepare: Callable[..., Callable], *args):
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        context.Process(target=_serve, args=(theirs, prepare, args), daemon=True).start()
-        theirs.close()
-
-    def __call__(self):
-        self.pipe.send(None)
-        return self.pipe.recv()
-
-
-def _serve(pipe, prepare: Callable[..., Callable], args: tuple) -> None:
-    measure = prepare(*args)
-    with contextlib.suppress(EOFError):  # the process that asks has ended
-        while True:
-            pipe.recv()
-            pipe.send(measure())
-
-
 def markdown_table(header: list[str], rows: list[list]) -> str:
     """A Markdown table; its first column is text, the others are numbers."""
     lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
@@ -123,9 +97,7 @@ def print_section(main: Callable[..., list[str]], description: str) -> None:
     def run(*args, **kwargs) -> None:
         with os.fdopen(os.dup(1), "w") as output:
             os.dup2(2, 1)
-            with contextlib.redirect_stdout(sys.stderr):
-                paragraphs = main(*args, **kwargs)
-            print("\n\n".join(paragraphs), file=output)
+            print("\n\n".join(main(*args, **kwargs)), file=output)
 
     try:
         parse_args(run, description)

@@ -11,7 +11,7 @@ from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from tyro.conf import OmitArgPrefixes
 
 import train_oswft
@@ -31,8 +31,7 @@ LIVE_PARAMETERS, REDUCE_BUCKET = 10**9, 5 * 10**8  # what ZeRO gathers and reduc
 class Args:
     model: str  # hub id or folder; no weights are read
     gpus: int = 8  # of all hosts together
-    gpu_memory: float = 79  # GiB of each: so many has one that is sold with 80 GB
-
+    gpu_memory: float = 79  # GiB of each; one that is sold with 80 GB has 79
     # Flags of train_oswft.py, with its defaults
     zero_stage: Literal[1, 2, 3] = train_oswft.Args.zero_stage
     gradient_checkpointing: bool = train_oswft.Args.gradient_checkpointing
@@ -42,7 +41,6 @@ class Args:
     vllm_memory: float | None = train_oswft.Args.vllm_memory
     vllm_tensor_parallel: int = train_oswft.Args.vllm_tensor_parallel
     vllm_sleep: bool = train_oswft.Args.vllm_sleep
-
     # The training set; tokens are means
     queries: int = 10_000
     prompt_tokens: float = 200
@@ -57,31 +55,34 @@ def traced(model: str, precision: str) -> tuple[int, float, float]:
 
     The forward pass is traced without data: what autograd keeps is counted, not estimated.
     """
-    tokens, kept = 1024, {}
     config = AutoConfig.from_pretrained(model, trust_remote_code=False)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     # A traced tensor does not tell that rows are not packed, and packed ones would need a mask.
     unpacked = mock.patch("transformers.masking_utils.find_packed_sequence_indices", lambda _: None)
     with FakeTensorMode(allow_non_fake_inputs=True), unpacked:
         num_parameters = AutoModelForCausalLM.from_config(config).num_parameters()
-        for layers in (1, 2):
-            config.num_hidden_layers = layers
-            network = LogprobModel(AutoModelForCausalLM.from_config(config, dtype=dtype))
-            own = {parameter.untyped_storage()._cdata for parameter in network.parameters()}
-            saved = {}
+        config.num_hidden_layers = 1
+        one_layer = kept_for_backward(config, dtype)
+        config.num_hidden_layers = 2
+        per_layer = kept_for_backward(config, dtype) - one_layer
+    return num_parameters, one_layer - per_layer, per_layer
 
-            def keep(tensor, own=own, saved=saved):
-                storage = tensor.untyped_storage()
-                if storage._cdata not in own:
-                    saved[storage._cdata] = storage.nbytes()
-                return tensor
 
-            ids = torch.zeros(1, tokens, dtype=torch.long)
-            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-                network(ids, ids[0], torch.arange(tokens))
-            kept[layers] = sum(saved.values()) / tokens
-    per_layer = kept[2] - kept[1]
-    return num_parameters, kept[1] - per_layer, per_layer
+def kept_for_backward(config: PreTrainedConfig, dtype: torch.dtype, tokens: int = 1024) -> float:
+    """Bytes of a token that autograd keeps, parameters aside."""
+    network = LogprobModel(AutoModelForCausalLM.from_config(config, dtype=dtype))
+    own = {parameter.untyped_storage()._cdata for parameter in network.parameters()}
+    sizes = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        sizes[storage._cdata] = storage.nbytes() if storage._cdata not in own else 0
+        return tensor
+
+    ids = torch.zeros(1, tokens, dtype=torch.long)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        network(ids, ids[0], torch.arange(tokens))
+    return sum(sizes.values()) / tokens
 
 
 def memory(args: RolloutArgs, gpus: int, gpu_memory: float) -> dict[str, dict[str, float]]:
@@ -102,73 +103,62 @@ def memory(args: RolloutArgs, gpus: int, gpu_memory: float) -> dict[str, dict[st
     }
     if stage == 3:  # the other stages free them after a step
         held |= {"gradients": gradients, "reduce bucket": bucket}
-    if args.gradient_checkpointing:
+    activations = tokens * (per_token + layers * per_layer)
+    if args.gradient_checkpointing:  # every layer's input, and all of one layer
         activations = tokens * (per_token + layers * width * size + per_layer)
-    else:
-        activations = tokens * (per_token + layers * per_layer)
     # a chunk's log-softmax, its gradient and the logits', in fp32, with the weight's gradient in
     # pieces; then the pieces and their whole
     logits, gradient = MAX_LOGITS["cuda"], config.vocab_size * width * size
-    head = max(logits * 3 * 4 + gradient, 2 * gradient)
-    head += tokens * width * (4 + size)
+    head = max(logits * 3 * 4 + gradient, 2 * gradient) + tokens * width * (4 + size)
     tied = gradient if getattr(config, "tie_word_embeddings", False) else 0
-    moments = (  # of a backward pass: its start, its middle and its end
-        {"activations": activations, "log-probabilities": head},
-        {
-            "activations": activations,
-            "a layer's backward": tokens * per_layer,
-            "embedding's gradient": tied,  # the head's, until the embedding's is added
-            "reduce bucket": bucket,
-        },
-        {
-            "embedding's gradient": tied + gradient,
-            "reduce bucket": bucket + min(count, REDUCE_BUCKET) * 4,
-        },
-    )
-    vllm_weights = count * size / args.vllm_tensor_parallel
+    start = {"activations": activations, "log-probabilities": head}  # of a backward pass
+    middle = {
+        "activations": activations,
+        "a layer's backward": tokens * per_layer,
+        "embedding's gradient": tied,  # the head's, until the embedding's is added
+        "reduce bucket": bucket,
+    }
+    end = {"embedding's gradient": tied + gradient}
+    end["reduce bucket"] = bucket + min(count, REDUCE_BUCKET) * 4
     vllm = args.vllm_memory * gpu_memory * 2**30
     train = {
         **held,
         "gradients": gradients,
         "gathered weights": min(count, LIVE_PARAMETERS) * size if stage == 3 else 0,
-        **max(moments, key=lambda parts: sum((held | parts).values())),
+        **max(start, middle, end, key=lambda parts: sum((held | parts).values())),
         "vLLM": 0 if args.vllm_sleep else vllm,
-        "reserve": RESERVE,
     }
     sync = {
         **held,
         "buckets of weights": 2 * min(GATHER_BYTES, count * size) if stage == 3 else 0,
-        "vLLM": vllm_weights if args.vllm_sleep else vllm,
-        "reserve": RESERVE,
+        "vLLM": count * size / args.vllm_tensor_parallel if args.vllm_sleep else vllm,
     }
-    sample = {**held, "vLLM": vllm, "reserve": RESERVE}
-    return {"train": train, "sync": sync, "sample": sample}
+    phases = {"train": train, "sync": sync, "sample": {**held, "vLLM": vllm}}
+    return {phase: {**parts, "reserve": RESERVE} for phase, parts in phases.items()}
 
 
 def check_fit(args: Args, **changes) -> tuple[dict[str, dict[str, float]], list[str], float]:
     """Bytes by phase and part, what does not fit, and how many sequences vLLM's share holds.
 
-    `changes` are flags of train_oswft.py that replace those of `args`.
+    `changes` are flags in place of those of `args`.
     """
     known = train_oswft.Args.__dataclass_fields__
     flags = {name: value for name, value in vars(args).items() if name in known}
     flags |= {"data": "-", "max_completion_length": args.max_length - 1, **changes}
     run_args = train_oswft.Args(**flags)
     TrainArgs.check(run_args)  # the subclass's asks for the ranks of this host
-    if args.gpus % run_args.vllm_tensor_parallel:
-        raise InputError(f"--vllm_tensor_parallel does not divide the {args.gpus} GPUs")
-    phases = memory(run_args, args.gpus, args.gpu_memory)
-    complaints = [
-        f"{phase} takes {sum(parts.values()) / 2**30:.1f} GiB"
-        for phase, parts in phases.items()
-        if sum(parts.values()) > args.gpu_memory * 2**30
-    ]
     shared_by = run_args.vllm_tensor_parallel
+    if args.gpus % shared_by:
+        raise InputError(f"--vllm_tensor_parallel does not divide the {args.gpus} GPUs")
+    phases, complaints = memory(run_args, args.gpus, args.gpu_memory), []
+    for phase, parts in phases.items():
+        if (total := sum(parts.values()) / 2**30) > args.gpu_memory:
+            complaints.append(f"{phase} takes {total:.1f} GiB")
     room = phases["sample"]["vLLM"] - VLLM_OWN - traced(args.model, "bf16")[0] * 2 / shared_by
-    cache = kv_cache_bytes(args.model, args.max_length, "bf16") / shared_by
-    if room < cache:
+    sequences = room / (kv_cache_bytes(args.model, args.max_length, "bf16") / shared_by)
+    if sequences < 1:
         complaints.append("vLLM's share does not hold the model and one sequence")
-    return phases, complaints, room / cache
+    return phases, complaints, max(0, sequences)
 
 
 def remedy(args: Args) -> str:
@@ -182,11 +172,11 @@ def remedy(args: Args) -> str:
         "vllm_tensor_parallel": 2,
         "cpu_offload": True,
     }
+    if args.gpus % 2:
+        del remedies["vllm_tensor_parallel"]
     for number in range(1, len(remedies) + 1):
         for chosen in itertools.combinations(remedies.items(), number):
-            flags = dict(chosen)
-            possible = args.gpus % flags.get("vllm_tensor_parallel", 1) == 0
-            if possible and not check_fit(args, **flags)[1]:
+            if not check_fit(args, **dict(chosen))[1]:
                 shown = [f"--{k}" if v is True else f"--{k} {v}" for k, v in chosen]
                 return f"It does with `{' '.join(shown)}`."
     return "No flag of the training scripts makes it fit: more GPUs, or larger ones."
@@ -195,12 +185,9 @@ def remedy(args: Args) -> str:
 def epoch_tokens(
     queries: int, batch: int, prompt: float, solution: float, completion: float, skipped: float
 ) -> dict[str, tuple[float, float]]:
-    """Tokens (sampled, trained) of one epoch, by method; a last, incomplete batch is not used.
+    """Tokens (sampled, trained) of one epoch by method, from mean lengths.
 
-    Args:
-        batch: queries drawn together.
-        prompt, solution, completion: mean tokens.
-        skipped: share of queries with weight 0, or of groups without a signal.
+    A last, incomplete batch is not used. `skipped` is a share of queries, or of GRPO's groups.
     """
     used, left = queries // batch * batch, 1 - skipped
     return {
@@ -213,17 +200,14 @@ def epoch_tokens(
 def main(args: OmitArgPrefixes[Args]) -> list[str]:
     """The plan as Markdown paragraphs."""
     phases, complaints, sequences = check_fit(args)
-    parts = dict.fromkeys(part for parts in phases.values() for part in parts)
-    rows = [
-        [part, *(f"{held[part] / 2**30:.2f}" if part in held else "" for held in phases.values())]
-        for part in parts
-    ]
-    sums = [f"**{sum(held.values()) / 2**30:.2f}**" for held in phases.values()]
+    rows = []
+    for part in dict.fromkeys(part for parts in phases.values() for part in parts):
+        sizes = [parts.get(part) for parts in phases.values()]
+        rows.append([part, *("" if size is None else f"{size / 2**30:.2f}" for size in sizes)])
+    sums = [f"**{sum(parts.values()) / 2**30:.2f}**" for parts in phases.values()]
     verdict = "**It fits.**"
     if complaints:
         verdict = f"**It does not fit**: {'; '.join(complaints)}. {remedy(args)}"
-    elif args.gradient_checkpointing and not check_fit(args, gradient_checkpointing=False)[1]:
-        verdict += " It does without `--gradient_checkpointing`, too."
     lengths = (args.prompt_tokens, args.solution_tokens, args.completion_tokens)
     epoch = epoch_tokens(args.queries, 128, *lengths, args.skipped)
     tokens = [[name, f"{a / 1e6:,.1f}M", f"{b / 1e6:,.1f}M"] for name, (a, b) in epoch.items()]
@@ -231,8 +215,7 @@ def main(args: OmitArgPrefixes[Args]) -> list[str]:
         f"{args.model}: {traced(args.model, 'bf16')[0] / 1e6:,.1f}M parameters, {args.gpus} GPUs "
         f"of {args.gpu_memory:g} GiB, bf16. GiB of one GPU, by phase of a step:",
         markdown_table(["", *phases], [*rows, ["together", *sums]]),
-        f"vLLM's share holds {max(0, sequences):.0f} sequences of {args.max_length:,} tokens at "
-        "once.",
+        f"vLLM's share holds {sequences:.0f} sequences of {args.max_length:,} tokens at once.",
         verdict,
         f"An epoch of {args.queries:,} queries, with {args.prompt_tokens:g} tokens of prompt, "
         f"{args.solution_tokens:g} of solution, {args.completion_tokens:g} of completion, "

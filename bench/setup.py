@@ -1,27 +1,21 @@
-"""What is measured: the demo's tiny model, random rows, a training step of each method."""
+"""What is measured: the demo's tiny model and its data, random rows, runs of the scripts."""
 
-import contextlib
+import json
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from statistics import mean
 
 import numpy as np
-import torch
-import torch.distributed as dist
-from transformers import PreTrainedTokenizerBase
 
-import train_grpo
-import train_oswft
-import train_sft
 from data import Example, TokenizedExample, load_examples, load_tokenizer, tokenize_examples
-from engine import Engine, gather_rewards, init_distributed, load_engine
-from rollout import CHECKED_QUERIES, Rollout, trajectories
-from run import Stopwatch
-from verify import Verifier
 
 BASE = Path("runs/bench/base")  # the demo's tiny model and its data
+MAX_TOKENS = 48  # of an answer of the tiny model
+BATCH = 128  # rows to an optimizer step
+COLD = 2  # first steps of a run, which are slower and do not count
+PHASES = ("sync_s", "rollout_s", "verify_s", "train_s")
 
 
 def tiny_base(base: Path) -> Path:
@@ -32,18 +26,15 @@ def tiny_base(base: Path) -> Path:
     return base
 
 
-def tiny_examples(base: Path) -> tuple[PreTrainedTokenizerBase, list[TokenizedExample]]:
-    """The tiny model's tokenizer and its training examples."""
-    tokenizer = load_tokenizer(str(tiny_base(base) / "model"))
-    examples = load_examples(str(base / "train.jsonl"))
-    return tokenizer, tokenize_examples(examples, tokenizer, 128, 48)[0]
+def load_rows(model: Path, data: Path, max_length: int) -> list[TokenizedExample]:
+    """A training file as the training scripts read it."""
+    tokenizer = load_tokenizer(str(model))
+    return tokenize_examples(load_examples(str(data)), tokenizer, max_length, MAX_TOKENS)[0]
 
 
-def random_rows(
-    lengths: list[tuple[int, int]], vocabulary: range, seed: int = 0
-) -> list[TokenizedExample]:
+def random_rows(lengths: list[tuple[int, int]], vocabulary: range) -> list[TokenizedExample]:
     """Rows of random tokens with the given lengths of prompt and completion."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     example = Example("-", "-", "-", "7", "bench")
 
     def ids(count: int) -> list[int]:
@@ -55,70 +46,17 @@ def random_rows(
     ]
 
 
-class Setup(NamedTuple):
-    """What a training script holds in its loop."""
-
-    engine: Engine
-    rollout: Rollout
-    verifier: Verifier
-
-
-def make_setup(model: Path, max_length: int, num_workers: int = 2) -> Setup:
-    """Engine, vLLM and verifier, as a training script makes them. The model hardly moves."""
-    if not dist.is_initialized():  # bench.scaling makes several
-        init_distributed()
-    args = train_oswft.Args(model=str(model), data="", precision="fp32", learning_rate=1e-12)
-    args.max_length = max_length
-    engine = load_engine(args)
-    rollout = Rollout(args, load_tokenizer(args.model), max_length)
-    return Setup(engine, rollout, Verifier(num_workers))
-
-
-@contextlib.contextmanager
-def training_setup(model: Path, max_length: int, num_workers: int = 2) -> Iterator[Setup]:
-    """A setup whose verifier ends with the block."""
-    setup = make_setup(model, max_length, num_workers)
-    with setup.verifier:
-        yield setup
-
-
-def training_step(
-    method: str,
-    setup: Setup,
-    queries: list[TokenizedExample],
-    num_rollouts: int,
-    max_tokens: int,
-    weights: torch.Tensor | None = None,
+def run_steps(
+    script: str, model: Path, data: Path, max_length: int, steps: int
 ) -> dict[str, float]:
-    """Seconds by phase of one step of "sft", "oswft" or "grpo", as its training script takes it.
-
-    Args:
-        weights: (B,) in place of OSW-FT's own.
-    """
-    engine, rollout, verifier = setup
-    clock = Stopwatch()
-    if method == "sft":
-        train_sft.update(engine, queries, train_sft.Args(model="", data=""))
-        clock.lap("train")
-        return clock.read()
-    rollout.load_weights(engine.named_weights())
-    clock.lap("sync")
-    prompts, seeds = [query.prompt_ids for query in queries], list(range(len(queries)))
-    completions = rollout.generate(
-        prompts, num_rollouts, max_tokens, seeds, logprobs=CHECKED_QUERIES
-    )
-    clock.lap("rollout")
-    references = [queries[completion.query].example.answer for completion in completions]
-    verdicts = verifier.score([completion.text for completion in completions], references)
-    completions, rewards = gather_rewards(completions, verdicts, len(queries))
-    clock.lap("verify")
-    common = {"model": "", "data": "", "num_rollouts": num_rollouts}
-    if method == "oswft":
-        weights = train_oswft.oswft_weights(rewards) if weights is None else weights
-        train_oswft.update(engine, queries, weights, train_oswft.Args(**common))
-    else:
-        advantages = train_grpo.grpo_advantages(rewards).flatten()
-        answers = trajectories(queries, completions)
-        train_grpo.update(engine, answers, advantages, None, train_grpo.Args(**common))
-    clock.lap("train")
-    return clock.read()
+    """Of a training script's steps: means of seconds by phase and of tokens."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, script, "--model", model, "--data", data, "--precision", "fp32"]
+        command += ["--max_length", max_length, "--max_completion_length", MAX_TOKENS]
+        command += ["--learning_rate", 1e-12, "--max_steps", COLD + steps]  # it hardly moves
+        command += ["--output_dir", f"{folder}/run"]
+        subprocess.run([str(word) for word in command], check=True)
+        metrics = Path(folder, "run/metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in metrics[COLD:]]
+    columns = (*PHASES, "train_tokens", "rollout_tokens")
+    return {name: mean(row.get(name, 0) for row in rows) for name in columns}
