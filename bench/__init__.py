@@ -1,9 +1,1 @@
-"""What each part costs beside what one would use instead; and a plan: does a run fit?"""
-
-import os
-
-import torch
-
-if not torch.cuda.is_available():
-    # Else DeepSpeed, when it is imported, says on stdout that it found no GPU.
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+"""What each part costs next to what one would use instead; and a plan: does a run fit?"""

@@ -1,17 +1,13 @@
-"""Everything that this machine can run, into BENCHMARKS.md. Each section has a process of its own.
+"""Run every section in a process of its own, and write BENCHMARKS.md.
 
-    make bench               # installs what is compared with, too
-    python -m bench.sft      # one section: its Markdown goes to stdout
-
-What is compared takes turns, and a figure is the median over the turns. Quote ratios: they hold on
-other machines, seconds do not.
+make bench               # installs what is compared with, too
+python -m bench.sft      # one section: its Markdown goes to stdout
 """
 
 import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -22,6 +18,7 @@ from data import atomic_write
 from run import parse_args, provenance
 
 SECTIONS = ("sft", "logprobs", "rollout", "verify", "step", "start")
+FAILED = "Failed."  # a section that prints nothing
 BY_HAND = "\n## Measured once\n"  # the page from here on stays as it is
 HEAD = """# Benchmarks
 
@@ -33,13 +30,12 @@ alternates: ratios carry over to other machines, seconds do not. Written by `mak
 def machine() -> str:
     """The machine and the versions, in a sentence."""
     model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    what = f"{len(os.sched_getaffinity(0))} cores of {model[1] if model else 'a CPU'}"
-    what += f", {psutil.virtual_memory().total / 2**30:.0f} GiB"
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    cores, memory = len(os.sched_getaffinity(0)), psutil.virtual_memory().total / 2**30
+    cpu = f"{cores} cores of {model[1] if model else 'a CPU'}, {memory:.0f} GiB"
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     found = provenance()
     versions = ", ".join(f"{name} {version}" for name, version in sorted(found["versions"].items()))
-    commit = (found["git_commit"] or "unknown")[:10]
-    return f"{what}; {', '.join(gpus) or 'no GPU'}; {versions}; commit {commit}."
+    return f"{cpu}; {gpu}; {versions}; commit {(found['git_commit'] or 'unknown')[:10]}."
 
 
 def write_page(sections: dict[str, str], output: Path) -> None:
@@ -59,20 +55,16 @@ def write_page(sections: dict[str, str], output: Path) -> None:
 
 def main(output: Path = Path("BENCHMARKS.md")) -> None:
     """Run every section. `output` is written after each of them."""
-    sections, failed = {}, []
+    sections = {}
     for name in (*SECTIONS, "gpu") if torch.cuda.is_available() else SECTIONS:
         print(f"\n$ python -m bench.{name}", file=sys.stderr, flush=True)
-        began = time.monotonic()
         command = [sys.executable, "-m", f"bench.{name}"]
-        result = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-        sections[name] = f"{result.stdout.strip()}\n\n*{time.monotonic() - began:.0f} s*"
-        if result.returncode:
-            failed.append(name)
-            sections[name] = f"failed with status {result.returncode}"
+        text = subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout
+        sections[name] = text.strip() or FAILED
         print(sections[name], flush=True)
         write_page(sections, output)
-    if failed:
-        sys.exit(f"error: failed: {', '.join(failed)}")
+    if FAILED in sections.values():
+        sys.exit("error: a section failed")
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import train_oswft
 import train_sft
-from bench.logprobs import HEADER, logprob_cases, logprob_rows
-from bench.measure import goal, markdown_table, print_section, timed
+from bench.logprobs import HEADER, logprob_rows
+from bench.measure import goal, markdown_table, print_section, timed, tokens_per_second
 from bench.setup import random_rows
 from data import InputError
 from demo.tiny import make_tokenizer
@@ -58,7 +58,7 @@ def train_on_lengths(
 
 
 def sampled_per_second(config: Qwen3Config, prompts: int, tokens: int) -> float:
-    """Tokens/s of vLLM, with random weights: `prompts` prompts of 128 tokens × 2."""
+    """Tokens/s of vLLM, with random weights and 2 answers to each prompt of 128 tokens."""
     with tempfile.TemporaryDirectory() as folder:
         Qwen3ForCausalLM(config).save_pretrained(folder)
         args = train_oswft.Args(model=folder, data="")
@@ -68,8 +68,8 @@ def sampled_per_second(config: Qwen3Config, prompts: int, tokens: int) -> float:
     def sample() -> list:
         return rollout.generate(prompt_ids, 2, tokens, seeds=list(range(prompts)))
 
-    num_tokens = sum(len(completion.token_ids) for completion in sample())
-    return num_tokens / timed(sample)  # the same seeds, so as many
+    sample()
+    return tokens_per_second(sample)
 
 
 def main(repetitions: int = 5) -> list[str]:
@@ -82,7 +82,7 @@ def main(repetitions: int = 5) -> list[str]:
     for length, (rate, flops, peak) in zip(lengths, measured, strict=True):
         row = [f"{length:,}", f"{rate:,.0f}", f"{flops / 1e12:.0f}", f"{flops / best:.0%}"]
         rows.append([*row, f"{peak / 2**30:.1f}"])
-    cases = logprob_cases(4096, 151_936, 1024, torch.bfloat16, "cuda")
+    heads = logprob_rows("bf16", 4096, config.vocab_size, config.hidden_size, repetitions, "cuda")
     sampled = "vLLM is not installed."
     if find_spec("vllm"):
         speed = sampled_per_second(config, 128, 1024)
@@ -92,7 +92,7 @@ def main(repetitions: int = 5) -> list[str]:
         f"8,192 tokens at once. A bf16 product of 8,192³ runs at {best / 1e12:.0f} TFLOP/s.",
         markdown_table(["length", "tokens/s", "TFLOP/s", "of that rate", "peak GiB"], rows),
         goal("share of the matrix rate at 4,096 tokens", measured[0][1] / best, "≥ 0.5"),
-        markdown_table(HEADER, logprob_rows(cases, repetitions, "bf16", "cuda")[0]),
+        markdown_table(HEADER, heads[0]),
         sampled,
     ]
 

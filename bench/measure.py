@@ -56,22 +56,28 @@ def extra_memory(call: Callable, device: str = "cpu") -> tuple[float, int]:
     The bytes are those of the GPU where `device` is "cuda", else those of this process.
     """
     gc.collect()
-    cuda = device == "cuda"
-    if cuda:
+    if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
+        before, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated
     else:
         ctypes.CDLL(None).malloc_trim(0)  # what was freed before must not look like free memory
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-        before = psutil.Process().memory_info().rss
+        before, peak = psutil.Process().memory_info().rss, peak_resident
     kept = []
     seconds = timed(lambda: kept.extend(call()))
-    if cuda:
-        peak = torch.cuda.max_memory_allocated()
-    else:
-        status = Path("/proc/self/status").read_text()
-        peak = int(re.search(r"VmHWM:\s+(\d+)", status)[1]) * 1024
-    return seconds, peak - before - sum(tensor.nbytes for tensor in kept)
+    return seconds, peak() - before - sum(tensor.nbytes for tensor in kept)
+
+
+def peak_resident() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) * 1024
+
+
+def tokens_per_second(sample: Callable[[], list]) -> float:
+    """Of a call that returns what it has sampled."""
+    found = []
+    seconds = timed(lambda: found.extend(sample()))
+    return sum(len(answer.token_ids) for answer in found) / seconds
 
 
 def markdown_table(header: list[str], rows: list[list]) -> str:
@@ -88,9 +94,9 @@ def goal(what: str, value: float, bound: str) -> str:
 
 
 def print_section(main: Callable[..., list[str]], description: str) -> None:
-    """Run a section with the flags of the command line, and print the paragraphs it returns.
+    """Run a section with the flags of the command line; print the paragraphs it returns.
 
-    Nothing else comes to stdout: what libraries and child processes print there goes to stderr.
+    What libraries and child processes print goes to stderr.
     """
 
     @functools.wraps(main)  # the flags are those of main

@@ -1,7 +1,4 @@
-"""Does a run fit on given GPUs? Only the model's config is read.
-
-python -m bench.plan --model Qwen/Qwen3-4B-Base --gpus 8
-"""
+"""Does a run fit on given GPUs? python -m bench.plan --model Qwen/Qwen3-4B-Base --gpus 8"""
 
 import functools
 import itertools
@@ -17,7 +14,7 @@ from tyro.conf import OmitArgPrefixes
 import train_oswft
 from bench.measure import markdown_table, print_section
 from data import InputError
-from engine import GATHER_BYTES, load_config
+from engine import load_config
 from logprobs import MAX_LOGITS, LogprobModel
 from rollout import kv_cache_bytes
 from run import RolloutArgs, TrainArgs
@@ -41,12 +38,6 @@ class Args:
     vllm_memory: float | None = train_oswft.Args.vllm_memory
     vllm_tensor_parallel: int = train_oswft.Args.vllm_tensor_parallel
     vllm_sleep: bool = train_oswft.Args.vllm_sleep
-    # The training set; tokens are means
-    queries: int = 10_000
-    prompt_tokens: float = 200
-    solution_tokens: float = 2000  # the paper's solutions have around 2,000
-    completion_tokens: float = 1000  # of what the model answers; a guess, until a run has shown it
-    skipped: float = 0.0  # share of queries of weight 0, and of GRPO's groups without a signal
 
 
 @functools.cache
@@ -128,12 +119,8 @@ def memory(args: RolloutArgs, gpus: int, gpu_memory: float) -> dict[str, dict[st
         **max(start, middle, end, key=lambda parts: sum((held | parts).values())),
         "vLLM": 0 if args.vllm_sleep else vllm,
     }
-    sync = {
-        **held,
-        "buckets of weights": 2 * min(GATHER_BYTES, count * size) if stage == 3 else 0,
-        "vLLM": count * size / args.vllm_tensor_parallel if args.vllm_sleep else vllm,
-    }
-    phases = {"train": train, "sync": sync, "sample": {**held, "vLLM": vllm}}
+    # While weights go into vLLM, less is held than in one of these two.
+    phases = {"train": train, "sample": {**held, "vLLM": vllm}}
     return {phase: {**parts, "reserve": RESERVE} for phase, parts in phases.items()}
 
 
@@ -142,9 +129,8 @@ def check_fit(args: Args, **changes) -> tuple[dict[str, dict[str, float]], list[
 
     `changes` are flags in place of those of `args`.
     """
-    known = train_oswft.Args.__dataclass_fields__
-    flags = {name: value for name, value in vars(args).items() if name in known}
-    flags |= {"data": "-", "max_completion_length": args.max_length - 1, **changes}
+    flags = {**vars(args), "data": "-", "max_completion_length": args.max_length - 1, **changes}
+    del flags["gpus"], flags["gpu_memory"]
     run_args = train_oswft.Args(**flags)
     TrainArgs.check(run_args)  # the subclass's asks for the ranks of this host
     shared_by = run_args.vllm_tensor_parallel
@@ -182,21 +168,6 @@ def remedy(args: Args) -> str:
     return "No flag of the training scripts makes it fit: more GPUs, or larger ones."
 
 
-def epoch_tokens(
-    queries: int, batch: int, prompt: float, solution: float, completion: float, skipped: float
-) -> dict[str, tuple[float, float]]:
-    """Tokens (sampled, trained) of one epoch by method, from mean lengths.
-
-    A last, incomplete batch is not used. `skipped` is a share of queries, or of GRPO's groups.
-    """
-    used, left = queries // batch * batch, 1 - skipped
-    return {
-        "SFT": (0, used * (prompt + solution)),
-        "OSW-FT, K=2": (2 * used * completion, used * left * (prompt + solution)),
-        "GRPO, G=8": (8 * used * completion, 8 * used * left * (prompt + completion)),
-    }
-
-
 def main(args: OmitArgPrefixes[Args]) -> list[str]:
     """The plan as Markdown paragraphs."""
     phases, complaints, sequences = check_fit(args)
@@ -208,19 +179,12 @@ def main(args: OmitArgPrefixes[Args]) -> list[str]:
     verdict = "**It fits.**"
     if complaints:
         verdict = f"**It does not fit**: {'; '.join(complaints)}. {remedy(args)}"
-    lengths = (args.prompt_tokens, args.solution_tokens, args.completion_tokens)
-    epoch = epoch_tokens(args.queries, 128, *lengths, args.skipped)
-    tokens = [[name, f"{a / 1e6:,.1f}M", f"{b / 1e6:,.1f}M"] for name, (a, b) in epoch.items()]
     return [
         f"{args.model}: {traced(args.model, 'bf16')[0] / 1e6:,.1f}M parameters, {args.gpus} GPUs "
         f"of {args.gpu_memory:g} GiB, bf16. GiB of one GPU, by phase of a step:",
         markdown_table(["", *phases], [*rows, ["together", *sums]]),
         f"vLLM's share holds {sequences:.0f} sequences of {args.max_length:,} tokens at once.",
         verdict,
-        f"An epoch of {args.queries:,} queries, with {args.prompt_tokens:g} tokens of prompt, "
-        f"{args.solution_tokens:g} of solution, {args.completion_tokens:g} of completion, "
-        f"{args.skipped:.0%} skipped:",
-        markdown_table(["tokens", "sampled", "trained"], tokens),
     ]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import median
 
 import train_oswft
-from bench.measure import goal, markdown_table, print_section, ratio, take_turns, timed
+from bench.measure import goal, markdown_table, print_section, ratio, take_turns, tokens_per_second
 from bench.setup import BASE, BATCH, MAX_TOKENS, load_rows, tiny_base
 from data import load_tokenizer
 from engine import init_ranks
@@ -21,37 +21,28 @@ def main(base: Path = BASE, repetitions: int = 21) -> list[str]:
     args = train_oswft.Args(model=str(model), data="", precision="fp32")
     ours = Rollout(args, load_tokenizer(str(model)), 128, load_weights_from_disk=True)
 
-    def bare(num_samples: int, seeded: bool = True, logprobs: int | None = None) -> int:
-        options = {"n": num_samples, "max_tokens": MAX_TOKENS, "logprobs": logprobs}
-        options |= {"stop_token_ids": ours.stop_token_ids, "detokenize": False}
-        given = seeds if seeded else [None] * BATCH
-        params = [ours.vllm.SamplingParams(seed=seed, **options) for seed in given]
+    def bare(num_samples: int) -> list:
+        ours.llm.reset_prefix_cache()
+        options = {"n": num_samples, "max_tokens": MAX_TOKENS, "detokenize": False}
+        options["stop_token_ids"] = ours.stop_token_ids
+        params = [ours.vllm.SamplingParams(seed=seed, **options) for seed in seeds]
         inputs = [{"prompt_token_ids": prompt.tolist()} for prompt in prompts]
         outputs = ours.llm.generate(inputs, params, use_tqdm=False)
-        return sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
+        return [sample for output in outputs for sample in output.outputs]
 
-    def through_rollout(num_samples: int, logprobs: int = CHECKED_QUERIES) -> int:
-        found = ours.generate(prompts, num_samples, MAX_TOKENS, seeds, logprobs=logprobs)
-        return sum(len(completion.token_ids) for completion in found)
-
-    def tokens_per_second(sample, *args) -> float:
-        tokens = []
+    def through_rollout(num_samples: int) -> list:
         ours.llm.reset_prefix_cache()
-        seconds = timed(lambda: tokens.append(sample(*args)))
-        return sum(tokens) / seconds
+        return ours.generate(prompts, num_samples, MAX_TOKENS, seeds, logprobs=CHECKED_QUERIES)
 
-    cases = {
-        "OSW-FT, 2 a prompt: `rollout.py`": (through_rollout, 2),
-        "OSW-FT, 2 a prompt: `LLM.generate`": (bare, 2),
-        "GRPO, 8 a prompt: `rollout.py`": (through_rollout, 8),
-        "GRPO, 8 a prompt: `LLM.generate`": (bare, 8),
-        "the same, all log-probabilities: `rollout.py`": (through_rollout, 8, BATCH),
-        "the same, all log-probabilities: `LLM.generate`": (bare, 8, True, 0),
-        "8 a prompt, no seeds: `LLM.generate`": (bare, 8, False),
+    samples = {
+        "OSW-FT, 2 a prompt: `rollout.py`": partial(through_rollout, 2),
+        "OSW-FT, 2 a prompt: `LLM.generate`": partial(bare, 2),
+        "GRPO, 8 a prompt: `rollout.py`": partial(through_rollout, 8),
+        "GRPO, 8 a prompt: `LLM.generate`": partial(bare, 8),
     }
-    calls = {name: partial(tokens_per_second, *case) for name, case in cases.items()}
+    calls = {name: partial(tokens_per_second, sample) for name, sample in samples.items()}
     measured = take_turns(calls, repetitions, warm_up=2)
-    oswft, oswft_bare, grpo, grpo_bare, *_ = measured.values()
+    oswft, oswft_bare, grpo, grpo_bare = measured.values()
     table = [[n, f"{median(r):,.0f}", f"{ratio(r, grpo_bare):.2f}"] for n, r in measured.items()]
     return [
         f"{BATCH} prompts of the demo, tiny model, fp32; `rollout.py` also decodes the text, and "

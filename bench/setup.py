@@ -34,16 +34,12 @@ def load_rows(model: Path, data: Path, max_length: int) -> list[TokenizedExample
 
 def random_rows(lengths: list[tuple[int, int]], vocabulary: range) -> list[TokenizedExample]:
     """Rows of random tokens with the given lengths of prompt and completion."""
-    rng = np.random.default_rng(0)
-    example = Example("-", "-", "-", "7", "bench")
+    rng, example = np.random.default_rng(0), Example("-", "-", "-", "7", "bench")
 
     def ids(count: int) -> list[int]:
         return rng.integers(vocabulary.start, vocabulary.stop, count).tolist()
 
-    return [
-        TokenizedExample(str(n), ids(prompt), ids(completion), example)
-        for n, (prompt, completion) in enumerate(lengths)
-    ]
+    return [TokenizedExample("-", ids(first), ids(then), example) for first, then in lengths]
 
 
 def run_steps(

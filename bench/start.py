@@ -1,6 +1,5 @@
 """Seconds from a command to its first result, next to its imports alone: python -m bench.start"""
 
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,17 +15,17 @@ IMPORTS = "from transformers import AutoModelForCausalLM; from vllm import LLM; 
 IMPORTS += "os._exit(0)"  # Python's own end would take seconds
 
 
-def until_written(command: list, folder: Path, pattern: str) -> float:
-    """Seconds until a file of the pattern in `folder` has its first line."""
-    shutil.rmtree(folder, ignore_errors=True)
-    command = [sys.executable, *map(str, command), "--output_dir", str(folder)]
-    began = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        while not any(path.stat().st_size for path in folder.glob(pattern)):
-            if process.poll():
-                sys.exit(f"error: status {process.returncode}: {' '.join(command)}")
-            time.sleep(0.01)
-        return time.perf_counter() - began
+def until_written(command: list, pattern: str) -> float:
+    """Seconds until a file of the pattern in the output folder has its first line."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, *map(str, command), "--output_dir", f"{folder}/run"]
+        began = time.perf_counter()
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+            while not any(path.stat().st_size for path in Path(folder).glob(f"run/{pattern}")):
+                if process.poll():
+                    sys.exit(f"error: status {process.returncode}: {' '.join(command)}")
+                time.sleep(0.01)
+            return time.perf_counter() - began
 
 
 def main(base: Path = BASE, repetitions: int = 5) -> list[str]:
@@ -34,21 +33,16 @@ def main(base: Path = BASE, repetitions: int = 5) -> list[str]:
     model = ["--model", tiny_base(base) / "model", "--max_completion_length", 48]
     model += ["--precision", "fp32"]
     train = ["train_oswft.py", *model, "--data", base / "train.jsonl", "--max_length", 128]
+    train += ["--max_steps", 1]
     evaluate = ["evaluate.py", *model, "--benchmark_file", base / "heldout" / "easy.jsonl"]
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name) / "run"
-        calls = {
-            "`train_oswft.py`, to its first step": partial(
-                until_written, [*train, "--max_steps", 1], folder, "metrics.jsonl"
-            ),
-            "`evaluate.py`, to its first answers": partial(
-                until_written, [*evaluate, "--num_samples", 1], folder, "samples.rank*.jsonl"
-            ),
-            "the imports of transformers and vLLM alone": partial(
-                timed, lambda: subprocess.run([sys.executable, "-c", IMPORTS], check=True)
-            ),
-        }
-        measured = take_turns(calls, repetitions)
+    evaluate += ["--num_samples", 1]
+    python = partial(subprocess.run, [sys.executable, "-c", IMPORTS], check=True)
+    calls = {
+        "`train_oswft.py`, to its first step": partial(until_written, train, "metrics.jsonl"),
+        "`evaluate.py`, to its first answers": partial(until_written, evaluate, "samples.*"),
+        "the imports of transformers and vLLM alone": partial(timed, python),
+    }
+    measured = take_turns(calls, repetitions)
     training, evaluation, imports = measured.values()
     rows = [[n, f"{median(s):.1f}", f"{ratio(s, imports):.2f}"] for n, s in measured.items()]
     return [

@@ -11,6 +11,8 @@ from math_verify import parse, verify
 from bench.measure import goal, markdown_table, print_section, ratio, take_turns, timed
 from verify import Verifier
 
+# example_model_solutions.jsonl of github.com/openai/grade-school-math
+SOLUTIONS = Path("../shared/data/gsm8k_model_solutions.jsonl")
 HOSTILE = (
     r"\boxed{9^{9^{9^{9}}}}",
     r"\boxed{10^{10^{10}}}",
@@ -25,17 +27,8 @@ HOSTILE = (
 )
 
 
-def main(
-    solutions: Path = Path("../shared/data/gsm8k_model_solutions.jsonl"),
-    limit: int = 2048,
-    repetitions: int = 5,
-) -> list[str]:
-    """Measure; returns Markdown.
-
-    Args:
-        solutions: example_model_solutions.jsonl of github.com/openai/grade-school-math.
-        limit: how many of them are checked.
-    """
+def main(solutions: Path = SOLUTIONS, limit: int = 2048, repetitions: int = 5) -> list[str]:
+    """Measure with so many of the solutions; returns Markdown."""
     logging.disable(logging.CRITICAL)
     pairs = []
     for line in solutions.open():
@@ -55,12 +48,11 @@ def main(
         verdicts = verifier.score(completions, answers)
         agree = sum(a == b for a, b in zip(verdicts, plain(), strict=True))
         calls = {
-            "Math-Verify in a plain loop": plain,
-            "`Verifier`, 2 workers": partial(verifier.score, completions, answers),
-            "`Verifier`, 2 workers, 1 % hostile": partial(verifier.score, mixed, answers),
+            "Math-Verify in a plain loop": partial(timed, plain),
+            "`Verifier`, 2 workers": lambda: timed(lambda: verifier.score(completions, answers)),
+            "the same, 1 % hostile": lambda: timed(lambda: verifier.score(mixed, answers)),
         }
-        cases = {name: partial(timed, call) for name, call in calls.items()}
-        measured = take_turns(cases, repetitions)
+        measured = take_turns(calls, repetitions)
     loop, clean, hostile = measured.values()
     rows = []
     for name, seconds in measured.items():
