@@ -22,9 +22,10 @@ FAILED = "Failed."  # a section that prints nothing
 BY_HAND = "\n## Measured once\n"  # the page from here on stays as it is
 HEAD = """# Benchmarks
 
-What each part costs next to what one would use instead. First a line for each goal, then the tables
-behind it, and at the end what was measured once. Medians over turns, in which what is compared
-alternates: ratios carry over to other machines, seconds do not. Written by `make bench`."""
+What each part costs next to what one would use instead: a line for each goal, the tables behind
+them, and what was measured once. [Costs](docs/costs.md) says what follows, and where ours is
+slower. Written by `make bench`: medians over turns, in which what is compared alternates. Ratios
+carry over to other machines, seconds do not."""
 
 
 def machine() -> str:
@@ -48,7 +49,8 @@ def write_page(sections: dict[str, str], output: Path) -> None:
         for what, value, bound, reached in re.findall(GOAL, section, re.M)
     ]
     parts = [HEAD, machine(), markdown_table(["part: next to what", "measured", "goal"], goals)]
-    parts += [f"## {name}\n\n{section}" for name, section in sections.items()]
+    for name, section in sections.items():
+        parts += [f"## {name}", re.sub(f"\n*{GOAL}", "", section, flags=re.M)]
     with atomic_write(output) as partial:
         partial.write_text("\n\n".join(parts) + "\n" + by_hand)
 
