@@ -1,8 +1,4 @@
-"""Run every section in a process of its own, and write BENCHMARKS.md.
-
-make bench               # installs what is compared with, too
-python -m bench.sft      # one section: its Markdown goes to stdout
-"""
+"""Run every section in a process of its own, and write BENCHMARKS.md: make bench"""
 
 import os
 import re

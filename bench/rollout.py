@@ -15,8 +15,8 @@ from rollout import CHECKED_QUERIES, Rollout
 def main(base: Path = BASE, repetitions: int = 21) -> list[str]:
     """Measure with the tiny model in `base`; returns Markdown."""
     model = tiny_base(base) / "model"
-    rows = load_rows(model, base / "train.jsonl", 128)[:BATCH]
-    prompts, seeds = [row.prompt_ids for row in rows], list(range(BATCH))
+    prompts = [row.prompt_ids for row in load_rows(model, base / "train.jsonl", 128)[:BATCH]]
+    seeds = list(range(BATCH))
     init_ranks("gloo")
     args = train_oswft.Args(model=str(model), data="", precision="fp32")
     ours = Rollout(args, load_tokenizer(str(model)), 128, load_weights_from_disk=True)
