@@ -24,8 +24,9 @@ GOAL = r"^- (.*): \*\*(.*)\*\* \(goal (.*): (.*)\)$"  # what the lines of `goal`
 def take_turns(cases: dict[str, Callable], repetitions: int, warm_up: int = 1) -> dict[str, list]:
     """Call every case once a turn, in reverse every other turn; returns what the calls returned.
 
-    The `warm_up` turns come first and do not count.
+    The `warm_up` turns come first and do not count; where a single turn is asked for, it counts.
     """
+    warm_up = warm_up if repetitions > 1 else 0
     measured: dict[str, list] = {name: [] for name in cases}
     for turn in tqdm(range(warm_up + repetitions), desc="turns"):
         for name in list(cases)[:: -1 if turn % 2 else 1]:
