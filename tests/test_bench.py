@@ -18,7 +18,7 @@ from conftest import ROOT, launch, needs_shared, needs_vllm
 from data import InputError
 from demo.tiny import make_config, make_tokenizer
 
-needs_trl = pytest.mark.skipif(not find_spec("trl"), reason="needs requirements-recipes.txt")
+needs_trl = pytest.mark.skipif(not find_spec("trl"), reason="needs requirements-dev.txt")
 
 
 def run(*args) -> str:
