@@ -60,4 +60,3 @@ assert all(torch.isfinite(p.ds_tensor).all() for p in engine.model.parameters())
 if dist.get_rank() == 0:
     print("held", json.dumps(held))
 finish(0)
-finish(0)

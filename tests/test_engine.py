@@ -49,7 +49,7 @@ def test_a_model_folder_without_some_of_its_weights_is_refused(tiny, tmp_path):
     weights = load_file(path)
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, path, metadata={"format": "pt"})
-    with pytest.raises(InputError, match=r"1 weights are missing: model\.layers\.1\.mlp\.up_proj"):
+    with pytest.raises(InputError, match=r"model\.layers\.1\.mlp\.up_proj"):
         load_model(str(tmp_path / "model"), 128)
 
 

@@ -22,9 +22,8 @@ from logprobs import LogprobHead, LogprobModel
 def test_chunked_logprobs_equal_the_dense_ones_in_value_and_gradient(
     tokens, temperature, scale, cap, with_bias, monkeypatch
 ):
-    monkeypatch.setitem(
-        logprobs_module.MAX_LOGITS, "cpu", 4 * 29
-    )  # several chunks, the last one smaller
+    four_tokens = 4 * 29  # several chunks, the last one smaller
+    monkeypatch.setitem(logprobs_module.MAX_LOGITS, "cpu", four_tokens)
     torch.manual_seed(0)
     hidden = torch.randn(tokens, 8, dtype=torch.float64, requires_grad=True)
     head = torch.nn.Linear(8, 29, bias=with_bias, dtype=torch.float64)
@@ -94,7 +93,7 @@ def test_a_head_that_does_something_unknown_to_its_logits_is_refused():
 
     model.forward = doubled
     model.lm_head.weight.data.normal_()
-    with pytest.raises(ValueError, match=r"Qwen3ForCausalLM is not supported.* nats a token away"):
+    with pytest.raises(ValueError, match="Qwen3ForCausalLM"):
         LogprobModel.checked(model)
 
 
@@ -115,7 +114,7 @@ def test_dropout_is_off_also_where_activations_are_computed_again(checkpointing)
 def test_dropout_in_a_layer_that_is_computed_again_is_refused():
     model = small(OPTConfig, word_embed_proj_dim=16, ffn_dim=32, dropout=0.1, init_std=0.1)
     model.gradient_checkpointing_enable({"use_reentrant": False})
-    with pytest.raises(ValueError, match="OPTForCausalLM is not supported"):
+    with pytest.raises(ValueError, match="OPTForCausalLM"):
         LogprobModel.checked(model)
 
 

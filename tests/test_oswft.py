@@ -12,10 +12,6 @@ def test_weight_is_the_share_of_wrong_answers():
     assert oswft_weights(rewards.bool()).tolist() == [0.0, 0.5, 0.75, 1.0]
 
 
-def test_with_one_rollout_the_weight_is_hard_example_selection():
-    assert oswft_weights(torch.tensor([[1.0], [0.0]])).tolist() == [0.0, 1.0]
-
-
 def test_no_gradient_flows_through_the_weight():
     rewards = torch.tensor([[0.3, 0.9]], requires_grad=True)
     assert not oswft_weights(rewards).requires_grad
@@ -42,12 +38,10 @@ def test_weightings_on_edge_cases(case):
 
 
 @pytest.mark.parametrize("wrong", range(0, 129, 8))
-@pytest.mark.parametrize("seed", range(3))
-def test_random_weights_are_uniform_around_the_mean_of_osw_ft_and_within_0_and_1(wrong, seed):
+def test_random_weights_are_uniform_around_the_mean_of_osw_ft_and_within_0_and_1(wrong):
     rewards = (torch.arange(128) >= wrong).float()[:, None]
     mean = wrong / 128
-    generator = torch.Generator().manual_seed(seed)
-    weights = oswft_weights(rewards, "random", generator)
+    weights = oswft_weights(rewards, "random", torch.Generator().manual_seed(0))
     assert weights.mean().item() == pytest.approx(mean, abs=1e-6)
     assert weights.min() >= 0 and weights.max() <= 1
     # a uniform distribution of the largest spread that this mean allows
@@ -78,16 +72,13 @@ def test_random_weights_follow_their_generator_and_leave_the_global_one_alone():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_an_unknown_strategy_is_refused():
-    with pytest.raises(ValueError, match="soft"):
+def test_an_unknown_strategy_and_weights_that_would_be_broadcast_are_refused():
+    with pytest.raises(ValueError):
         oswft_weights(torch.ones(1, 2), strategy="soft")
-
-
-@pytest.mark.parametrize("weights", [torch.ones(2), torch.ones(1, 1)])
-def test_weights_that_would_be_broadcast_are_refused(weights):
     rows_end_to_end = torch.full((1, 6), -1.0)
-    with pytest.raises(AssertionError, match="one weight for each row"):
-        oswft_loss(rows_end_to_end, torch.ones(1, 6), weights, 6)
+    for weights in (torch.ones(2), torch.ones(1, 1)):
+        with pytest.raises(AssertionError):
+            oswft_loss(rows_end_to_end, torch.ones(1, 6), weights, 6)
 
 
 def test_loss_equals_numbers_worked_out_by_hand():
@@ -97,16 +88,6 @@ def test_loss_equals_numbers_worked_out_by_hand():
     # 0.5 * (1 + 2) + 1.0 * 3 = 4.5; three completion tokens, two queries
     assert oswft_loss(logprobs, mask, weights, 3).item() == pytest.approx(1.5)
     assert oswft_loss(logprobs, mask, weights, 2).item() == pytest.approx(2.25)
-
-
-def test_weight_one_gives_the_token_mean_of_standard_sft():
-    logits = torch.randn(4, 6, 11)
-    targets = torch.randint(11, (4, 6))
-    mask = torch.rand(4, 6) > 0.4
-    logprobs = logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0]
-    sft = torch.nn.functional.cross_entropy(logits[mask], targets[mask])
-    loss = oswft_loss(logprobs, mask, torch.ones(4), mask.sum().item())
-    torch.testing.assert_close(loss, sft)
 
 
 def test_gradient_equals_autograd_of_the_dense_formula():

@@ -26,7 +26,7 @@ from conftest import (
     wait_for_rows,
 )
 from data import ASK_FREE, write_rows
-from paper.select_checkpoint import select_step
+from paper.select_checkpoint import select_checkpoint, select_step
 from run import checkpoints, read_args
 from train_grpo import grpo_advantages
 
@@ -294,12 +294,12 @@ def test_a_run_that_changes_shape_is_the_same_run_up_to_rounding(
     assert record["args"] == {**read_args(whole)["args"], **typed}
 
 
-def test_the_selected_checkpoint_is_named_by_the_rule(whole_runs, capsys):
+def test_the_selected_checkpoint_is_named_by_the_rule(whole_runs):
     run = whole_runs["train_grpo.py"]
     rewards = [row["reward"] for row in metrics(run)]
     chosen = select_step(rewards, [2, 4, 6, 8], window=4, margin=0.0)
-    select_checkpoint.main(run, window=4, margin=0.0)
-    assert capsys.readouterr().out.splitlines()[-1] == str(run / f"checkpoint-{chosen:06d}")
+    selected = select_checkpoint(run, window=4, margin=0.0)
+    assert selected == run / f"checkpoint-{chosen:06d}"
 
 
 STOPS_BY_ITSELF = """
