@@ -76,7 +76,7 @@ if $tiny; then # one tiny model stands in for the three sizes
   problems=(--benchmark_file "$RUNS/base/heldout/"{easy,middle,hard}.jsonl)
   problems+=(--max_completion_length 48 --precision fp32)
   flags=(--max_length 128 --max_completion_length 48 --precision fp32 --max_steps 20 --save_every 5)
-  if [ ! -e "$RUNS/base/heldout" ]; then call python -m demo.tiny make --output_dir "$RUNS/base"; fi
+  if [ ! -e "$RUNS/base/heldout" ]; then call python -m demo.tiny copy --output_dir "$RUNS/base"; fi
 else
   RUNS=${RUNS:-runs/reproduce}
   DATA=${DATA:-data/train.jsonl}
