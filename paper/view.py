@@ -109,7 +109,7 @@ def show_query(run: ViewedRun, answers: list[dict]) -> tuple[dict, list[dict]]:
         "tokens": round(float(np.mean([len(answer["token_ids"]) for answer in answers]))),
         "cut off": sum(answer["finish_reason"] == "length" for answer in answers),
     }
-    why = f"{points} {'points' if run.args.get('reward') else 'answers right'}: p̂ = {pass_rate}"
+    why = f"{points} {'points' if run.args.get('reward') else 'answers right'}: p̂ = {pass_rate:.4g}"
     if weight is not None:
         why += f", so the solution's weight is {weight:.4g} (--weighting {run.args['weighting']})"
     elif any(sizes):
