@@ -119,10 +119,9 @@ def test_the_table_sorts_and_filters_and_open_rows_stay_open(chromium, tmp_path)
     assert page.shows("w", ["1", "1", "0.5", "0.5", "0"]) and len(page.texts("section")) == 1
     page.header("w").click()
     assert page.shows("w", ["0", "0.5", "0.5", "1", "1"]) and len(page.texts("section")) == 1
-    for choice, expected in [("none", ["q3"]), ("some", ["q0", "q1"]), ("all", ["q2"])]:
+    for choice, expected in [("none", ["q3"]), ("all", ["q2"]), ("some", ["q0", "q1"])]:
         page.find(f"option[value={choice}]").click()
         assert page.shows("id", expected)  # q0 does not fail any more
-    page.find("option").click()
     page.find("input[type=search]").send_keys("question q1")
     assert page.shows("newest", ["some (1 of 2)"])
     page.check()
@@ -134,8 +133,8 @@ def test_a_click_shows_why_a_query_counts_and_its_answers_with_colored_tokens(ch
     oswft = write_run(tmp_path / "oswft", [{"q0": [right, wrong]}])
     page = Page(chromium, tmp_path / "view.html", oswft)
     shown = page.open("q0")
-    assert "1 of 2 answers right" in shown
-    assert "question q0" in shown and "reference: 7\nthe expert's" in shown
+    assert "1 of 2 answers right" in shown and "question q0" in shown
+    assert "reference: 7\nthe expert's" in shown
     assert "Answer 1 · right · extracted: 7 · 3 tokens\nso \\boxed{7}" in shown
     assert "Answer 2 · wrong · extracted: 99 · 3 tokens, cut off\n9+5" in shown
     spans = page.driver.find_elements("css selector", "section span")
