@@ -47,7 +47,7 @@ def test_each_method_of_the_demo_gains_and_osw_ft_keeps_more_than_sft(tmp_path):
         assert f"--output_dir '{folder}/{method}'" in result.stdout  # each command is shown
     pictures = {path.stem for path in (folder / "plots").iterdir()}
     assert {"loss", "mean_weight", "pass_rate", "reward", "seconds"} == pictures
-    assert "no questions" not in (folder / "view.html").read_text()
+    assert "without questions and solutions" not in (folder / "view.html").read_text()
     assert files_of_the_repository() == before  # it may be read-only
 
 
