@@ -83,7 +83,8 @@ def main(base: Path = BASE, repetitions: int = 5, steps: int = 4) -> list[str]:
         f"The demo's model and data, {BATCH} queries, fp32, one rank with all cores; OSW-FT with "
         "K = 2, GRPO with G = 8; the model is the base, before fine-tuning. TRL samples by "
         "`generate`, at its fastest settings of those tried: all rows at once, and 128 (SFT) and "
-        "256 (GRPO) to a pass of an update. Our `Verifier` checks all.",
+        "256 (GRPO) to a pass of an update. Our `Verifier` checks all. Only ours writes down what "
+        "it samples, and compares vLLM's log-probabilities with its own; this is in verify_s.",
         markdown_table(["s a step (share)", *PHASES, "step", "tokens sampled"], table),
         goal("OSW-FT's step ÷ GRPO's", ratio(oswft, grpo), "≤ 0.35"),
         goal("TRL's SFTTrainer, s a step ÷ ours", ratio(by_trl, oswft), "≥ 3"),
