@@ -4,8 +4,9 @@ Weights come from sampled answers, and sampling is best done for many questions 
 batches are weighed at once, then learnt in S updates. After the first of them the model has moved
 on, and the weights of the others are those of an older model: they are stale.
 
-Task: write the lines that are missing in `train`, then answer the questions.
-Hint: with S = 4, weights are renewed before steps 0, 4, 8. Right after that, their error is 0.
+Task: write `weights_in_use`, then answer the questions.
+Hint: with S = 4, weights are renewed at steps 0, 4 and 8. To see how wrong the weights of each step
+are, put this at the end of the file, and grade it: print(train(4))
 """
 
 import torch
@@ -20,20 +21,25 @@ def success(theta: torch.Tensor) -> torch.Tensor:
     return (FEATURES @ theta).softmax(dim=1)[range(len(EXPERT)), EXPERT]  # (384,)
 
 
-def train(s: int, steps: int = 12) -> list[float]:
-    """Each step learns 32 new questions; the weights are renewed before every s-th step.
+def weights_in_use(step: int, s: int, old: torch.Tensor | None, p: torch.Tensor) -> torch.Tensor:
+    """The weights of all questions at this step: new ones at every s-th step, from step 0 on.
 
-    Returns:
-        for each step, by how much its 32 weights are too large: the mean of (weight in use) -
-        (1 - p), with p of the model as it is just before the step's update.
+    Args:
+        old: (N,) the weights that the step before used; None at step 0.
+        p: (N,) how probable the right answers are for the model as it is now.
     """
+    raise NotImplementedError("write `weights_in_use`")
+
+
+def train(s: int) -> list[float]:
+    """Learn 32 new questions at each of 12 steps; by how much are their weights too large?"""
     theta, weights, errors = torch.zeros(8, 4, requires_grad=True), None, []
-    for step in range(steps):
+    for step in range(12):
         part = slice(32 * step, 32 * step + 32)  # this step's questions
-        # Two things: at some steps, set `weights` to 1 - p of all questions;
-        # at every step, append the error of weights[part] to `errors`.
-        raise NotImplementedError("write the missing lines of `train`")
-        loss = -(weights.detach() * success(theta).log())[part].mean()
+        p = success(theta)
+        weights = weights_in_use(step, s, weights, p.detach())
+        errors.append((weights - (1 - p))[part].mean().item())
+        loss = -(weights * p.log())[part].mean()
         (gradient,) = torch.autograd.grad(loss, theta)
         theta = (theta - gradient).detach().requires_grad_()
     return errors
@@ -46,8 +52,7 @@ AGES = ...
 #   "A"  too large: solutions count that are no longer needed    "B"  too small    "C"  right
 STALE_WEIGHTS_ARE = ...
 
-# Here p is known, so all questions are weighed at once. A real run samples K answers only for the
-# questions of the next S batches.
-# For one pass over the data S = 4 needs, compared with S = 1, how many times as many ...
+# Here p is known. A real run samples K answers to each question of the next S batches. For one pass
+# over the data S = 4 needs, compared with S = 1, how many times as many ...
 ANSWERS = ...  # sampled answers?
 SYNCS = ...  # copies of the model's parameters into the sampler, one before each sampling?

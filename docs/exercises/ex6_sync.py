@@ -10,13 +10,8 @@ Hint: after `gap_mean` look at some runs. Put this at the end of the file, and g
 """
 
 import torch
-from transformers import Qwen3ForCausalLM
-
-from demo.tiny import make_config, make_tokenizer
 
 LEARNING_RATE = 1e-3
-SMALL = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
-CONFIG = make_config(make_tokenizer(), **SMALL)
 
 
 def gap_mean(sampled: torch.Tensor, scored: torch.Tensor) -> float:
@@ -33,33 +28,31 @@ def find_forgotten(gaps: list[float]) -> int | None:
     raise NotImplementedError("write `find_forgotten`")
 
 
-def token_logprobs(model: Qwen3ForCausalLM, tokens: torch.Tensor) -> torch.Tensor:
+def make_model() -> torch.nn.Module:
+    """It predicts a token, one of 16, from the one before."""
+    return torch.nn.Sequential(torch.nn.Embedding(16, 32), torch.nn.Linear(32, 16))
+
+
+def token_logprobs(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     """log p of each token after the first: (N, T + 1) -> (N, T)."""
-    logprobs = model(input_ids=tokens[:, :-1]).logits.float().log_softmax(dim=2)
+    logprobs = model(tokens[:, :-1]).float().log_softmax(dim=2)
     return logprobs.gather(2, tokens[:, 1:, None])[:, :, 0]
 
 
-@torch.no_grad()
-def sample(model: Qwen3ForCausalLM) -> torch.Tensor:
-    """16 answers of 12 tokens, after a first token that is given: (16, 13)."""
-    tokens = torch.ones(16, 1, dtype=torch.long)
-    for _ in range(12):
-        chances = model(input_ids=tokens).logits[:, -1].float().softmax(dim=1)
-        tokens = torch.cat([tokens, torch.multinomial(chances, 1)], dim=1)
-    return tokens
-
-
-def run(forgotten: int | None, steps: int = 10, seed: int = 0) -> list[float]:
-    """Train for some steps, without the sync of step `forgotten`; returns each step's gap."""
-    torch.manual_seed(seed)
-    trainer, sampler = Qwen3ForCausalLM(CONFIG), Qwen3ForCausalLM(CONFIG).bfloat16()
+def run(forgotten: int | None) -> list[float]:
+    """Train for 10 steps, without the sync of step `forgotten`; returns each step's gap."""
+    torch.manual_seed(0)
+    trainer, sampler = make_model(), make_model().bfloat16()
     optimizer = torch.optim.AdamW(trainer.parameters(), lr=LEARNING_RATE)
     solutions, gaps = torch.randint(8, 16, (32, 13)), []
-    for step in range(steps):
+    for step in range(10):
         if step != forgotten:
             sampler.load_state_dict(trainer.state_dict())  # the sync
-        answers = sample(sampler)
+        answers = torch.ones(16, 1, dtype=torch.long)  # 16 of them begin with token 1
         with torch.no_grad():
+            for _ in range(12):
+                chances = sampler(answers[:, -1:]).float().softmax(dim=2)[:, 0]
+                answers = torch.cat([answers, torch.multinomial(chances, 1)], dim=1)
             sampled, scored = (token_logprobs(model, answers) for model in (sampler, trainer))
         gaps.append(gap_mean(sampled, scored))
         (-token_logprobs(trainer, solutions).mean()).backward()
