@@ -12,13 +12,8 @@ from conftest import ROOT
 
 NOTEBOOK = ROOT / "docs" / "lesson.ipynb"
 CELLS = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
-EXACT = (
-    "base",
-    "answer-4",
-    "adam-steps",
-    "claims",
-    "where-not",
-)  # no number of theirs is a model's
+# The numbers of these cells come from no model.
+EXACT = ("base", "answer-4", "adam-steps", "claims", "where-not")
 SAMPLED = ("rollout", "logprobs", "coefficients")  # another processor samples other text
 
 
