@@ -6,6 +6,8 @@ columns are kept for your own reward function. A Hugging Face hub id (`owner/nam
 `owner/name:config`) works in place of a path.
 """
 
+from __future__ import annotations
+
 import datetime
 import functools
 import hashlib
@@ -19,10 +21,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedTokenizerBase
 
 # The prompt, inside the model's chat template. Edit it here; a run's args.json records it.
 SYSTEM_PROMPT = ""  # a system turn before the question; "": none
@@ -213,6 +218,11 @@ def load_tokenizer(path_or_hub_id: str) -> PreTrainedTokenizerBase:
     The model has to read in training, in sampling and in evaluation what the template writes, and
     to stop where a turn ends.
     """
+    hub_id = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path_or_hub_id)
+    if not hub_id and not Path(path_or_hub_id).is_dir():
+        raise InputError(f"{path_or_hub_id}: no such folder")
+    from transformers import AutoTokenizer
+
     try:
         tokenizer = AutoTokenizer.from_pretrained(path_or_hub_id, trust_remote_code=False)
     except (OSError, ValueError) as error:  # often a path that is mistyped
@@ -440,7 +450,7 @@ class MicroBatch:
     mask: torch.Tensor  # (B, T) bool, true where the target belongs to the completion
     positions: torch.Tensor  # int64, where the mask is true in the flattened (B * T,)
 
-    def to(self, device: torch.device) -> "MicroBatch":
+    def to(self, device: torch.device) -> MicroBatch:
         return MicroBatch(*(tensor.to(device, non_blocking=True) for tensor in vars(self).values()))
 
 

@@ -11,6 +11,8 @@ Its gradient is that of the losses' sum over all passes and ranks. So a loss div
 normalizer of the whole global batch, and any split of the batch gives the same gradient.
 """
 
+from __future__ import annotations
+
 import contextlib
 import math
 import os
@@ -26,18 +28,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch
 import torch.distributed as dist
-import transformers
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.nn import Module
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
-from transformers.core_model_loading import revert_weight_conversion
 
 from data import (
     InputError,
@@ -50,6 +43,8 @@ from data import (
 from logprobs import LogprobModel
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
     from run import TrainArgs
 
 GATHER_BYTES = 2**30  # parameters gathered at a time under ZeRO-3
@@ -98,20 +93,10 @@ def refuse_unusable_gpu() -> None:
 
 
 def init_distributed() -> None:
-    """Join the process group and hand it to DeepSpeed. A collective."""
-    if not torch.cuda.is_available():
-        os.environ["TORCHDYNAMO_DISABLE"] = "1"  # loading torch's compiler takes a second
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed warns
-    import deepspeed  # imported lazily: `--help` and importing a loss do not need it
-
-    warnings.filterwarnings("ignore", category=FutureWarning)  # torch's, about DeepSpeed's calls
-    transformers.utils.logging.disable_progress_bar()
-    deepspeed.utils.logging.set_log_level_from_string("error")
-    deepspeed.accelerator.get_accelerator().set_device(int(os.environ.get("LOCAL_RANK", 0)))
-    deepspeed.ops.__compatible_ops__ = {}  # else it compiles an op for CPUs, which takes a minute
-    # Ours, because DeepSpeed's own binds NCCL to a device: 0.5 GiB more for each group of vLLM.
+    """Join the process group, with the backend that training needs. A collective."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     init_ranks("nccl" if torch.cuda.is_available() else "gloo")
-    deepspeed.init_distributed(verbose=False)
 
 
 def share_cores() -> None:
@@ -230,6 +215,8 @@ def gather_rewards(
 
 def load_config(path_or_hub_id: str, max_length: int) -> PreTrainedConfig:
     """Load a config. Raises InputError if the model reads more than text, or shorter texts."""
+    from transformers import AutoConfig
+
     config = AutoConfig.from_pretrained(path_or_hub_id, trust_remote_code=False)
     if config.get_text_config() is not config:
         raise InputError(f"{path_or_hub_id}: reads more than text ({config.model_type})")
@@ -241,6 +228,10 @@ def load_config(path_or_hub_id: str, max_length: int) -> PreTrainedConfig:
 
 def load_model(path_or_hub_id: str, max_length: int) -> PreTrainedModel:
     """Load a causal language model. Raises InputError if it would silently train something else."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
     config = load_config(path_or_hub_id, max_length)
     model, report = AutoModelForCausalLM.from_pretrained(
         path_or_hub_id, config=config, output_loading_info=True, trust_remote_code=False
@@ -257,12 +248,27 @@ def cast_parameters(model: Module, dtype: torch.dtype) -> None:
         parameter.data = parameter.data.to(dtype)
 
 
-def load_engine(args: "TrainArgs", checkpoint: Path | None = None) -> "Engine":
+def load_engine(args: TrainArgs, checkpoint: Path | None = None) -> Engine:
     """An engine for `--model`, or one that continues from a checkpoint. A collective."""
     engine = Engine(load_model(str(checkpoint or args.model), args.max_length), args)
     if checkpoint:
         engine.load_state(checkpoint)
     return engine
+
+
+def import_deepspeed():
+    """Set what must be set first, import DeepSpeed, and hand it the process group."""
+    if not torch.cuda.is_available():
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"  # loading torch's compiler takes a second
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed warns
+    import deepspeed
+
+    warnings.filterwarnings("ignore", category=FutureWarning)  # torch's, about DeepSpeed's calls
+    deepspeed.utils.logging.set_log_level_from_string("error")
+    deepspeed.ops.__compatible_ops__ = {}  # else it compiles an op for CPUs, which takes a minute
+    # DeepSpeed's own group binds NCCL to a device: 0.5 GiB more for each group of vLLM.
+    deepspeed.init_distributed(verbose=False)  # takes ours
+    return deepspeed
 
 
 class Engine:
@@ -277,7 +283,7 @@ class Engine:
 
     max_stage_alone = 2  # the tests on one GPU set 3
 
-    def __init__(self, model: PreTrainedModel, args: "TrainArgs"):
+    def __init__(self, model: PreTrainedModel, args: TrainArgs):
         if args.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         self.learning_rate, self.max_grad_norm = args.learning_rate, args.max_grad_norm
@@ -308,10 +314,8 @@ class Engine:
             config["data_types"] = {"grad_accum_dtype": "fp32"}
         if args.cpu_offload:
             config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
-        import deepspeed  # `init_distributed` has set it up
-
-        self.deepspeed = deepspeed
-        self.engine, *_ = deepspeed.initialize(model=model, optimizer=self.adam, config=config)
+        self.deepspeed = import_deepspeed()
+        self.engine, *_ = self.deepspeed.initialize(model=model, optimizer=self.adam, config=config)
         self.device = self.engine.device
         self.num_steps = 0  # optimizer steps done
         self.total_loss = torch.zeros((), device=self.device)  # of this rank's passes so far
@@ -415,6 +419,8 @@ class Engine:
         A collective: all ranks have to run the iterator to its end. Under ZeRO-3 about
         `gather_bytes` are gathered at a time. The tensors are copies, which the caller may keep.
         """
+        from transformers.core_model_loading import revert_weight_conversion
+
         for bucket in self._gather(gather_bytes):
             # transformers may hold a mixture's experts in one tensor, a checkpoint one by one
             yield from revert_weight_conversion(self.model, bucket).items()

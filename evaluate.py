@@ -13,6 +13,8 @@ its answers, with their verdicts, to samples.rank<n>.jsonl. results.json is comp
 files. To continue an evaluation that was stopped, give the same command again.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import math
@@ -25,12 +27,10 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch.distributed as dist
-from huggingface_hub import hf_hub_download
-from transformers import PreTrainedTokenizerBase
 
 from data import (
     ASK_FREE,
@@ -53,6 +53,9 @@ from engine import init_ranks, on_rank_0
 from rollout import Rollout
 from run import claim, read_args, run_script, write_args
 from verify import RewardError, Verifier
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 RESAMPLES = 10_000  # of a bootstrap or a permutation test
 DRAWN = 100  # of them at a time: all at once take gigabytes
@@ -82,8 +85,9 @@ class Args:
     vllm_tensor_parallel: ClassVar[int] = 1
     vllm_sleep: ClassVar[bool] = False
     verifier_workers: int = 2  # processes per rank that check answers
-    reward: str | None = None  # file.py:function of your own, which gives 1 to a right answer, or
-    # "verifier"; default: what the model was trained with
+    # file.py:function of your own, which gives 1 to a right answer, or "verifier"; default: what the
+    # model was trained with
+    reward: str | None = None
 
 
 # An evaluation with another value of one of these needs another folder.
@@ -383,6 +387,8 @@ def default_folder(model: str) -> Path:
 def model_version(model: str) -> str:
     """A hash of a folder's weights, config and tokenizer, or the hub's commit."""
     if not Path(model).is_dir():
+        from huggingface_hub import hf_hub_download
+
         return Path(hf_hub_download(model, "config.json")).parent.name
     digest = hashlib.sha256()
     for file in sorted(Path(model).iterdir()):

@@ -3,13 +3,19 @@
     model = LogprobModel.checked(AutoModelForCausalLM.from_pretrained(..., dtype="float32"))
     logprobs = model(input_ids, targets, positions)    # of the targets that follow `positions`
 
-Only torch and transformers are imported.
+It imports torch alone; the models are those of transformers.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedConfig, PreTrainedModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 MAX_LOGITS = {"cpu": 2**22, "cuda": 2**26}  # that exist at a time: 16 and 256 MiB in fp32
 CHECK_TOKENS = 64  # on which a model is compared with its own logits
@@ -96,7 +102,7 @@ class LogprobModel(torch.nn.Module):
 
     @classmethod
     @torch.no_grad()
-    def checked(cls, model: PreTrainedModel) -> "LogprobModel":
+    def checked(cls, model: PreTrainedModel) -> LogprobModel:
         """Wrap a model with fp32 weights, and compare it with its own logits on random tokens.
 
         Raises ValueError if they differ, as for a head that does more than `LogprobHead` knows.

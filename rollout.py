@@ -4,22 +4,28 @@ Every rank runs its own engine on its own share of the prompts. With `--vllm_ten
 neighbouring ranks share one copy of the model, and sample for the same prompts together.
 """
 
+from __future__ import annotations
+
 import functools
 import gc
 import glob
+import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from tqdm import tqdm
-from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from data import InputError, TokenizedExample, Trajectory, pad_completions, stop_token_ids
 from run import RolloutArgs
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 CPU_SEQUENCES = 256  # that a CPU samples at a time
 CHECKED_QUERIES = 8  # of a batch, whose first answers the trainer scores too
@@ -101,6 +107,8 @@ def import_vllm():
         name_shared_memory()
     import vllm
 
+    # vLLM sets this up when an engine starts, and warns before
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
     return vllm
 
 
@@ -287,6 +295,8 @@ def cpu_options(args: RolloutArgs, max_length: int) -> dict:
 
 def kv_cache_bytes(model: str, max_length: int, precision: str) -> int:
     """Of one sequence of `max_length` tokens, in whole blocks of 128."""
+    from transformers import AutoConfig
+
     config = AutoConfig.from_pretrained(model, trust_remote_code=False)
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads

@@ -6,6 +6,8 @@ with Run(args, engine, tokenizer, examples, checkpoint) as run:
         run.log(stats)    # once for each optimizer step
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import datetime
@@ -18,6 +20,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import shutil
 import signal
 import subprocess
@@ -28,12 +31,11 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 import torch
 import torch.distributed as dist
 from tqdm import tqdm
-from transformers import PreTrainedTokenizerBase
 
 from data import (
     PROMPT,
@@ -50,6 +52,9 @@ from data import (
     write_rows,
 )
 from engine import Engine, fail, finish, on_rank_0
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 MEMORY_FLAGS = (
     "flags that save memory: --max_tokens_per_micro_batch, --zero_stage 3, "
@@ -121,12 +126,15 @@ class RolloutArgs(TrainArgs):
     rollout_batch_size: int
 
     # vLLM and the verifier
-    vllm_memory: float | None = None  # share of the GPU's (on CPU: the host's) memory for vLLM;
-    # default: 0.3, with --vllm_sleep 0.5
+
+    # share of the GPU's (on CPU: the host's) memory for vLLM; default: 0.3, with --vllm_sleep 0.5
+    vllm_memory: float | None = None
     vllm_tensor_parallel: int = 1  # GPUs that sample from one copy of the model together
     vllm_sleep: bool = False  # vLLM gives its GPU memory back while the model trains
     verifier_workers: int = 2  # processes per rank that check answers
-    reward: str | None = None  # file.py:function of your own, in place of the verifier
+    # file.py:function of your own, in place of the verifier; the example.answer that it reads is
+    # text, also where the data has a number
+    reward: str | None = None
 
     def __post_init__(self) -> None:
         if self.train_batch_size is None:
@@ -306,9 +314,10 @@ def load_training_data(args: TrainArgs) -> tuple[PreTrainedTokenizerBase, list[T
 
     Raises InputError if they are too few, or not those that a resumed run began with.
     """
+    read = load_examples(args.data)  # first, as transformers takes seconds to import
     tokenizer = load_tokenizer(args.model)
     lengths = (args.max_length, args.max_completion_length)
-    examples, dropped = tokenize_examples(load_examples(args.data), tokenizer, *lengths)
+    examples, dropped = tokenize_examples(read, tokenizer, *lengths)
     if not examples or (not args.max_steps and len(examples) * args.num_epochs < args.batch_size):
         left = f"{len(examples)} examples are left (dropped: {dropped})"
         kind = "rollout" if isinstance(args, RolloutArgs) else "train"
@@ -352,13 +361,18 @@ class Logger:
     """
 
     def __init__(self, name: str, folder: Path, run_id: str, config: dict, rows: Sequence[dict]):
-        if name == "trackio":  # it reads them at import
+        options = {"project": "osw-ft", "name": run_id, "config": config, "resume": "allow"}
+        quiet = contextlib.nullcontext()
+        if name == "wandb":
+            options |= {"id": run_id, "name": folder.name, "dir": folder}
+        if name == "trackio":  # it reads the variables at import
             os.environ.setdefault("TRACKIO_DIR", str(folder.absolute() / "trackio"))
             os.environ.setdefault("TRACKIO_STORAGE_MODE", "sqlite")  # others need a local disk
+            quiet = contextlib.redirect_stdout(None)  # it prints a command without TRACKIO_DIR
+            print(f"metrics: TRACKIO_DIR={shlex.quote(os.environ['TRACKIO_DIR'])} trackio show")
         self.module = None if name == "none" else importlib.import_module(name)
-        own = {"id": run_id, "name": folder.name, "dir": folder} if name == "wandb" else {}
-        options = {"project": "osw-ft", "name": run_id, "config": config, "resume": "allow"}
-        run = self._try("init", **options | own)
+        with quiet:
+            run = self._try("init", **options)
         self.first_step = getattr(run, "starting_step", getattr(run, "_next_step", 0))
         for row in rows:
             self.log(row)
@@ -455,7 +469,7 @@ class Run:
         self.metrics = path.open("a")
         self.logger = Logger(self.args.logger, self.folder, run_id, record["args"], rows)
 
-    def __enter__(self) -> "Run":
+    def __enter__(self) -> Run:
         return self
 
     def __exit__(self, kind, error, trace) -> None:
@@ -471,8 +485,9 @@ class Run:
             print(metrics_table([row for _, row in read_rows(str(self.folder / "metrics.jsonl"))]))
             print(*sorted(self.folder.glob("[!.]*")), sep="\n")
             if not self.finished:
+                where = shlex.quote(str(self.folder))
                 done = f"stopped after step {self.step} of {self.num_steps}"
-                print(f"{done}; to continue: python {sys.argv[0]} --resume {self.folder}")
+                print(f"{done}; to continue: python {sys.argv[0]} --resume {where}")
 
     @property
     def finished(self) -> bool:
