@@ -38,7 +38,7 @@ TODAY = datetime.date(2026, 1, 1)  # for templates that ask: the same prompt on 
 
 FIELDS = ("id", "question", "solution", "answer", "source")  # of a row of a training file
 AROUND_LETTER = r"(?:\\(?:boxed|fbox|mbox|(?:text|math)[a-z]*)\b|[][(){}$.\s])*"  # \text{(C)}, [C]
-MARK = "Aa 0987654321"  # stands for a turn's text, to find it in what a chat template writes
+MARK = "Aa 0987654321"  # a turn's text, searched for in what a chat template writes
 TOKENIZER_BATCH = 200  # examples in one call of the tokenizer
 MAX_PADDING = 512  # padding tokens that cost as much as one extra forward and backward pass
 
@@ -48,7 +48,7 @@ class InputError(ValueError):
 
 
 def print_anywhere() -> None:
-    """Print a question mark for a character that a terminal or a file does not take."""
+    """From now on, print a question mark for a character that the terminal cannot show."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")
 
@@ -59,9 +59,9 @@ def print_anywhere() -> None:
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """A temporary path to write to; it is renamed to `path` at the end, so no reader sees half.
+    """A temporary path to write to, renamed to `path` at the end: no reader sees half a file.
 
-    Raises OSError if it cannot be written, as on a full disk; `path` is then what it was.
+    Raises OSError if it cannot be written, as on a full disk; then `path` has not changed.
     """
     partial = path.with_name(path.name + ".partial")
     try:
@@ -215,8 +215,7 @@ def render(tokenizer: PreTrainedTokenizerBase, turns: list[dict], **options) -> 
 def load_tokenizer(path_or_hub_id: str) -> PreTrainedTokenizerBase:
     """Load a tokenizer. Raises InputError if its chat template cannot be trained or sampled with.
 
-    The model has to read in training, in sampling and in evaluation what the template writes, and
-    to stop where a turn ends.
+    Training, sampling and evaluation have to read the same prompt, and stop where a turn ends.
     """
     hub_id = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path_or_hub_id)
     if not hub_id and not Path(path_or_hub_id).is_dir():
@@ -232,7 +231,7 @@ def load_tokenizer(path_or_hub_id: str) -> PreTrainedTokenizerBase:
         raise InputError(f"{path_or_hub_id}: the tokenizer has no chat template")
     end_of_turn_id(tokenizer)
     asked = render(tokenizer, [{"role": "user", "content": "1"}], add_generation_prompt=True)
-    thinking = r"(\s|</?think>)+$"  # may be opened, or left empty, in one of the two alone
+    thinking = r"(\s|</?think>)+$"  # only one of the two may open it, or leave it empty
     if re.sub(thinking, "", asked) != re.sub(thinking, "", around_answer(tokenizer)[0]):
         reason = "the chat template does not end the prompt where it begins the assistant's turn"
         raise InputError(f"{path_or_hub_id}: {reason}")
@@ -241,7 +240,7 @@ def load_tokenizer(path_or_hub_id: str) -> PreTrainedTokenizerBase:
         raise InputError(f"{path_or_hub_id}: the chat template drops question or system prompt")
     asked = prompt_text(tokenizer, "1", ASK_FREE)
     read = tokenizer.decode(tokenizer(asked, add_special_tokens=False).input_ids)
-    if "".join(read.split()) != "".join(asked.split()):  # as if it were of another class
+    if "".join(read.split()) != "".join(asked.split()):  # e.g. loaded as another class
         raise InputError(f"{path_or_hub_id}: the tokenizer loses text, and leaves {read!r}")
     return tokenizer
 
@@ -322,7 +321,7 @@ def tokenize_examples(
     max_length: int,
     max_completion_length: int,
 ) -> tuple[list[TokenizedExample], dict[str, int]]:
-    """Turn examples into token ids, and drop those that do not fit; nothing is ever truncated.
+    """Turn examples into token ids. What does not fit is dropped; nothing is ever truncated.
 
     Prompt and solution are tokenized apart, because sampling continues from the prompt's ids.
 
@@ -377,7 +376,7 @@ def solution_after(prompt: str, example: Example) -> str:
 
 
 def hash_examples(examples: Iterable[TokenizedExample]) -> str:
-    """Of all that a run reads of its data: token ids and columns."""
+    """A hash of all that a run reads of its data: token ids and columns."""
     digest = hashlib.sha256()
     for e in examples:
         digest.update(json.dumps([len(e.prompt_ids), e.example.columns], default=str).encode())

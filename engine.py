@@ -14,6 +14,7 @@ normalizer of the whole global batch, and any split of the batch gives the same 
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import os
 import socket
@@ -50,10 +51,10 @@ if TYPE_CHECKING:
 GATHER_BYTES = 2**30  # parameters gathered at a time under ZeRO-3
 STATE_BYTES = 2**28  # parameters whose state goes into one file
 STATE_KEYS = ("master", "exp_avg", "exp_avg_sq")  # the fp32 weight, and Adam's moments
-IDLE = Trajectory("idle", [0], [0])  # what a rank reads in a pass for which it has no row
-DIED, FAILED, DONE = 0, 1, 2  # a rank's last word to the rank before it; the first is silence
+IDLE = Trajectory("idle", [0], [0])  # what a rank reads in a pass when it has no row left
+DIED, FAILED, DONE = 0, 1, 2  # a rank's last word to the rank before it; DIED: there was none
 DRIVER = Path("/proc/driver/nvidia/version")  # CUDA 13 needs 580 or newer
-ECHO_S = 2.0  # seconds in which the rank that failed first ends the others
+ECHO_S = 2.0  # seconds that an error waits, as it may only be the echo of another rank's
 
 
 # ------------------------------------------------------------------------------------------------
@@ -84,7 +85,7 @@ def init_ranks(backend: str) -> None:
 
 
 def refuse_unusable_gpu() -> None:
-    """Raise InputError if there is a GPU, and this torch cannot use it: a CPU would train."""
+    """Raise InputError if there is a GPU that this torch cannot use: the CPU would train."""
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES") != "" and DRIVER.exists()
     if wanted and not torch.cuda.is_available():
         driver = DRIVER.read_text().partition("\n")[0].removeprefix("NVRM version: ")
@@ -115,11 +116,11 @@ _ring = None  # the process group in which each rank listens to the next one
 
 
 def watch() -> None:
-    """From now on, end this process when another rank ends before its time. A collective.
+    """From now on, end this process when another rank dies or fails. A collective.
 
-    Each rank waits for a word from the next rank. If that one is killed, its connection breaks,
-    which ends this rank and so, around the ring, all others. A collective would notice late: a
-    rank may sample for minutes before it meets the others.
+    The ranks form a ring, and each waits for a last word from the next. If that rank is killed, its
+    connection breaks, which ends this one and so, around the ring, all others. The next collective
+    would notice late: a rank may sample for minutes before it.
     """
     global _ring
     if dist.get_world_size() > 1:
@@ -156,7 +157,7 @@ def _listen() -> None:
 def _tell(word: int) -> None:
     """Send the last word of this rank to the rank that listens to it."""
     if _ring is not None:
-        with contextlib.suppress(RuntimeError):  # that rank has ended, too
+        with contextlib.suppress(RuntimeError):  # that rank has ended
             neighbour = (dist.get_rank() - 1) % dist.get_world_size()
             dist.send(torch.tensor([word]), dst=neighbour, group=_ring)
 
@@ -173,7 +174,7 @@ def fail(reason: str, status: int = 1) -> NoReturn:
     """End all ranks with one message, without cleaning up: others may be waiting for this one."""
     rank = int(os.environ.get("RANK", 0))
     if rank > 0:
-        time.sleep(ECHO_S)  # the error may only be the echo of another rank's
+        time.sleep(ECHO_S)
     if rank == 0 or status == 1:
         print(f"error{f' on rank {rank}' if rank else ''}: {reason}", file=sys.stderr)
     sys.stderr.flush()
@@ -182,7 +183,7 @@ def fail(reason: str, status: int = 1) -> NoReturn:
 
 
 def on_rank_0(function: Callable):
-    """What `function` returns on rank 0, for every rank; if it raises, all end. A collective."""
+    """Call `function` on rank 0 alone, and return its result on every rank. A collective."""
     outcome = [function() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(outcome)
     return outcome[0]
@@ -214,7 +215,7 @@ def gather_rewards(
 
 
 def load_config(path_or_hub_id: str, max_length: int) -> PreTrainedConfig:
-    """Load a config. Raises InputError if the model reads more than text, or shorter texts."""
+    """Load a config. Raises InputError for a model of more than text, or of shorter texts."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(path_or_hub_id, trust_remote_code=False)
@@ -268,6 +269,7 @@ def import_deepspeed():
     deepspeed.ops.__compatible_ops__ = {}  # else it compiles an op for CPUs, which takes a minute
     # DeepSpeed's own group binds NCCL to a device: 0.5 GiB more for each group of vLLM.
     deepspeed.init_distributed(verbose=False)  # takes ours
+    gc.freeze()  # what was imported stays: searching it for garbage takes half a second
     return deepspeed
 
 
@@ -358,7 +360,7 @@ class Engine:
         return padded.view(batch.mask.shape)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradient of a loss that is divided by the normalizer of the global batch."""
+        """Add the gradient of one pass; its loss is divided by the global batch's normalizer."""
         self.total_loss += loss.detach()
         # DeepSpeed averages over ranks; ours is a sum.
         self.engine.backward(loss * dist.get_world_size(), scale_wrt_gas=False)
@@ -459,14 +461,14 @@ class Engine:
         dist.barrier()
 
     def save_state(self, folder: Path) -> None:
-        """Write what a checkpoint's model lacks to continue exactly. A collective.
+        """Write what an exact resume needs beyond the model. A collective.
 
-        state/*.safetensors hold, for each parameter, its fp32 weight and Adam's two moments. They
-        do not depend on the number of ranks or the ZeRO stage.
+        For each parameter state/*.safetensors hold its fp32 weight and Adam's two moments, in full:
+        the number of ranks and the ZeRO stage may change.
         """
         (folder / "state").mkdir(parents=True, exist_ok=True)
         files = {}  # written after the collectives, so that ranks do not wait for each other's disk
-        if self.num_steps == 0:  # a run that was stopped in its first rollout
+        if self.num_steps == 0:  # stopped in its first rollout: there are no moments yet
             self._allocate_moments()
         for number, bucket in enumerate(self._buckets(STATE_BYTES)):
             writes = number % dist.get_world_size() == dist.get_rank()
@@ -506,7 +508,7 @@ class Engine:
         self._count_steps(num_steps)
 
     def _allocate_moments(self) -> None:
-        """Adam has no moments to write or to load into before its first step: take one on zero."""
+        """Adam makes its moments at its first step: take that step, on a gradient of zero."""
         for batch in self.passes([], max_tokens=2):
             self.backward(self.logprobs(batch).sum())
         self.step()
@@ -528,7 +530,7 @@ class Engine:
     def _set_state(self, parameter: torch.nn.Parameter, key: str, value: torch.Tensor) -> None:
         utils = self.deepspeed.utils
         set_weight, set_moment = utils.safe_set_full_fp32_param, utils.safe_set_full_optimizer_state
-        if self.zero_stage == 3:  # there the functions above forget that shards are padded
+        if self.zero_stage == 3:  # the functions above forget that its shards are padded
             set_weight = utils.safe_set_local_fp32_param
             set_moment = utils.safe_set_local_optimizer_state
             size = parameter.ds_tensor.numel()

@@ -85,8 +85,8 @@ class Args:
     vllm_tensor_parallel: ClassVar[int] = 1
     vllm_sleep: ClassVar[bool] = False
     verifier_workers: int = 2  # processes per rank that check answers
-    # file.py:function of your own, which gives 1 to a right answer, or "verifier"; default: what the
-    # model was trained with
+    # file.py:function of your own, which gives 1 to a right answer, or "verifier";
+    # default: what the model was trained with
     reward: str | None = None
 
 
@@ -261,7 +261,7 @@ def load_own(path: Path) -> list[Example]:
 
 
 def load_problems(args: Args) -> dict[str, list[Example]]:
-    """The problems of every benchmark that was asked for, by its name."""
+    """The problems of the chosen benchmarks, by name."""
     names = args.benchmarks or (() if args.benchmark_file else tuple(BENCHMARKS))
     if unknown := set(names) - set(BENCHMARKS):
         raise InputError(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
@@ -301,9 +301,9 @@ def append(rows: Sequence[dict], path: Path) -> None:
 
 
 def read_samples(folder: Path) -> dict[str, list[dict]]:
-    """The rows of each benchmark, in an order that does not depend on which rank wrote which.
+    """The rows of each benchmark, sorted, whichever rank wrote them.
 
-    Lines that are not a whole row are skipped, and of duplicates one counts.
+    Half a row is skipped, and of duplicates one counts.
     """
     rows, samples = {}, {}
     for path in folder.glob("samples.rank*.jsonl"):
@@ -318,7 +318,7 @@ def read_samples(folder: Path) -> dict[str, list[dict]]:
 
 
 def complete_samples(folder: Path) -> tuple[dict[str, list[dict]], list[str]]:
-    """The samples of each benchmark that has all that was asked for; and which others lack some."""
+    """The samples of each benchmark that is complete; and a complaint about each other one."""
     asked, samples = read_args(folder).get("benchmarks", {}), read_samples(folder)
     complete, complaints = {}, []
     for name in sorted(asked, key=[*BENCHMARKS, *asked].index):
@@ -333,9 +333,9 @@ def complete_samples(folder: Path) -> tuple[dict[str, list[dict]], list[str]]:
 
 
 def right_counts(rows: Sequence[dict]) -> tuple[np.ndarray, int]:
-    """Of a complete benchmark: right answers to each problem (N,), and how many there are to each.
+    """Of a complete benchmark: right answers to each problem (N,), and answers to each.
 
-    Two evaluations of the same problems have them in the same order.
+    Two evaluations of the same problems give them in the same order.
     """
     counts = Counter()
     for row in rows:
@@ -354,20 +354,21 @@ def evaluate(args: Args) -> int:
     trained_with = read_args(run)["args"].get("reward") if run else None
     reward = args.reward or trained_with or "verifier"
     args = replace(args, reward=None if reward == "verifier" else reward)
+    problems = on_rank_0(lambda: load_problems(args))
     tokenizer = load_tokenizer(args.model)
-    missing = on_rank_0(lambda: find_missing(args, folder, tokenizer))
+    missing = on_rank_0(lambda: find_missing(args, folder, tokenizer, problems))
     if missing:
         answer_missing(args, folder, tokenizer, missing)
     dist.barrier()
     if dist.get_rank() == 0:
-        for complaint in score_and_print(folder, args.k):  # about what was not asked for now
+        for complaint in score_and_print(folder, args.k):  # about benchmarks of earlier calls
             print(f"note: {complaint}", file=sys.stderr)
         print(f"\nwritten: {folder}; pictures: python -m paper.plot {shlex.quote(str(folder))}")
     return 0
 
 
 def run_of(model: str) -> Path | None:
-    """The folder of the training run that a model is in, if it is in one."""
+    """The training run whose folder a model is in, if it is in one."""
     folder = Path(model).resolve().parent
     record = read_args(folder) if Path(model).is_dir() else {}
     return folder if "args" in record and "benchmarks" not in record else None
@@ -399,13 +400,15 @@ def model_version(model: str) -> str:
 
 
 def find_missing(
-    args: Args, folder: Path, tokenizer: PreTrainedTokenizerBase
+    args: Args,
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    problems: dict[str, list[Example]],
 ) -> list[tuple[Example, int]]:
     """Write args.json; returns what is still to be sampled: (problem, number of its answer).
 
     Raises InputError for bad input, or if the folder holds a run or another evaluation.
     """
-    problems = load_problems(args)
     num_samples = {n: BENCHMARKS[n].num_samples if n in BENCHMARKS else 16 for n in problems}
     if args.num_samples is not None:
         num_samples = dict.fromkeys(problems, args.num_samples)
@@ -517,7 +520,7 @@ def summarize(rows: Sequence[dict]) -> dict:
 
 
 def score_and_print(folder: Path, k: tuple[int, ...]) -> list[str]:
-    """Write results.json from the samples alone, and print it; returns what is not complete."""
+    """Write results.json from the samples alone, print it, and return what is not complete."""
     samples, complaints = complete_samples(folder)
     if not samples:
         (folder / "results.json").unlink(missing_ok=True)
@@ -541,7 +544,7 @@ def score_and_print(folder: Path, k: tuple[int, ...]) -> list[str]:
 
 
 def choose_k(k: tuple[int, ...], num_samples: dict[str, int]) -> dict[str, tuple[int, ...]]:
-    """The k of pass@k for each benchmark: those of `k` that it allows; default: 1 and all."""
+    """Which pass@k to show for each benchmark: `k` up to its n answers; default: 1 and n."""
     most = max(num_samples.values())
     if not 1 <= min(k, default=1) <= max(k, default=1) <= most:
         raise InputError(f"k of pass@k must be between 1 and the number of answers, {most}")

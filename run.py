@@ -13,7 +13,6 @@ import contextlib
 import datetime
 import fcntl
 import functools
-import gc
 import hashlib
 import importlib.metadata
 import json
@@ -95,7 +94,7 @@ class TrainArgs:
     # What is kept
     save_every: int = 50  # optimizer steps between checkpoints
     keep_checkpoints: int = 2  # the newest ones, from which a run can continue
-    logger: Literal["none", "wandb", "trackio"] = "none"  # gets the metrics, too
+    logger: Literal["none", "wandb", "trackio"] = "none"  # also gets the metrics
 
     @property
     def batch_size(self) -> int:
@@ -119,7 +118,7 @@ class TrainArgs:
 
 @dataclass(kw_only=True)
 class RolloutArgs(TrainArgs):
-    """What the scripts share that sample answers while they train."""
+    """What the scripts that sample answers share."""
 
     num_rollouts: int
     temperature: float
@@ -197,12 +196,11 @@ def run_script(
 ) -> NoReturn:
     """Parse the command line, run `main(args)`, and end with the exit status that it returns.
 
-    If the user can fix an error, rank 0 prints one line and all ranks exit: InputError, OSError,
-    FloatingPointError, and those that are `expected`. Any other error shows its traceback.
+    If the user can fix an error (InputError, OSError, FloatingPointError and the `expected` types),
+    rank 0 prints one line and all ranks exit. Any other error shows its traceback.
     """
     try:
         args = parse_args(args_class, description, **saved_args(args_class))
-        gc.freeze()  # what was imported stays: searching it for garbage takes half a second
         status = main(args)
     except KeyboardInterrupt:
         fail("stopped", status=130)
@@ -230,7 +228,7 @@ def provenance() -> dict:
 
 
 def read_args(folder: Path) -> dict:
-    """What a folder's args.json says; nothing if there is none."""
+    """A folder's args.json; empty if it has none."""
     path = folder / "args.json"
     return json.loads(path.read_text()) if path.exists() else {}
 
@@ -255,24 +253,24 @@ def checkpoints(folder: Path) -> dict[int, Path]:
 def claim_output_dir(args: TrainArgs) -> Path | None:
     """The checkpoint to resume from, or None to begin at the first step. A collective.
 
-    Raises InputError if an argument cannot work, or if the folder holds another run, or has one
-    that is alive.
+    Raises InputError if an argument cannot work, if the folder holds another run, or if another
+    process is writing into it.
     """
     return on_rank_0(lambda: find_checkpoint(args))  # another host may see an older folder
 
 
-_claimed = None  # the file whose lock this process holds until it ends
+_claimed = None  # keeps the lock's file open until this process ends
 
 
 def claim(folder: Path) -> None:
-    """Make a folder, and keep other processes out of it. Raises InputError if one is in it."""
+    """Make a folder and lock it for this process. Raises InputError if another one has the lock."""
     global _claimed
     folder.mkdir(parents=True, exist_ok=True)
     _claimed = (folder / ".lock").open("w")
     try:
         fcntl.flock(_claimed, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise InputError(f"{folder}: another process writes here at the moment") from error
+        raise InputError(f"{folder}: another process is writing here") from error
 
 
 def find_checkpoint(args: TrainArgs) -> Path | None:
@@ -305,14 +303,14 @@ def hash_reward(args: TrainArgs) -> str | None:
 
 
 def settings(args: TrainArgs) -> dict:
-    """The arguments without those that say where the run is."""
+    """All arguments but `output_dir` and `resume`."""
     return {k: v for k, v in asdict(args).items() if k not in ("output_dir", "resume")}
 
 
 def load_training_data(args: TrainArgs) -> tuple[PreTrainedTokenizerBase, list[TokenizedExample]]:
     """The model's tokenizer, and the examples that fit.
 
-    Raises InputError if they are too few, or not those that a resumed run began with.
+    Raises InputError if too few fit, or if a resumed run began with other data.
     """
     read = load_examples(args.data)  # first, as transformers takes seconds to import
     tokenizer = load_tokenizer(args.model)

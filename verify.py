@@ -10,6 +10,8 @@ time and memory. An answer that exceeds a limit kills its worker: it counts as w
 worker takes over. docs/verdicts.md has the rules, and how to use a reward function of your own.
 """
 
+from __future__ import annotations
+
 import contextlib
 import logging
 import math
@@ -32,10 +34,10 @@ from decimal import Decimal
 from functools import lru_cache
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import sympy
-from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+if TYPE_CHECKING:  # it takes half a second to import, and a trainer's own process grades nothing
+    import sympy
 
 CLOSING_CHARS = 300  # without a box, the answer must be in the last 300 characters
 MAX_CHARS = 1000  # a longer answer is wrong
@@ -45,9 +47,6 @@ TIMEOUT_S = 0.8  # CPU time of one answer
 REWARD_TIMEOUT_S = 10.0  # CPU time of one call of a reward function
 WAITING_S = 60  # extra time by the clock: for a core on a loaded host, a subprocess, a file
 MEMORY_CAP = 2 * 2**30  # bytes of address space of one worker
-CHUNK = 8  # answers that a worker gets at a time, at most
-
-MATH = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
 
 
 class RewardError(ValueError):
@@ -92,14 +91,18 @@ def grade(completion: str, answer: str, limit_s: int | None = None) -> Grade:
         return Grade(False, box)
     if box and is_equation(box) and not EQUALS.search(answer):
         return Grade(False, box)
+    import sympy
+    from math_verify import verify
+
     text = completion.rpartition("</think>")[2]
-    closing, gold = text[-CLOSING_CHARS:], _parse_reference(answer, limit_s)
+    closing = text[-CLOSING_CHARS:]
+    gold = parse_values(rf"\boxed{{{readable(answer)}}}", limit_s)
     if gold and isinstance(gold[0], sympy.FiniteSet):  # several values may be in several boxes
         box = ", ".join(last_boxes(text)) or None
     if len(box or closing) > MAX_CHARS:
         return Grade(False, box)
     said = readable(closing) if box is None else rf"\boxed{{{readable(box)}}}"
-    parsed = parse(said, MATH, parsing_timeout=limit_s)
+    parsed = parse_values(said, limit_s)
     extracted = str(parsed[-1]) if box is None and parsed else box
     small = all(size(value) <= MAX_SIZE for value in (*gold, *parsed))
     return Grade(small and verify(gold, parsed, timeout_seconds=limit_s), extracted)
@@ -118,9 +121,13 @@ def extract(completion: str, answer: str) -> str | None:
     return said_letter(text[-CLOSING_CHARS:]) if box is None else read_letter(box) or box
 
 
-@lru_cache(maxsize=4096)
-def _parse_reference(answer: str, limit_s: int | None) -> list:
-    return parse(rf"\boxed{{{readable(answer)}}}", MATH, parsing_timeout=limit_s)
+@lru_cache(maxsize=4096)  # several completions have the same reference
+def parse_values(text: str, limit_s: int | None) -> list:
+    """The values that Math-Verify finds in a text: sympy's, and as text."""
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
+
+    kinds = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
+    return parse(text, kinds, parsing_timeout=limit_s)
 
 
 def as_word(text: str) -> str | None:
@@ -161,9 +168,11 @@ def readable(text: str) -> str:
 def size(value) -> float:
     """About how many digits, or terms, a parsed answer has when worked out; inf above MAX_SIZE.
 
-    >>> round(size(parse("$2^{100}$")[0]))
+    >>> round(size(parse_values("$2^{100}$", None)[0]))
     30
     """
+    import sympy
+
     if not isinstance(value, sympy.Basic):
         return 1  # text, or a matrix
     if isinstance(value, sympy.Integral):
@@ -386,7 +395,7 @@ class Verifier:
                 self.__exit__()
                 raise
 
-    def __enter__(self) -> "Verifier":
+    def __enter__(self) -> Verifier:
         return self
 
     def __exit__(self, *_) -> None:
@@ -408,22 +417,19 @@ class Verifier:
 
     def grade(self, completions: Sequence[str], references: Sequence[Reference]) -> list[Grade]:
         """Like `score`, and which answers were read: None for one that exceeds a limit."""
-        pairs = list(zip(completions, references, strict=True))
-        size = max(1, min(CHUNK, len(pairs) // (4 * len(self.workers))))
-        chunks = [pairs[n : n + size] for n in range(0, len(pairs), size)]
         idle = queue.SimpleQueue()
         for worker in self.workers:
             idle.put(worker)
 
-        def grade_chunk(chunk: list[tuple[str, Reference]]) -> list[Grade]:
+        def grade_one(pair: tuple[str, Reference]) -> Grade:
             worker = idle.get()
             try:
-                return worker.grade(chunk, self.timeout_s + WAITING_S)
+                return worker.grade(pair, self.timeout_s + WAITING_S)
             finally:
                 idle.put(worker)
 
-        with ThreadPoolExecutor(len(self.workers)) as pool:
-            return [graded for grades in pool.map(grade_chunk, chunks) for graded in grades]
+        with ThreadPoolExecutor(len(self.workers)) as pool:  # a thread waits for each worker
+            return list(pool.map(grade_one, zip(completions, references, strict=True)))
 
 
 class _Worker:
@@ -459,24 +465,20 @@ class _Worker:
             raise RewardError(error)
         self.ready = True
 
-    def grade(self, pairs: list[tuple[str, Reference]], clock_s: float) -> list[Grade]:
-        replies = []
-        while len(replies) < len(pairs):
-            self.wait_until_ready()
-            try:
-                self.pipe.send(pairs[len(replies) :])
-                while len(replies) < len(pairs):
-                    if not self.pipe.poll(clock_s):
-                        raise TimeoutError  # an OSError
-                    replies.append(self.pipe.recv())
-            except (EOFError, OSError):  # it died of this answer, or waits for too long
-                self.end()
-                self.start()
-                replies.append((False, None))
-        for reply in replies:
-            if isinstance(reply, str):
-                raise RewardError(f"{self.options[-1]}, {reply}")
-        return [Grade(*reply) for reply in replies]
+    def grade(self, pair: tuple[str, Reference], clock_s: float) -> Grade:
+        self.wait_until_ready()
+        try:
+            self.pipe.send(pair)
+            if not self.pipe.poll(clock_s):
+                raise TimeoutError  # an OSError
+            reply = self.pipe.recv()
+        except (EOFError, OSError):  # it died of this answer, or waits for too long
+            self.end()
+            self.start()
+            return Grade(False, None)
+        if isinstance(reply, str):
+            raise RewardError(f"{self.options[-1]}, {reply}")
+        return Grade(*reply)
 
     def end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -523,8 +525,7 @@ def _serve(pipe: Connection, timeout_s: float, reward: str | None = None) -> Non
     with contextlib.suppress(EOFError, ConnectionError):  # the trainer has ended
         pipe.send(None)  # ready
         while True:
-            for completion, reference in pipe.recv():
-                pipe.send(_limited(judge, completion, reference, timeout_s))
+            pipe.send(_limited(judge, *pipe.recv(), timeout_s))
 
 
 def _limited(judge: Callable, completion: str, reference: Reference, timeout_s: float):

@@ -273,7 +273,8 @@ def find_missing(tiny: Path, folder: Path, **changes) -> list[tuple[Example, int
     values = {"model": str(tiny / "model"), "output_dir": folder, **SAMPLING}
     values["benchmark_file"] = (tiny / "heldout" / "hard.jsonl",)
     args = Args(**{**values, **changes})
-    return evaluate.find_missing(args, args.output_dir, load_tokenizer(args.model))
+    problems = evaluate.load_problems(args)
+    return evaluate.find_missing(args, args.output_dir, load_tokenizer(args.model), problems)
 
 
 def test_more_samples_are_added_to_those_that_are_there(copied, tiny):

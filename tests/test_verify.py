@@ -220,7 +220,7 @@ HOSTILE += [
 
 @pytest.mark.parametrize("huge", HUGE)
 def test_a_huge_answer_is_compared_as_text_without_algebra(huge, monkeypatch):
-    monkeypatch.setattr(verify, "verify", lambda *args, **kwargs: pytest.fail("algebra"))
+    monkeypatch.setattr("math_verify.verify", lambda *args, **kwargs: pytest.fail("algebra"))
     assert not is_correct(rf"\boxed{{{huge}}}", "7")
     assert is_correct(rf"\boxed{{{huge}}}", huge)
 
