@@ -3,7 +3,7 @@
     python evaluate.py --model runs/oswft/final                   # all seven, into runs/oswft/eval
     python evaluate.py --model ... --benchmarks aime24 math500 --data_dir copies  # without the hub
     python evaluate.py --model ... --benchmark_file mine.jsonl    # rows with question and answer
-    deepspeed evaluate.py --model ...                             # the same, spread over GPUs
+    deepspeed --quiet evaluate.py --model ...                     # the same, spread over GPUs
     python -m paper.tables table runs/*/eval                      # Markdown, like Table 1
     python -m paper.tables compare runs/sft/eval runs/oswft/eval  # paired difference, p-value
 

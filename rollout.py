@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import functools
 import gc
-import glob
 import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -97,39 +95,22 @@ def vllm_gap(
 def import_vllm():
     """Set what must be set first, then import vLLM."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, where the weights are
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # which vLLM reads after some warnings
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # it ignores per-request seeds
     os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")  # else attention in fp32 rounds to tf32
     if not torch.cuda.is_available():
         os.environ["TORCHDYNAMO_DISABLE"] = "1"  # seconds to compile one function, for no speed
-        name_shared_memory()
+        from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+
+        # Ranks that sample together use gloo, not vLLM 0.32's shared memory: its name is the same
+        # for all runs on a host, so a second run would fail.
+        CpuCommunicator._all_group_ranks_share_shm_group_name = lambda self: False
     import vllm
 
-    # vLLM sets this up when an engine starts, and warns before
-    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
     return vllm
-
-
-def name_shared_memory() -> None:
-    """Let each launcher's ranks share memory of their own, and leave none behind.
-
-    On CPUs vLLM 0.32 gives that of tensor parallelism one name on a host: a second run, or one
-    after a run that was killed, would fail.
-    """
-    from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed as Shared
-
-    name, join = Shared.make_group_name, Shared._init_cpu_shm
-
-    def join_and_unlink(self) -> int:
-        handle = join(self)  # from here on all ranks have it open
-        for path in Path("/dev/shm").glob(f"{glob.escape(self.group_name.strip('/'))}*"):
-            path.unlink(missing_ok=True)
-        return handle
-
-    Shared.make_group_name = staticmethod(lambda group: f"{name(group)}-{os.getppid()}")
-    Shared._init_cpu_shm = join_and_unlink
 
 
 class Rollout:

@@ -13,11 +13,11 @@ that of a sample (divided by G - 1); pi_old is the training model's own, before 
 update, at the sampling temperature; groups that are all right or all wrong have A = 0, cost no
 forward or backward pass, and their tokens still count in the divisor.
 
-    deepspeed train_grpo.py --model Qwen/Qwen3-0.6B-Base --data data/train.jsonl
-    python train_grpo.py ...                                  # one process, no launcher
-    deepspeed --hostfile hosts train_grpo.py ...              # several hosts, a shared output_dir
-    deepspeed train_grpo.py --resume runs/grpo                # continue a stopped run
-    python -m paper.select_checkpoint runs/grpo               # which checkpoint to evaluate
+    deepspeed --quiet train_grpo.py --model Qwen/Qwen3-0.6B-Base --data data/train.jsonl
+    python train_grpo.py ...                                # one process, no launcher
+    deepspeed --quiet --hostfile hosts train_grpo.py ...    # several hosts, a shared output_dir
+    deepspeed --quiet train_grpo.py --resume runs/grpo      # continue a stopped run
+    python -m paper.select_checkpoint runs/grpo             # which checkpoint to evaluate
 """
 
 from collections.abc import Sequence

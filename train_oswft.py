@@ -11,10 +11,10 @@ normalizer is the number of completion tokens in the global batch, so that weigh
 token-mean SFT (`--normalizer sequence` divides by the number of queries, as Algorithm 1 does);
 gradients are clipped at norm 1. Everything else, by default, is the paper's setting.
 
-    deepspeed train_oswft.py --model Qwen/Qwen3-0.6B-Base --data data/train.jsonl
-    python train_oswft.py ...                                  # one process, no launcher
-    deepspeed --hostfile hosts train_oswft.py ...              # several hosts, a shared output_dir
-    deepspeed train_oswft.py --resume runs/oswft               # continue a stopped run
+    deepspeed --quiet train_oswft.py --model Qwen/Qwen3-0.6B-Base --data data/train.jsonl
+    python train_oswft.py ...                               # one process, no launcher
+    deepspeed --quiet --hostfile hosts train_oswft.py ...   # several hosts, a shared output_dir
+    deepspeed --quiet train_oswft.py --resume runs/oswft    # continue a stopped run
 """
 
 from collections.abc import Sequence

@@ -9,10 +9,10 @@ base model that is OSW-FT's offline form (docs/study.md). `--objective dft` is D
 (arXiv 2508.05629), which the paper's related work names: each token's loss is scaled by that
 token's own probability (docs/dft.md).
 
-    deepspeed train_sft.py --model Qwen/Qwen3-0.6B-Base --data data/train.jsonl
-    python train_sft.py ...                                  # one process, no launcher
-    deepspeed --hostfile hosts train_sft.py ...              # several hosts, a shared output_dir
-    deepspeed train_sft.py --resume runs/sft                 # continue a stopped run
+    deepspeed --quiet train_sft.py --model Qwen/Qwen3-0.6B-Base --data data/train.jsonl
+    python train_sft.py ...                                 # one process, no launcher
+    deepspeed --quiet --hostfile hosts train_sft.py ...     # several hosts, a shared output_dir
+    deepspeed --quiet train_sft.py --resume runs/sft        # continue a stopped run
 """
 
 import math
