@@ -27,6 +27,7 @@ PAGES += sorted((ROOT / "recipes").glob("*.md"))
 OURS = ("torchrun", "python", "deepspeed", "make", "./paper/reproduce.sh")  # how our commands begin
 OTHERS = ("hf", "pip", "uv", "git", "jupyter", "head", "mkdir", "cp", "for", "done", "python3", ".")
 
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # imported before
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
@@ -105,7 +106,6 @@ def read_only(monkeypatch):
     return parse
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # some modules were imported before
 @each_page
 def test_every_command_is_one_that_its_script_takes(page, read_only):
     lines = re.sub(r"\\\n\s*", "", "".join(blocks(page, "bash"))).splitlines()

@@ -31,7 +31,7 @@ def test_the_gradient_equals_a_dense_single_process_reference(ranks):
 def test_a_state_goes_on_over_other_ranks_and_stages_and_no_bad_gradient_touches_it(tiny, tmp_path):
     shutil.copytree(tiny / "model", tmp_path / "model")
     launch("tests/states.py", "save", tmp_path, ranks=2)
-    for ranks in (1, 2, 3):  # with three, shards are padded
+    for ranks in (1, 3):  # with three, shards are padded
         output = launch("tests/states.py", "go_on", tmp_path, ranks=ranks)
         assert output.count("went on") == 10 and output.count("refused") == 2
 
