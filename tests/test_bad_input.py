@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import run
 import train_grpo
 import train_oswft
 import train_sft
-from conftest import SCRIPTS, SETTING, TINY_LENGTHS, run_alone
+from conftest import ROOT, SCRIPTS, SETTING, TINY_LENGTHS, run_alone
 from data import Example, InputError, TokenizedExample, hash_examples, write_rows
 from run import (
     Run,
@@ -65,6 +66,14 @@ def test_what_a_run_cannot_use_is_named(bad, named, tiny, tmp_path, one_rank, mo
     with pytest.raises((InputError, OSError), match=re.escape(named)):
         train_sft.main(train_sft.Args(**{**good, **lengths, **bad}))
     assert not any(Path("run").glob("[!.]*")) and len([*Path("used").glob("[!.]*")]) == 1
+
+
+def test_arguments_are_checked_before_the_slow_imports():
+    slow = "{'transformers', 'datasets', 'deepspeed', 'vllm', 'sympy'}"
+    scripts = "train_sft, train_oswft, train_grpo, evaluate"
+    code = f"import sys, {scripts}; print({slow} & {{*sys.modules}})"
+    command = [sys.executable, "-c", code]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True).stdout == b"set()\n"
 
 
 def test_a_mistyped_argument_is_explained(monkeypatch, capsys):
