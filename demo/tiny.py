@@ -39,7 +39,7 @@ from data import (
 from demo.world import BASES, NUM_HELDOUT, TIERS, TRAIN_MIX, make_examples, make_question, solve
 
 COMMITTED = Path(__file__).parent / "base"
-PRETRAIN_BATCH = 32  # small: what is learnt comes in jumps, after so many *steps*
+PRETRAIN_BATCH = 32  # small: what is learnt comes in jumps, after a number of *steps*
 AVERAGE_DECAY = 0.98  # of the moving average of the weights, for each step
 NUM_PROBES = 96  # problems of a kind that measure what is known
 CHAT_TEMPLATE = (
