@@ -9,7 +9,6 @@ shown, and can be typed by itself.
 
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -48,7 +47,6 @@ def demo(output_dir: Path = Path("runs/demo"), steps: int = DEMO[1], seed: int =
         raise InputError(f"{output_dir} holds no demo, but something else: choose another folder")
     shutil.rmtree(output_dir, ignore_errors=True)
     write_args(output_dir, demo={"steps": steps, "seed": seed})
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no run is left behind
     started = time.perf_counter()
     jobs = {name: DemoJob("style", name, DEMO[0], steps, seed) for name in MODELS}
     logs = output_dir / "logs"
@@ -104,7 +102,7 @@ def scores_table(runs: dict[str, dict]) -> str:
 if __name__ == "__main__":
     try:
         tyro.cli(demo, description=__doc__, use_underscores=True)
-    except (InputError, ChildProcessError, OSError) as error:
+    except (InputError, OSError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit("stopped")

@@ -29,12 +29,12 @@ from data import (
     tokenize_examples,
 )
 from demo import tiny
-from demo.world import GAIN, RETENTION
+from demo.world import GAIN, MAX_COMPLETION, MAX_LENGTH, RETENTION
 from train_grpo import grpo_advantages, grpo_loss
 from train_oswft import oswft_loss, oswft_weights
 from verify import is_correct
 
-BATCH_SIZE, MAX_LENGTH, MAX_COMPLETION = 128, 160, 128  # queries; tokens
+BATCH_SIZE = 128  # queries
 LEARNING_RATE = 3e-4
 NUM_ROLLOUTS = {"sft": 0, "oswft": 2, "grpo": 8}  # answers sampled to each query
 

@@ -22,7 +22,7 @@ import tyro
 
 from data import InputError, atomic_write, read_rows
 from demo.study import DEMO, MAIN, METHODS, OTHERS, SEEDS, TITLES, WORLDS
-from demo.world import GAIN, RETENTION, TIERS, TRAIN_MIX
+from demo.world import GAIN, RETENTION, STATIC_SAMPLES, TIERS, TRAIN_MIX
 from paper.plot import STYLE
 
 # Learning rate and steps of each method, by purpose. `best` has the highest balance (the mean of
@@ -184,7 +184,7 @@ def count_flops(row: dict, checkpoint: dict) -> float:
     answers = int((re.findall(r"num_rollouts (\d)", METHODS.get(row["method"], "")) or [0])[0])
     prompts = answers * BATCH * checkpoint["steps"]
     if row["method"] == "static":
-        prompts = 2 * NUM_TRAIN
+        prompts = STATIC_SAMPLES * NUM_TRAIN
     read = checkpoint["sampled_tokens"] + prompts * PROMPT_TOKENS
     return row["parameters"] * (6 * checkpoint["trained_tokens"] + 2 * read)
 
@@ -205,9 +205,9 @@ def title(name: str) -> str:
 def curves(points: pd.DataFrame, world: str, method: str, rate: float) -> pd.DataFrame:
     """A method's checkpoints at a learning rate, from the base on, on the reported seeds."""
     found = points[(points.world == world) & points.seed.isin(SEEDS)]
-    own = found[(found.method == method) & (found.rate == rate)]
-    base = found[(found.method == "base") & found.seed.isin(own.seed)]
-    return pd.concat([base, own])
+    own = (found.method == method) & (found.rate == rate)
+    base = (found.method == "base") & found.seed.isin(found.seed[own])
+    return found[own | base]
 
 
 def at(points: pd.DataFrame, name: str) -> pd.DataFrame:
@@ -216,7 +216,7 @@ def at(points: pd.DataFrame, name: str) -> pd.DataFrame:
     rate, steps = SETTINGS[world][method][purpose]
     own = curves(points, world, method, rate)
     if purpose not in BETWEEN:
-        return own[own.steps == steps].drop_duplicates("seed", keep="last").set_index("seed")
+        return own[own.steps == steps].set_index("seed")
     targets = at(points, f"{world}:oswft")[purpose]
     columns = [*SCORES, *TOKENS, "balance", "TFLOPs", "steps"]
     found = {}
@@ -455,7 +455,7 @@ def draw_curve(axes, method: str, own: pd.DataFrame) -> None:
     style = {"color": COLORS[method], "marker": MARKERS[method], "markersize": 4}
     axes.plot(means.gain, means.retention, label=TITLES[method], **style)
     axes.plot(*means.iloc[0], "*", color="black", markersize=9, zorder=3)
-    last = own[own.steps == own.steps.max()].drop_duplicates("seed", keep="last")
+    last = own[own.steps == own.steps.max()]
     if len(last) > 1:
         widths = [difference(last[key]).half_width for key in ("retention", "gain")]
         axes.errorbar(*means.iloc[-1], *widths, color=COLORS[method], alpha=0.4)

@@ -25,15 +25,13 @@ from data import (
     write_json,
     write_rows,
 )
-from demo.world import TIERS
+from demo.world import MAX_COMPLETION, MAX_LENGTH, STATIC_SAMPLES, TIERS
 from engine import init_ranks
 from rollout import Completion, Rollout, trajectories
 from train_oswft import Args
 from verify import Verifier
 
-MAX_LENGTH, MAX_COMPLETION_LENGTH = 160, 128  # tokens
 NUM_SAMPLES = 8  # answers to each held-out problem
-STATIC_SAMPLES = 2  # answers to each training problem, for the static weights
 
 
 class Answers:
@@ -48,7 +46,7 @@ class Answers:
 
     def queries(self, path: Path) -> Sequence[TokenizedExample]:
         examples = load_examples(str(path))
-        return tokenize_examples(examples, self.tokenizer, MAX_LENGTH, MAX_COMPLETION_LENGTH)[0]
+        return tokenize_examples(examples, self.tokenizer, MAX_LENGTH, MAX_COMPLETION)[0]
 
     def sample(
         self, model: PreTrainedModel, queries: Sequence[TokenizedExample], num_samples: int
@@ -58,7 +56,7 @@ class Answers:
         completions = self.rollout.generate(
             [query.prompt_ids for query in queries],
             num_samples=num_samples,
-            max_tokens=MAX_COMPLETION_LENGTH,
+            max_tokens=MAX_COMPLETION,
             seeds=[derive_seed(self.seed, query.id) for query in queries],
         )
         answers = [queries[completion.query].example.answer for completion in completions]

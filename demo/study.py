@@ -28,7 +28,7 @@ import tyro
 from tqdm import tqdm
 
 from data import InputError, read_rows, write_json, write_rows
-from demo.world import TRAIN_MIX
+from demo.world import MAX_COMPLETION, MAX_LENGTH, TRAIN_MIX
 from run import provenance
 
 SEEDS = tuple(range(10, 18))  # reported: no setting was chosen on them
@@ -134,8 +134,8 @@ class Job:
             f"--data {quote(base / data)}.jsonl --output_dir {quote(root / self.name)} "
             f"--learning_rate {self.rate:g} --max_steps {self.steps} "
             f"--save_every {STEPS[0]} --keep_checkpoints 99 "
-            f"--seed {self.seed} --max_length 160 --max_completion_length 128 "
-            f"--precision fp32{workers}"
+            f"--seed {self.seed} --max_length {MAX_LENGTH} "
+            f"--max_completion_length {MAX_COMPLETION} --precision fp32{workers}"
         )
 
     def score_command(self, root: Path) -> str:
@@ -185,6 +185,7 @@ def run_all(function: Callable, jobs: Sequence[Job], workers: int, title: str) -
     """`function` of each job, some at a time. If one fails, or at Ctrl-C, no other one begins."""
     if not jobs:
         return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no run is left behind
     with ThreadPoolExecutor(workers) as pool:
         try:
             done = as_completed([pool.submit(function, job) for job in jobs])
@@ -289,7 +290,6 @@ def study(output_dir: Path = Path("runs/study"), full: bool = False, workers: in
     """
     if workers < 1:
         raise InputError(f"--workers must be at least 1, got {workers}")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no run is left behind
     (output_dir / "results").mkdir(parents=True, exist_ok=True)
     jobs = jobs_of(FULL if full else SHORT)
     missing = [job for job in jobs if not result(job, output_dir).exists()]
@@ -317,7 +317,7 @@ def study(output_dir: Path = Path("runs/study"), full: bool = False, workers: in
 if __name__ == "__main__":
     try:
         tyro.cli(study, description=__doc__, use_underscores=True)
-    except (InputError, ChildProcessError, OSError) as error:
+    except (InputError, OSError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit("stopped; to continue, give the same command again")

@@ -31,6 +31,8 @@ TIERS = {  # operators (the last one is new, and always occurs), and how many a 
 TRAIN_MIX = {"easy": 0.5, "middle": 0.25, "hard": 0.25}  # what fine-tuning shows
 GAIN, RETENTION = ("middle", "hard"), ("keep", "long")  # the tiers of the study's two axes
 NUM_HELDOUT = 48  # held-out problems of each tier
+MAX_LENGTH, MAX_COMPLETION = 160, 128  # tokens
+STATIC_SAMPLES = 2  # answers to each training problem, for the static weights
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from demo.report import (
     read_points,
     report,
 )
-from demo.score import STATIC_SAMPLES, add_weights, kl_from_base, summarize
+from demo.score import add_weights, kl_from_base, summarize
 from demo.study import (
     CHOOSING_SEEDS,
     FULL,
@@ -43,7 +43,7 @@ from demo.study import (
     weights_by_tier,
 )
 from demo.tiny import make_config, make_tokenizer
-from demo.world import BASES, TIERS, TRAIN_MIX, make_examples, solve
+from demo.world import BASES, STATIC_SAMPLES, TIERS, TRAIN_MIX, make_examples, solve
 from rollout import Completion
 
 PAGE, RESULTS = ROOT / "docs" / "study.md", ROOT / "docs" / "study" / "results.jsonl"
