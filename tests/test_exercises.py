@@ -100,7 +100,7 @@ def test_the_grader_prints_a_line_for_each_exercise_and_its_status_says_whether_
 
 
 def test_one_exercise_is_graded_by_its_number_also_through_make(monkeypatch, capsys):
-    command = ["make", "--dry-run", "exercises", "ONLY=1", "INSTALLED="]  # nothing is installed
+    command = ["make", "-n", "--no-print-directory", "exercises", "ONLY=1", "INSTALLED="]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     python, script, number = printed.split()
     assert (python, ROOT / script, number) == ("python", grade.FOLDER / "grade.py", "1")
