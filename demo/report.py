@@ -183,7 +183,7 @@ def count_flops(row: dict, checkpoint: dict) -> float:
     """
     answers = int((re.findall(r"num_rollouts (\d)", METHODS.get(row["method"], "")) or [0])[0])
     prompts = answers * BATCH * checkpoint["steps"]
-    if row["method"] == "static":
+    if "weight_column" in METHODS.get(row["method"], ""):
         prompts = STATIC_SAMPLES * NUM_TRAIN
     read = checkpoint["sampled_tokens"] + prompts * PROMPT_TOKENS
     return row["parameters"] * (6 * checkpoint["trained_tokens"] + 2 * read)

@@ -23,8 +23,8 @@ from data import (
     load_tokenizer,
     tokenize_examples,
     write_json,
-    write_rows,
 )
+from demo.variants import write_training_sets
 from demo.world import MAX_COMPLETION, MAX_LENGTH, STATIC_SAMPLES, TIERS
 from engine import init_ranks
 from rollout import Completion, Rollout, trajectories
@@ -73,8 +73,8 @@ def score(
         models: step and folder of each model.
         output: the JSON file to write.
         seed: of sampling.
-        static_weights: also give each training problem a column `weight`: 1 less the share of two
-            answers of the base that are right.
+        static_weights: also answer each training problem twice, and write the training sets of
+            demo/variants.py.
     """
     reference = AutoModelForCausalLM.from_pretrained(base / "model")
     scores: dict = {"parameters": reference.num_parameters(), "models": {}}
@@ -93,24 +93,11 @@ def score(
                 summary = summarize(completions[part], correct[part], kl[start:end])
                 scores["models"][step][tier], start = summary, end
         if static_weights:
-            files = [base / "train.jsonl", base / "train-plain.jsonl"]  # the same problems
-            completions, correct = answers.sample(
-                reference, answers.queries(files[0]), STATIC_SAMPLES
-            )
-            for file in files:
-                add_weights(file, correct)
+            queries = answers.queries(base / "train.jsonl")
+            completions, _ = answers.sample(reference, queries, STATIC_SAMPLES)
             scores["static_tokens"] = sum(len(c.token_ids) for c in completions)
+            write_training_sets(base, [c.text for c in completions], verifier.score, seed)
     write_json(scores, output)
-
-
-def add_weights(path: Path, correct: Sequence[bool]) -> None:
-    """Give each row of a training file 1 less the share of its answers that were right."""
-    rights = [correct[n : n + STATIC_SAMPLES] for n in range(0, len(correct), STATIC_SAMPLES)]
-    rows = [
-        {**example.columns, "weight": 1 - sum(right) / STATIC_SAMPLES}
-        for example, right in zip(load_examples(str(path)), rights, strict=True)
-    ]
-    write_rows(rows, path)
 
 
 @torch.no_grad()

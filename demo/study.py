@@ -1,8 +1,8 @@
 """The study: SFT, OSW-FT and their rivals in a small world, over learning rates, steps and seeds.
 
-    python -m demo.study             # what `make study` runs: four methods, four seeds
-    python -m demo.study --full      # all of docs/study.md: hours; after a stop, the same again
-    python -m demo.report            # the page and its picture, from docs/study/results.jsonl
+    python -m demo.study                # what `make study` runs: four methods, four seeds
+    python -m demo.study --plan second  # docs/study/plan.md: hours; after a stop, the same again
+    python -m demo.report               # the page and its picture, from the results in docs/study
 
 A study is a list of runs. Each is one of the repository's own scripts, with real vLLM and
 DeepSpeed, in a process of its own on one core. Its checkpoints are scored on the six tiers of
@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import tyro
 from tqdm import tqdm
@@ -32,11 +33,16 @@ from demo.world import MAX_COMPLETION, MAX_LENGTH, TRAIN_MIX
 from run import provenance
 
 SEEDS = tuple(range(10, 18))  # reported: no setting was chosen on them
+FRESH_SEEDS = tuple(range(18, 26))  # those of the second study
 CHOOSING_SEEDS = (0, 1)
 WORLDS = {  # name -> the base, and the expert's solutions
     "style": ("usual", "train"),  # in another style than the base's own
     "own": ("usual", "train-plain"),
     "weak": ("weak", "train"),
+    "self": ("usual", "train-self"),  # the base's own right answers, where it has some
+    "both-wrong": ("usual", "train-both-wrong"),  # a tenth of the keys and solutions
+    "key-wrong": ("usual", "train-key-wrong"),
+    "solution-wrong": ("usual", "train-solution-wrong"),
 }
 METHODS = {
     "sft": "train_sft.py",
@@ -49,6 +55,14 @@ METHODS = {
     "hard": "train_oswft.py --num_rollouts 4 --weighting hard",
     "random": "train_oswft.py --num_rollouts 4 --weighting random",
     "dft": "train_sft.py --objective dft",
+    "permuted": "train_sft.py --weight_column permuted",
+    "permuted-in-tiers": "train_sft.py --weight_column permuted_in_tiers",
+    "tier-means": "train_sft.py --weight_column tier_mean",
+    "solvable": "train_sft.py --weight_column solvable",
+    "unsolved": "train_sft.py --weight_column unsolved",
+    "oswft-sequence": "train_oswft.py --num_rollouts 2 --normalizer sequence",
+    "grpo-g2": "train_grpo.py --num_rollouts 2",
+    "grpo-g4": "train_grpo.py --num_rollouts 4",
 }
 TITLES = {
     "base": "base",
@@ -62,19 +76,27 @@ TITLES = {
     "hard": "hard weights",
     "random": "random weights",
     "dft": "DFT",
+    "permuted": "permuted weights",
+    "permuted-in-tiers": "weights permuted within tiers",
+    "tier-means": "tier means as weights",
+    "solvable": "static weights, never solved left out",
+    "unsolved": "solved left out",
+    "oswft-sequence": "OSW-FT, K = 2, by sequence",
+    "grpo-g2": "GRPO, G = 2",
+    "grpo-g4": "GRPO, G = 4",
 }
 SUPERVISED = ("sft", "oswft", "static")
 MAIN = (*SUPERVISED, "grpo")
-OTHERS = tuple(name for name in METHODS if name not in MAIN)
-STEPS = (24, 48, 72, 144, 288)  # checkpoints that are scored, multiples of the first
+OTHERS = ("oswft-k1", "oswft-k4", "oswft-k8", "hard", "random", "dft")
+CHECKPOINTS = 12  # of each run, evenly spaced; all are scored
 DEMO = (3e-4, 24)  # learning rate and steps of the demo
 
-# learning rate -> steps, with all of STEPS before
+# learning rate -> steps
 SFT_GRID = {5e-5: 288, 1e-4: 144, 3e-4: 72, 1e-3: 24}
 GRID = {**SFT_GRID, 5e-5: 144}
 GRPO_GRID = {5e-5: 48, 1e-4: 48, 3e-4: 48, 1e-3: 48, 3e-3: 24}
 REPORTED = {5e-5: 288, 1e-4: 144, 3e-4: 24}
-FULL = (  # world, methods, learning rates with their steps, seeds
+FIRST = (  # world, methods, learning rates with their steps, seeds
     # the settings of each method are chosen on these
     ("style", ("sft",), SFT_GRID, CHOOSING_SEEDS),
     ("style", ("oswft", "static"), GRID, CHOOSING_SEEDS),
@@ -90,6 +112,24 @@ FULL = (  # world, methods, learning rates with their steps, seeds
     ("own", SUPERVISED, {3e-4: 72}, SEEDS[:4]),
     ("weak", ("sft", "oswft"), {1e-4: 144}, SEEDS[:4]),
     ("style", OTHERS, {1e-4: 144}, SEEDS[:4]),
+)
+RATES = {2.5e-5: 576, 5e-5: 288, 1e-4: 144}  # the same product
+WRONG = ("both-wrong", "key-wrong", "solution-wrong")
+SECOND = (
+    # E1: which queries, or only how much?
+    ("style", SUPERVISED, RATES, CHOOSING_SEEDS),
+    ("style", SUPERVISED, RATES, FRESH_SEEDS),
+    ("style", ("permuted", "permuted-in-tiers", "tier-means"), {5e-5: 288}, FRESH_SEEDS),
+    # E2: what if the reference is wrong? SFT reads no key: with wrong keys it is E1's run.
+    *((world, ("oswft", "static", "solvable"), {1e-4: 144}, FRESH_SEEDS) for world in WRONG),
+    ("both-wrong", ("sft",), {1e-4: 144}, FRESH_SEEDS),
+    ("solution-wrong", ("sft",), {1e-4: 144}, FRESH_SEEDS),
+    # E3: own answers where there are some
+    ("self", ("sft", "static"), {1e-4: 144}, FRESH_SEEDS),
+    ("style", ("unsolved",), {1e-4: 144}, FRESH_SEEDS),
+    # E4: what the first study left out
+    ("style", ("grpo-g2", "grpo-g4", "grpo"), {3e-4: 48}, FRESH_SEEDS[:4]),
+    ("style", ("oswft-sequence",), {1e-4: 144}, FRESH_SEEDS[:4]),
 )
 SHORT = (
     ("style", ("sft",), {5e-5: 144}, SEEDS[:4]),
@@ -119,6 +159,11 @@ class Job:
     def base(self) -> "Job":
         return replace(self, method="base", rate=0.0, steps=0)
 
+    @property
+    def needs_base_answers(self) -> bool:
+        """Whether the base first answers all training problems, for weights or solutions."""
+        return "weight_column" in METHODS.get(self.method, "") or self.world == "self"
+
     def train_command(self, root: Path) -> str:
         """What makes the base, or trains; as one would type it."""
         kind, data = WORLDS[self.world]
@@ -133,7 +178,7 @@ class Job:
             f"python {METHODS[self.method]} --model {quote(base / 'model')} "
             f"--data {quote(base / data)}.jsonl --output_dir {quote(root / self.name)} "
             f"--learning_rate {self.rate:g} --max_steps {self.steps} "
-            f"--save_every {STEPS[0]} --keep_checkpoints 99 "
+            f"--save_every {self.steps // CHECKPOINTS} --keep_checkpoints 99 "
             f"--seed {self.seed} --max_length {MAX_LENGTH} "
             f"--max_completion_length {MAX_COMPLETION} --precision fp32{workers}"
         )
@@ -143,8 +188,8 @@ class Job:
         folder = root / self.name
         models = {0: folder / "model"}
         if self.method != "base":
-            scored = {*(step for step in STEPS if step < self.steps), self.steps}
-            models = {step: folder / f"checkpoint-{step:06d}" for step in sorted(scored)}
+            steps = range(self.steps // CHECKPOINTS, self.steps + 1, self.steps // CHECKPOINTS)
+            models = {step: folder / f"checkpoint-{step:06d}" for step in steps}
         named = " ".join(f"{step} {quote(model)}" for step, model in models.items())
         return (
             f"python -m demo.score --base {quote(root / self.base.name)} --models {named} "
@@ -211,8 +256,10 @@ def run_job(job: Job, root: Path) -> None:
     call(job.score_command(root) + static, log)
     row = {**asdict(job), "command": command, "seconds": round(time.perf_counter() - started)}
     row |= {**provenance(), "machine": machine(), **read_run(job, root)}
-    if (folder / "rollouts").exists() and job.method != "grpo":
+    if (folder / "rollouts").exists() and "grpo" not in job.method:
         row["weights"] = weights_by_tier(folder)
+    if job.world in WRONG:
+        row["spoiled_share"] = spoiled_share(job, root)
     write_json(row, result(job, root))
     if job.method != "base":
         shutil.rmtree(folder)  # gigabytes, of all runs; the log stays
@@ -226,7 +273,7 @@ def read_run(job: Job, root: Path) -> dict:
     """The scores of a run's checkpoints, and the tokens that it had trained on and sampled."""
     scores, spent = json.loads((root / job.name / "scores.json").read_text()), {0: (0, 0)}
     trained = sampled = 0
-    if job.method == "static":  # before it, one pass over all problems
+    if job.needs_base_answers:
         static = json.loads((root / job.base.name / "scores.json").read_text())
         sampled = static["static_tokens"]
     metrics = root / job.name / "metrics.jsonl"
@@ -257,6 +304,23 @@ def weights_by_tier(folder: Path) -> dict[str, list[float]]:
     return means
 
 
+def spoiled_share(job: Job, root: Path) -> list[float]:
+    """The share of the weights that spoiled rows have: at each step, or in the data as a whole."""
+    rows = [row for _, row in read_rows(f"{root / job.base.name / WORLDS[job.world][1]}.jsonl")]
+    spoiled = {row["id"] for row in rows if row["spoiled"]}
+    column = re.search(r"weight_column (\w+)", METHODS[job.method])
+    steps = [[(row["id"], row[column[1]] if column else 1.0) for row in rows]]
+    if (root / job.name / "rollouts").exists():
+        steps = [
+            [(row["id"], row["weight"]) for _, row in read_rows(str(path))]
+            for path in sorted((root / job.name / "rollouts").iterdir())
+        ]
+    return [
+        round(sum(w for i, w in step if i in spoiled) / sum(w for _, w in step), 4)
+        for step in steps
+    ]
+
+
 def machine() -> str:
     """The kind of machine: rows of different kinds are not alike."""
     info = Path("/proc/cpuinfo")
@@ -279,22 +343,24 @@ def jobs_of(plan: Iterable[tuple]) -> list[Job]:
     ]
 
 
-def study(output_dir: Path = Path("runs/study"), full: bool = False, workers: int = 2) -> None:
+def study(
+    output_dir: Path = Path("runs/study"),
+    plan: Literal["short", "first", "second"] = "short",
+    workers: int = 2,
+) -> None:
     """Train and score all runs that have no result yet, then write the tables and the picture.
 
     Args:
         output_dir: a study that was stopped there is continued.
-        full: all that docs/study.md reports; otherwise four methods at the settings that were
-            best for them, on four seeds.
+        plan: short: four methods at the settings that were best for them, on four seeds;
+            first and second: the two studies that docs/study.md reports.
         workers: runs side by side, one core each.
     """
     if workers < 1:
         raise InputError(f"--workers must be at least 1, got {workers}")
     (output_dir / "results").mkdir(parents=True, exist_ok=True)
-    jobs = jobs_of(FULL if full else SHORT)
+    jobs = jobs_of({"short": SHORT, "first": FIRST, "second": SECOND}[plan])
     missing = [job for job in jobs if not result(job, output_dir).exists()]
-    # The longest first, so that at the end no core waits.
-    missing.sort(key=lambda job: (job.method != "grpo", -job.steps))
     bases = {job.base.name: job.base for job in missing}
     bases = [
         base for base in bases.values() if not (output_dir / base.name / "scores.json").exists()

@@ -33,6 +33,7 @@ GAIN, RETENTION = ("middle", "hard"), ("keep", "long")  # the tiers of the study
 NUM_HELDOUT = 48  # held-out problems of each tier
 MAX_LENGTH, MAX_COMPLETION = 160, 128  # tokens
 STATIC_SAMPLES = 2  # answers to each training problem, for the static weights
+SPOILED = 0.1  # the share of wrong references, in the sets that have some
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,13 @@ def make_question(tier: str, rng: np.random.Generator, taken: set[str]) -> str:
             return question
 
 
-def solve(question: str, style: str) -> tuple[str, str]:
-    """A question's solution, in a style, and its answer."""
+def solve(question: str, style: str, slip: tuple[int, int] | None = None) -> tuple[str, str]:
+    """A question's solution, in a style, and its answer.
+
+    With a slip (n, d) the last digit of step n is wrong, by d, and the rest follows from it.
+    """
     value, steps = int(question[0]), "@" if style == "scratch" else ""
-    for operator, digit in zip(question[1::2], question[2::2], strict=True):
+    for n, (operator, digit) in enumerate(zip(question[1::2], question[2::2], strict=True)):
         operand = int(digit)
         match operator:
             case "+":
@@ -95,6 +99,8 @@ def solve(question: str, style: str) -> tuple[str, str]:
                 work = min(value, operand)
             case ">":
                 work = max(value, operand)
+        if slip and n == slip[0]:
+            work += (work + slip[1]) % 10 - work % 10
         result = work % 10
         shown = f":{work:02}" if style == "scratch" else ""
         steps += f"{value}{operator}{operand}{shown}={result};"

@@ -29,10 +29,10 @@ from demo.report import (
     read_points,
     report,
 )
-from demo.score import add_weights, kl_from_base, summarize
+from demo.score import kl_from_base, summarize
 from demo.study import (
     CHOOSING_SEEDS,
-    FULL,
+    FIRST,
     METHODS,
     SEEDS,
     Job,
@@ -42,8 +42,9 @@ from demo.study import (
     study,
     weights_by_tier,
 )
-from demo.tiny import make_config, make_tokenizer
-from demo.world import BASES, STATIC_SAMPLES, TIERS, TRAIN_MIX, make_examples, solve
+from demo.tiny import make_config, make_tokenizer, write_problems
+from demo.variants import write_training_sets
+from demo.world import BASES, TIERS, TRAIN_MIX, make_examples, solve
 from rollout import Completion
 
 PAGE, RESULTS = ROOT / "docs" / "study.md", ROOT / "docs" / "study" / "results.jsonl"
@@ -187,9 +188,9 @@ def test_every_command_is_one_that_the_scripts_take(world, tmp_path):
 
 def test_every_method_is_reported_on_seeds_on_which_nothing_was_chosen():
     assert not set(SEEDS) & set(CHOOSING_SEEDS)
-    jobs = jobs_of(FULL)
+    jobs = jobs_of(FIRST)
     assert len(set(jobs)) == len(jobs)
-    for method in METHODS:
+    for method in (*demo.study.MAIN, *demo.study.OTHERS):
         for rate, steps in SETTINGS["style"][method].values():
             own = {
                 job.seed
@@ -238,15 +239,71 @@ def test_a_tiers_scores_are_shares_of_its_answers():
     assert found == expected
 
 
-def test_static_weights_give_each_problem_one_less_the_share_that_was_right(tmp_path):
-    examples = make_examples(3, {"easy": 1}, np.random.default_rng(0), set())
-    path = tmp_path / "train.jsonl"
-    path.write_text("".join(json.dumps(example.columns) + "\n" for example in examples))
-    assert STATIC_SAMPLES == 2
-    add_weights(path, [True, True, True, False, False, False])
-    rows = [json.loads(line) for line in path.open()]
-    assert [each["weight"] for each in rows] == [0.0, 0.5, 1.0]
-    assert [each["id"] for each in rows] == [example.id for example in examples]
+@pytest.fixture(scope="module")
+def training_sets(tmp_path_factory) -> dict[str, pd.DataFrame]:
+    """The sets of 200 problems of which the base answers both, one or none rightly, in turn."""
+    folder = tmp_path_factory.mktemp("sets")
+    write_problems(folder, num_train=200)
+    keys = [row["answer"] for _, row in read_rows(str(folder / "train.jsonl"))]
+    texts = [f"{key}=" if n % 3 < right else "?" for n, key in enumerate(keys) for right in (2, 1)]
+
+    def verify(texts: list[str], keys: list[str]) -> list[bool]:
+        return [text == f"{key}=" for text, key in zip(texts, keys, strict=True)]
+
+    write_training_sets(folder, texts, verify, seed=0)
+    return {
+        path.stem: pd.DataFrame(row for _, row in read_rows(str(path)))
+        for path in folder.glob("train*.jsonl")
+    }
+
+
+def test_static_weights_are_one_less_the_share_of_right_answers(training_sets):
+    train = training_sets["train"]
+    assert train.weight.tolist() == ([0, 0.5, 1] * 67)[:200]
+    assert train.weight.equals(training_sets["train-plain"].weight)
+    assert train.solvable.tolist() == ([0, 0.5, 0] * 67)[:200]
+    assert train.unsolved.tolist() == ([0, 0, 1] * 67)[:200]
+
+
+def test_permuted_weights_are_the_same_weights_on_other_rows(training_sets):
+    train = training_sets["train"]
+    for column in ("permuted", "permuted_in_tiers"):
+        assert (train[column] != train.weight).mean() > 0.3
+    assert sorted(train.permuted) == sorted(train.weight)
+    for _, rows in train.groupby("source"):
+        assert sorted(rows.permuted_in_tiers) == sorted(rows.weight)
+        assert rows.tier_mean.tolist() == pytest.approx([rows.weight.mean()] * len(rows))
+
+
+def test_own_answers_stand_where_the_base_has_a_right_one(training_sets):
+    expert, own = training_sets["train"], training_sets["train-self"]
+    solved = expert.weight < 1
+    assert (own.solution[solved] == expert.answer[solved] + "=").all()
+    assert own.solution[~solved].equals(expert.solution[~solved])
+
+
+def test_a_tenth_of_the_references_is_wrong_in_the_same_rows_of_three_sets(training_sets):
+    clean, both = training_sets["train"], training_sets["train-both-wrong"]
+    key, solution = training_sets["train-key-wrong"], training_sets["train-solution-wrong"]
+    spoiled = both.spoiled
+    assert spoiled.sum() == 20 and key.spoiled.equals(spoiled) and solution.spoiled.equals(spoiled)
+    for rows in (both, key, solution):
+        untouched = ["question", "solution", "answer"]
+        assert rows.loc[~spoiled, untouched].equals(clean.loc[~spoiled, untouched])
+    assert key.answer.equals(both.answer) and (both.answer != clean.answer).equals(spoiled)
+    assert key.solution.equals(clean.solution) and solution.answer.equals(clean.answer)
+    assert solution.solution.equals(both.solution)
+    for row in both[spoiled].itertuples():  # one slip, and what follows from it
+        assert row.solution.endswith(f"boxed{{{row.answer}}}")
+        steps = row.solution.removeprefix("@").split(";")[:-1]
+        slips = 0
+        for step in steps:
+            (left, work), result = step.split("=")[0].split(":"), step[-1]
+            slips += solve(left, "scratch")[1] != result
+            assert work[1] == result
+        assert slips == 1
+    assert (key.weight[spoiled] == 1).all() and (both.weight == key.weight).all()
+    assert solution.weight.equals(clean.weight)
 
 
 # ------------------------------------------------------------------------------------------------
