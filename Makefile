@@ -1,5 +1,5 @@
 # make demo       installs into .venv if needed, then trains SFT, OSW-FT and GRPO from one tiny base
-# make study      the same over seeds, with intervals: half an hour (python -m demo.study --full: hours)
+# make study      the same over seeds, with intervals: half an hour (--plan second: hours)
 # make lesson     runs docs/lesson.ipynb and keeps its outputs; needs `uv pip install jupyterlab`
 # make exercises  grades docs/exercises (ONLY=3: one of them)
 # make test       installs what development needs, too, then runs every test
