@@ -28,7 +28,9 @@ One seed of a tiny model proves nothing: docs/study.md has more of them, with in
 
 
 class DemoJob(Job):
-    """A run whose folder has the name of its method."""
+    """A run whose folder has the name of its method, and whose end alone is scored."""
+
+    checkpoints = 1
 
     @property
     def name(self) -> str:

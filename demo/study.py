@@ -1,8 +1,8 @@
-"""The study: SFT, OSW-FT and their rivals in a small world, over learning rates, steps and seeds.
+"""The study: SFT, OSW-FT and their rivals in a small world, over learning rates and seeds.
 
-    python -m demo.study                # what `make study` runs: four methods, four seeds
-    python -m demo.study --plan second  # docs/study/plan.md: hours; after a stop, the same again
-    python -m demo.report               # the page and its picture, from the results in docs/study
+    python -m demo.study          # what `make study` runs: three methods, four seeds
+    python -m demo.study --full   # docs/study/plan.md: hours; after a stop, the same again
+    python -m demo.report         # the page and its picture, from the results in docs/study
 
 A study is a list of runs. Each is one of the repository's own scripts, with real vLLM and
 DeepSpeed, in a process of its own on one core. Its checkpoints are scored on the six tiers of
@@ -23,38 +23,30 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar
 
 import tyro
 from tqdm import tqdm
 
 from data import InputError, read_rows, write_json, write_rows
-from demo.world import MAX_COMPLETION, MAX_LENGTH, TRAIN_MIX
+from demo.world import MAX_COMPLETION, MAX_LENGTH
 from run import provenance
 
-SEEDS = tuple(range(10, 18))  # reported: no setting was chosen on them
-FRESH_SEEDS = tuple(range(18, 26))  # those of the second study
+SEEDS = tuple(range(18, 26))  # reported: no setting was chosen on them
 CHOOSING_SEEDS = (0, 1)
-WORLDS = {  # name -> the base, and the expert's solutions
-    "style": ("usual", "train"),  # in another style than the base's own
-    "own": ("usual", "train-plain"),
-    "weak": ("weak", "train"),
-    "self": ("usual", "train-self"),  # the base's own right answers, where it has some
-    "both-wrong": ("usual", "train-both-wrong"),  # a tenth of the keys and solutions
-    "key-wrong": ("usual", "train-key-wrong"),
-    "solution-wrong": ("usual", "train-solution-wrong"),
+WORLDS = {  # name -> the training set
+    "style": "train",  # the expert writes in another style than the base
+    "own": "train-plain",  # in the base's own
+    "self": "train-self",  # the base's own right answers, where it has some
+    "both-wrong": "train-both-wrong",  # a tenth of the keys and solutions
+    "key-wrong": "train-key-wrong",
+    "solution-wrong": "train-solution-wrong",
 }
 METHODS = {
     "sft": "train_sft.py",
     "oswft": "train_oswft.py --num_rollouts 2",
     "static": "train_sft.py --weight_column weight",
     "grpo": "train_grpo.py --num_rollouts 8",
-    "oswft-k1": "train_oswft.py --num_rollouts 1",
-    "oswft-k4": "train_oswft.py --num_rollouts 4",
-    "oswft-k8": "train_oswft.py --num_rollouts 8",
-    "hard": "train_oswft.py --num_rollouts 4 --weighting hard",
-    "random": "train_oswft.py --num_rollouts 4 --weighting random",
-    "dft": "train_sft.py --objective dft",
     "permuted": "train_sft.py --weight_column permuted",
     "permuted-in-tiers": "train_sft.py --weight_column permuted_in_tiers",
     "tier-means": "train_sft.py --weight_column tier_mean",
@@ -73,9 +65,7 @@ TITLES = {
     "oswft-k1": "OSW-FT, K = 1",
     "oswft-k4": "OSW-FT, K = 4",
     "oswft-k8": "OSW-FT, K = 8",
-    "hard": "hard weights",
-    "random": "random weights",
-    "dft": "DFT",
+    "random": "random weights, K = 4",
     "permuted": "permuted weights",
     "permuted-in-tiers": "weights permuted within tiers",
     "tier-means": "tier means as weights",
@@ -85,58 +75,27 @@ TITLES = {
     "grpo-g2": "GRPO, G = 2",
     "grpo-g4": "GRPO, G = 4",
 }
-SUPERVISED = ("sft", "oswft", "static")
-MAIN = (*SUPERVISED, "grpo")
-OTHERS = ("oswft-k1", "oswft-k4", "oswft-k8", "hard", "random", "dft")
-CHECKPOINTS = 12  # of each run, evenly spaced; all are scored
 DEMO = (3e-4, 24)  # learning rate and steps of the demo
-
-# learning rate -> steps
-SFT_GRID = {5e-5: 288, 1e-4: 144, 3e-4: 72, 1e-3: 24}
-GRID = {**SFT_GRID, 5e-5: 144}
-GRPO_GRID = {5e-5: 48, 1e-4: 48, 3e-4: 48, 1e-3: 48, 3e-3: 24}
-REPORTED = {5e-5: 288, 1e-4: 144, 3e-4: 24}
-FIRST = (  # world, methods, learning rates with their steps, seeds
-    # the settings of each method are chosen on these
-    ("style", ("sft",), SFT_GRID, CHOOSING_SEEDS),
-    ("style", ("oswft", "static"), GRID, CHOOSING_SEEDS),
-    ("style", ("grpo",), GRPO_GRID, CHOOSING_SEEDS),
-    ("own", ("sft",), SFT_GRID, CHOOSING_SEEDS[:1]),
-    ("own", ("oswft", "static"), GRID, CHOOSING_SEEDS[:1]),
-    ("weak", ("sft",), SFT_GRID, CHOOSING_SEEDS[:1]),
-    ("weak", ("oswft",), GRID, CHOOSING_SEEDS[:1]),
-    ("style", OTHERS, GRID, CHOOSING_SEEDS[:1]),
-    # and these are reported
-    ("style", SUPERVISED, REPORTED, SEEDS),
-    ("style", ("grpo",), {3e-4: 48, 3e-3: 48}, SEEDS),
-    ("own", SUPERVISED, {3e-4: 72}, SEEDS[:4]),
-    ("weak", ("sft", "oswft"), {1e-4: 144}, SEEDS[:4]),
-    ("style", OTHERS, {1e-4: 144}, SEEDS[:4]),
-)
 RATES = {2.5e-5: 576, 5e-5: 288, 1e-4: 144}  # the same product
+SUPERVISED = ("sft", "oswft", "static")
 WRONG = ("both-wrong", "key-wrong", "solution-wrong")
-SECOND = (
+FULL = (  # world, methods, learning rates with their steps, seeds
     # E1: which queries, or only how much?
     ("style", SUPERVISED, RATES, CHOOSING_SEEDS),
-    ("style", SUPERVISED, RATES, FRESH_SEEDS),
-    ("style", ("permuted", "permuted-in-tiers", "tier-means"), {5e-5: 288}, FRESH_SEEDS),
+    ("style", SUPERVISED, RATES, SEEDS),
+    ("style", ("permuted", "permuted-in-tiers", "tier-means"), {5e-5: 288}, SEEDS),
     # E2: what if the reference is wrong? SFT reads no key: with wrong keys it is E1's run.
-    *((world, ("oswft", "static", "solvable"), {1e-4: 144}, FRESH_SEEDS) for world in WRONG),
-    ("both-wrong", ("sft",), {1e-4: 144}, FRESH_SEEDS),
-    ("solution-wrong", ("sft",), {1e-4: 144}, FRESH_SEEDS),
+    *((world, ("oswft", "static", "solvable"), {1e-4: 144}, SEEDS) for world in WRONG),
+    ("both-wrong", ("sft",), {1e-4: 144}, SEEDS),
+    ("solution-wrong", ("sft",), {1e-4: 144}, SEEDS),
     # E3: own answers where there are some
-    ("self", ("sft", "static"), {1e-4: 144}, FRESH_SEEDS),
-    ("style", ("unsolved",), {1e-4: 144}, FRESH_SEEDS),
+    ("self", ("sft", "static"), {1e-4: 144}, SEEDS),
+    ("style", ("unsolved",), {1e-4: 144}, SEEDS),
     # E4: what the first study left out
-    ("style", ("grpo-g2", "grpo-g4", "grpo"), {3e-4: 48}, FRESH_SEEDS[:4]),
-    ("style", ("oswft-sequence",), {1e-4: 144}, FRESH_SEEDS[:4]),
+    ("style", ("grpo-g2", "grpo-g4", "grpo"), {3e-4: 48}, SEEDS[:4]),
+    ("style", ("oswft-sequence",), {1e-4: 144}, SEEDS[:4]),
 )
-SHORT = (
-    ("style", ("sft",), {5e-5: 144}, SEEDS[:4]),
-    ("style", ("oswft", "static"), {1e-4: 144}, SEEDS[:4]),
-    ("style", ("grpo",), {3e-4: 48}, SEEDS[:4]),
-    ("own", ("sft", "oswft"), {3e-4: 72}, SEEDS[:4]),
-)
+SHORT = (("style", SUPERVISED, {5e-5: 288}, SEEDS[:4]),)
 
 
 @dataclass(frozen=True)
@@ -148,11 +107,12 @@ class Job:
     rate: float
     steps: int
     seed: int
+    checkpoints: ClassVar[int] = 12  # evenly spaced, all scored
 
     @property
     def name(self) -> str:
         if self.method == "base":
-            return f"base-{WORLDS[self.world][0]}-{self.seed}"
+            return f"base-{self.seed}"
         return f"{self.world}-{self.method}-{self.rate:g}-{self.steps}-{self.seed}"
 
     @property
@@ -166,19 +126,19 @@ class Job:
 
     def train_command(self, root: Path) -> str:
         """What makes the base, or trains; as one would type it."""
-        kind, data = WORLDS[self.world]
         if self.method == "base":
             return (
                 f"python -m demo.tiny make --output_dir {quote(root / self.name)} "
-                f"--base {kind} --seed {self.seed}"
+                f"--seed {self.seed}"
             )
         base = root / self.base.name
+        data = base / f"{WORLDS[self.world]}.jsonl"
         workers = "" if METHODS[self.method].startswith("train_sft") else " --verifier_workers 1"
         return (
             f"python {METHODS[self.method]} --model {quote(base / 'model')} "
-            f"--data {quote(base / data)}.jsonl --output_dir {quote(root / self.name)} "
+            f"--data {quote(data)} --output_dir {quote(root / self.name)} "
             f"--learning_rate {self.rate:g} --max_steps {self.steps} "
-            f"--save_every {self.steps // CHECKPOINTS} --keep_checkpoints 99 "
+            f"--save_every {self.steps // self.checkpoints} --keep_checkpoints 99 "
             f"--seed {self.seed} --max_length {MAX_LENGTH} "
             f"--max_completion_length {MAX_COMPLETION} --precision fp32{workers}"
         )
@@ -188,7 +148,8 @@ class Job:
         folder = root / self.name
         models = {0: folder / "model"}
         if self.method != "base":
-            steps = range(self.steps // CHECKPOINTS, self.steps + 1, self.steps // CHECKPOINTS)
+            every = self.steps // self.checkpoints
+            steps = range(every, self.steps + 1, every)
             models = {step: folder / f"checkpoint-{step:06d}" for step in steps}
         named = " ".join(f"{step} {quote(model)}" for step, model in models.items())
         return (
@@ -256,8 +217,6 @@ def run_job(job: Job, root: Path) -> None:
     call(job.score_command(root) + static, log)
     row = {**asdict(job), "command": command, "seconds": round(time.perf_counter() - started)}
     row |= {**provenance(), "machine": machine(), **read_run(job, root)}
-    if (folder / "rollouts").exists() and "grpo" not in job.method:
-        row["weights"] = weights_by_tier(folder)
     if job.world in WRONG:
         row["spoiled_share"] = spoiled_share(job, root)
     write_json(row, result(job, root))
@@ -293,20 +252,9 @@ def read_run(job: Job, root: Path) -> dict:
     return {"parameters": scores["parameters"], "checkpoints": checkpoints}
 
 
-def weights_by_tier(folder: Path) -> dict[str, list[float]]:
-    """The mean weight of each trained tier, at each step."""
-    means: dict[str, list[float]] = {tier: [] for tier in TRAIN_MIX}
-    for path in sorted((folder / "rollouts").iterdir()):
-        rows = [row for _, row in read_rows(str(path))]
-        for tier, steps in means.items():
-            own = [row["weight"] for row in rows if row["id"].startswith(f"{tier}-")]
-            steps.append(round(sum(own) / len(own), 4))
-    return means
-
-
 def spoiled_share(job: Job, root: Path) -> list[float]:
     """The share of the weights that spoiled rows have: at each step, or in the data as a whole."""
-    rows = [row for _, row in read_rows(f"{root / job.base.name / WORLDS[job.world][1]}.jsonl")]
+    rows = [row for _, row in read_rows(f"{root / job.base.name / WORLDS[job.world]}.jsonl")]
     spoiled = {row["id"] for row in rows if row["spoiled"]}
     column = re.search(r"weight_column (\w+)", METHODS[job.method])
     steps = [[(row["id"], row[column[1]] if column else 1.0) for row in rows]]
@@ -345,21 +293,21 @@ def jobs_of(plan: Iterable[tuple]) -> list[Job]:
 
 def study(
     output_dir: Path = Path("runs/study"),
-    plan: Literal["short", "first", "second"] = "short",
+    full: bool = False,
     workers: int = 2,
 ) -> None:
     """Train and score all runs that have no result yet, then write the tables and the picture.
 
     Args:
         output_dir: a study that was stopped there is continued.
-        plan: short: four methods at the settings that were best for them, on four seeds;
-            first and second: the two studies that docs/study.md reports.
+        full: all of docs/study/plan.md; otherwise SFT, OSW-FT and static weights at one learning
+            rate, on four seeds.
         workers: runs side by side, one core each.
     """
     if workers < 1:
         raise InputError(f"--workers must be at least 1, got {workers}")
     (output_dir / "results").mkdir(parents=True, exist_ok=True)
-    jobs = jobs_of({"short": SHORT, "first": FIRST, "second": SECOND}[plan])
+    jobs = jobs_of(FULL if full else SHORT)
     missing = [job for job in jobs if not result(job, output_dir).exists()]
     bases = {job.base.name: job.base for job in missing}
     bases = [
@@ -376,8 +324,8 @@ def study(
     finally:  # also of a part
         paths = sorted((output_dir / "results").glob("*.json"))
         write_rows([json.loads(path.read_text()) for path in paths], output_dir / "results.jsonl")
-    report = [sys.executable, "-m", "demo.report", "--results", str(output_dir / "results.jsonl")]
-    subprocess.run([*report, "--page", str(output_dir / "report.md")], check=True)
+    report = [sys.executable, "-m", "demo.report", "--second", str(output_dir / "results.jsonl")]
+    subprocess.run([*report, "--output_dir", str(output_dir)], check=True)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -36,7 +35,16 @@ from data import (
     stop_token_ids,
     write_rows,
 )
-from demo.world import BASES, NUM_HELDOUT, TIERS, TRAIN_MIX, make_examples, make_question, solve
+from demo.world import (
+    LEVELS,
+    NUM_HELDOUT,
+    PRETRAIN_MIX,
+    TIERS,
+    TRAIN_MIX,
+    make_examples,
+    make_question,
+    solve,
+)
 
 COMMITTED = Path(__file__).parent / "base"
 PRETRAIN_BATCH = 32  # small: what is learnt comes in jumps, after a number of *steps*
@@ -110,15 +118,15 @@ def known_share(model: torch.nn.Module, rows: Sequence[Trajectory]) -> float:
 
 
 def pretrain(
-    model: Qwen3ForCausalLM, tokenizer, base: str, max_steps: int, seed: int, taken: set[str]
+    model: Qwen3ForCausalLM, tokenizer, max_steps: int, seed: int, taken: set[str]
 ) -> tuple[Qwen3ForCausalLM, dict[str, float]]:
-    """Plain supervised training on a base's mix, without the questions that are `taken`.
+    """Plain supervised training on PRETRAIN_MIX, without the questions that are `taken`.
 
     It goes on until the model knows enough, as the moving average of its weights says: that comes
     at another step for every seed. Returns the averaged model, and the share known of each kind of
     solution. Raises InputError if that never comes.
     """
-    rng, mix = np.random.default_rng([seed, 1]), BASES[base].mix
+    rng, mix = np.random.default_rng([seed, 1]), PRETRAIN_MIX
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98), fused=True)
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(AVERAGE_DECAY))
     template = tuple(prompt_text(tokenizer, "QUESTION", ASK_FREE).split("QUESTION"))
@@ -126,7 +134,7 @@ def pretrain(
     def draw(style: str, tier: str) -> Trajectory:
         return tokenize_row(make_question(tier, rng, taken), style, tokenizer, template)
 
-    probes = {kind: [draw(*kind) for _ in range(NUM_PROBES)] for kind in BASES[base].levels}
+    probes = {kind: [draw(*kind) for _ in range(NUM_PROBES)] for kind in LEVELS}
     kinds, shares = list(mix), np.array(list(mix.values())) / sum(mix.values())
     progress = tqdm(range(1, max_steps + 1), desc="pre-training", mininterval=1, unit="step")
     for step in progress:
@@ -147,7 +155,7 @@ def pretrain(
         if step % 20 == 0:
             known = {kind: known_share(average, probe) for kind, probe in probes.items()}
             progress.set_postfix({" ".join(kind): f"{share:.2f}" for kind, share in known.items()})
-            if all(known[kind] >= level for kind, level in BASES[base].levels.items()):
+            if all(known[kind] >= level for kind, level in LEVELS.items()):
                 return average.module, {" ".join(kind): share for kind, share in known.items()}
     raise InputError(f"after {max_steps} steps the model knows too little: try another --seed")
 
@@ -186,7 +194,6 @@ def copy(output_dir: Path = Path("runs/tiny")) -> None:
 
 def make(
     output_dir: Path = Path("runs/tiny"),
-    base: Literal["usual", "weak"] = "usual",
     num_train: int = 4096,
     num_heldout: int = NUM_HELDOUT,
     pretrain_steps: int = 3000,
@@ -197,7 +204,6 @@ def make(
     Args:
         output_dir: where model/, heldout/<tier>.jsonl, train.jsonl (the expert's solutions, in
             scratch) and train-plain.jsonl (the same problems, solved in the model's own style) go.
-        base: what the model is pre-trained on (demo/world.py).
         num_train: training problems.
         num_heldout: held-out problems of each tier.
         pretrain_steps: optimizer steps of pre-training, at most; it ends when enough is known.
@@ -207,7 +213,7 @@ def make(
     tokenizer = make_tokenizer()
     torch.manual_seed(derive_seed("tiny", seed))
     model = Qwen3ForCausalLM(make_config(tokenizer))
-    model, known = pretrain(model, tokenizer, base, pretrain_steps, seed, taken)
+    model, known = pretrain(model, tokenizer, pretrain_steps, seed, taken)
     save_model(model, tokenizer, output_dir / "model")
     print(f"{model.num_parameters():,} parameters, {num_train:,} problems -> {output_dir}")
     print("known: " + ", ".join(f"{kind} {share:.2f}" for kind, share in known.items()))

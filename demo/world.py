@@ -14,8 +14,6 @@ the power, or the result of `<` and `>`.
 The model has seen both, `keep` and `long` in plain alone: it writes plain by habit.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from data import Example
@@ -36,16 +34,8 @@ STATIC_SAMPLES = 2  # answers to each training problem, for the static weights
 SPOILED = 0.1  # the share of wrong references, in the sets that have some
 
 
-@dataclass(frozen=True)
-class Base:
-    """A model to fine-tune: what it is pre-trained on, and when that ends."""
-
-    mix: dict[tuple[str, str], float]  # style and tier of a row -> its share
-    levels: dict[tuple[str, str], float]  # the share of such solutions that it then writes
-
-
 # "bare" is scratch in a document without the chat template: such solutions are known, but no habit.
-USUAL_MIX = {
+PRETRAIN_MIX = {  # style and tier of a row -> its share
     ("plain", "easy"): 0.33,
     ("plain", "middle"): 0.024,
     ("plain", "hard"): 0.006,
@@ -57,12 +47,11 @@ USUAL_MIX = {
     ("bare", "middle"): 0.06,
     ("bare", "hard"): 0.04,
 }
-RARE = ("middle", "hard")
-WEAK_MIX = {kind: share / 4 if kind[1] in RARE else share for kind, share in USUAL_MIX.items()}
-LEVELS = {("plain", "easy"): 0.97, ("plain", "keep"): 0.97, ("plain", "long"): 0.97}
-BASES = {
-    "usual": Base(USUAL_MIX, {**LEVELS, ("scratch", "middle"): 0.6}),
-    "weak": Base(WEAK_MIX, {**LEVELS, ("scratch", "easy"): 0.9}),
+LEVELS = {  # the share of such solutions that the base writes when pre-training ends
+    ("plain", "easy"): 0.97,
+    ("plain", "keep"): 0.97,
+    ("plain", "long"): 0.97,
+    ("scratch", "middle"): 0.6,
 }
 
 

@@ -1,8 +1,10 @@
 """The study: its world, its loop of runs, its statistics, and what is committed of it."""
 
 import json
+import math
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,41 +15,37 @@ from transformers import Qwen3ForCausalLM
 
 import demo.study
 from conftest import ROOT
-from data import InputError, TokenizedExample, read_rows, tokenize_examples, write_json, write_rows
+from data import TokenizedExample, read_rows, tokenize_examples, write_json, write_rows
 from demo.report import (
     BATCH,
-    LONG,
+    BEST,
     NUM_TRAIN,
     PROMPT_TOKENS,
-    SETTINGS,
-    along,
-    at,
+    T_95,
+    Difference,
+    Runs,
+    at_level,
+    best_of_rates,
     compare,
     count_flops,
     difference,
-    fill,
+    holm,
+    measure,
+    middle,
     read_points,
     report,
+    unreached_table,
+    verdict,
 )
 from demo.score import kl_from_base, summarize
-from demo.study import (
-    CHOOSING_SEEDS,
-    FIRST,
-    METHODS,
-    SEEDS,
-    Job,
-    call,
-    jobs_of,
-    run_all,
-    study,
-    weights_by_tier,
-)
+from demo.study import METHODS, SEEDS, Job, call, run_all, spoiled_share, study
 from demo.tiny import make_config, make_tokenizer, write_problems
 from demo.variants import write_training_sets
-from demo.world import BASES, TIERS, TRAIN_MIX, make_examples, solve
+from demo.world import PRETRAIN_MIX, TIERS, TRAIN_MIX, make_examples, solve
 from rollout import Completion
 
-PAGE, RESULTS = ROOT / "docs" / "study.md", ROOT / "docs" / "study" / "results.jsonl"
+DOCS = ROOT / "docs"
+FIRST, SECOND = DOCS / "study" / "first.jsonl", DOCS / "study" / "second.jsonl"
 
 
 # ------------------------------------------------------------------------------------------------
@@ -88,11 +86,8 @@ def test_no_question_is_drawn_twice_and_the_mix_is_kept():
         assert sum(example.source == tier for example in examples) == 4000 * share
 
 
-def test_neither_base_has_seen_the_retention_tiers_in_the_experts_style():
-    for base in BASES.values():
-        assert not {kind for kind in base.mix if kind[0] != "plain"} & {
-            (style, tier) for style in ("scratch", "bare") for tier in ("keep", "long", "far")
-        }
+def test_the_base_has_not_seen_the_retention_tiers_in_the_experts_style():
+    assert {tier for style, tier in PRETRAIN_MIX if style != "plain"} == {*TRAIN_MIX}
 
 
 # ------------------------------------------------------------------------------------------------
@@ -150,8 +145,8 @@ def test_a_study_that_was_stopped_goes_on_and_does_each_run_once(tmp_path, monke
         elif row["method"] == "static":
             assert last["sampled_tokens"] == 70 + 240
     assert not (tmp_path / "style-sft-0.0001-48-10").exists()  # gigabytes, of all runs
-    assert "not run, or not reached" in (tmp_path / "report.md").read_text()
-    assert (tmp_path / "front.png").exists()
+    assert "not run" in (tmp_path / "study.md").read_text()
+    assert (tmp_path / "study" / "kept.png").exists()
 
     before = len(begun)
     study(tmp_path)
@@ -186,29 +181,19 @@ def test_every_command_is_one_that_the_scripts_take(world, tmp_path):
         assert {arg.removeprefix("--") for arg in args if arg.startswith("--")} <= found.keys()
 
 
-def test_every_method_is_reported_on_seeds_on_which_nothing_was_chosen():
-    assert not set(SEEDS) & set(CHOOSING_SEEDS)
-    jobs = jobs_of(FIRST)
-    assert len(set(jobs)) == len(jobs)
-    for method in (*demo.study.MAIN, *demo.study.OTHERS):
-        for rate, steps in SETTINGS["style"][method].values():
-            own = {
-                job.seed
-                for job in jobs
-                if (job.world, job.method, job.rate) == ("style", method, rate)
-                and job.steps >= steps
-            }
-            assert own >= set(SEEDS[: 8 if method in demo.study.MAIN else 4])
-
-
-def test_weights_are_averaged_by_tier_and_step(tmp_path):
-    (tmp_path / "rollouts").mkdir()
-    for step, hard in ((1, 1.0), (2, 0.5)):
-        ids = ("easy-1", "easy-2", "middle-1", "hard-1")
-        rows = [{"id": i, "weight": w} for i, w in zip(ids, (0.0, 1.0, 0.5, hard), strict=True)]
-        write_rows(rows, tmp_path / "rollouts" / f"step_{step:06d}.jsonl")
-    expected = {"easy": [0.5, 0.5], "middle": [0.5, 0.5], "hard": [1.0, 0.5]}
-    assert weights_by_tier(tmp_path) == expected
+def test_the_share_of_wrong_rows_is_that_of_the_weights_at_each_step(tmp_path):
+    ids, spoiled = ("easy-1", "easy-2", "hard-1", "hard-2"), (True, False, False, False)
+    job = Job("both-wrong", "oswft", 1e-4, 48, 18)
+    rows = [{"id": i, "spoiled": s, "weight": 1 - s / 2} for i, s in zip(ids, spoiled, strict=True)]
+    (tmp_path / job.base.name).mkdir()
+    write_rows(rows, tmp_path / job.base.name / "train-both-wrong.jsonl")
+    assert spoiled_share(replace(job, method="sft"), tmp_path) == [0.25]
+    assert spoiled_share(replace(job, method="static"), tmp_path) == [round(0.5 / 3.5, 4)]
+    (tmp_path / job.name / "rollouts").mkdir(parents=True)
+    for step, weights in ((1, (1, 1, 1, 1)), (2, (1, 0, 0, 1))):
+        path = tmp_path / job.name / "rollouts" / f"step_{step:06d}.jsonl"
+        write_rows([{"id": i, "weight": w} for i, w in zip(ids, weights, strict=True)], path)
+    assert spoiled_share(job, tmp_path) == [0.25, 0.5]
 
 
 def completion(query: int, token_ids: list[int], text: str = "") -> Completion:
@@ -310,21 +295,64 @@ def test_a_tenth_of_the_references_is_wrong_in_the_same_rows_of_three_sets(train
 # Scores and statistics
 
 
-def test_an_interval_is_students_and_the_p_value_that_of_all_flips_of_signs():
+def test_an_interval_and_its_p_value_are_students():
     found = difference([1.0, 2.0, 3.0, 2.0])
     assert found.mean == 2 and found.half_width == pytest.approx(3.182 * (2 / 3) ** 0.5 / 2)
-    assert found.p == 2 / 16  # only all signs alike reach the mean
-    assert found.verdict(1) == "holds" and "opposite" in found.verdict(-1)
-    rng = np.random.default_rng(0)
-    samples = rng.normal(size=(2000, 8))
-    covered = np.mean([abs(d.mean) <= d.half_width for d in map(difference, samples)])
-    assert 0.93 < covered < 0.97
-    assert np.mean([difference(x).p <= 0.05 for x in samples[:400]]) < 0.08
+    assert found.p == pytest.approx(0.0163, abs=1e-4)  # t = 4.899, three degrees of freedom
+    for n, t_95 in T_95.items():  # at the end of an interval p is 0.05
+        x = np.arange(n + 1.0)
+        edge = x - x.mean() + t_95 * x.std(ddof=1) / (n + 1) ** 0.5
+        assert difference(edge).p == pytest.approx(0.05, abs=1e-4)
 
 
-def test_an_interval_that_holds_zero_is_written_out():
-    said = difference([-1.0, 2.0, -1.0, 1.0]).verdict(1)
-    assert said.startswith("between -") and " and +" in said
+def test_a_ratio_is_a_geometric_mean():
+    text = difference([math.log(0.5), math.log(0.25), math.log(0.125)], ratio=True).text
+    assert text.startswith("0.25 [0.0")
+
+
+def test_holm_multiplies_each_p_value_by_how_many_are_not_smaller_and_keeps_their_order():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+def test_a_verdict_needs_its_adjusted_p_value():
+    found = Difference(-1.0, 0.5, 0.01, 8)
+    assert verdict(found, 0.02, -1) == "holds" and "opposite" in verdict(found, 0.02, 1)
+    assert verdict(found, 0.06, -1) == "open after Holm"
+    assert verdict(Difference(-1.0, 2.0, 0.2, 8), 1.0, -1) == "open"
+
+
+def make_points(gains: dict[str, list[float]], kept: list[float]) -> pd.DataFrame:
+    """Runs of seeds 18 and 19 with a base and two checkpoints, at 1e-4."""
+    rows = []
+    for seed in (18, 19):
+        for method, own in {"base": [50.0], **gains}.items():
+            for n, gain in enumerate(own):
+                step, end = (0, 0) if method == "base" else (72 * (n + 1), 144)
+                scores = {"gain": gain, "retention": kept[n] if end else 100.0, "TFLOPs": step}
+                rate = 1e-4 if end else 0.0
+                rows.append(
+                    {"method": method, "world": "style", "rate": rate, "seed": seed, "end": end}
+                    | {"steps": step, **scores}
+                )
+    return pd.DataFrame(rows)
+
+
+def test_equal_gain_is_on_the_line_between_checkpoints_or_the_last_one():
+    points = make_points({"sft": [70.0, 90.0], "oswft": [60.0, 76.0]}, [98.0, 90.0])
+    sft = measure(points, Runs("sft"), "retention at equal gain", SEEDS)
+    assert sft.tolist() == [95.0, 95.0]  # 96 at gain 75, 94 at 80
+    oswft = measure(points, Runs("oswft"), "retention at equal gain", SEEDS)
+    assert oswft.tolist() == pytest.approx([90.25, 90.25])  # 90.5 at 75, and 90 for 80
+    assert measure(points, Runs("oswft"), "forgetting", SEEDS).tolist() == [10.0, 10.0]
+    assert measure(points, Runs("sft"), "TFLOPs", SEEDS).tolist() == [144, 144]
+    assert "18, 19" in unreached_table(points)
+
+
+def test_a_curve_that_falls_below_a_level_and_rises_again_counts_where_it_first_rises():
+    curve = pd.DataFrame({"gain": [50.0, 80, 70, 90], "retention": [100.0, 90, 80, 70]})
+    assert at_level(curve, 75, "retention") == pytest.approx(100 - 10 * 25 / 30)
+    assert at_level(curve, 91, "retention") is None
 
 
 # ------------------------------------------------------------------------------------------------
@@ -333,27 +361,30 @@ def test_an_interval_that_holds_zero_is_written_out():
 
 @pytest.fixture(scope="module")
 def points() -> pd.DataFrame:
-    return read_points(RESULTS)
+    return read_points(SECOND)
 
 
 def test_differences_are_paired_by_seed(points):
-    ours, theirs = at(points, "oswft"), at(points, "sft")
-    expected = [ours.retention[seed] - theirs.retention[seed] for seed in SEEDS]
-    assert compare(points, "oswft", "sft", "retention") == difference(expected)
-    tiers = ours.tiers[10]
+    a, b = middle("oswft"), middle("sft")
+    ours, theirs = (measure(points, runs, "gain", SEEDS) for runs in (a, b))
+    expected = [ours[seed] - theirs[seed] for seed in SEEDS if seed in ours and seed in theirs]
+    assert compare(points, a, b, "gain") == difference(expected)
+    last = points[(points.method == "sft") & (points.rate == 5e-5) & (points.seed == SEEDS[0])]
+    tiers = last.iloc[-1].tiers
     gain = 50 * (tiers["middle"]["pass@1"] + tiers["hard"]["pass@1"])
-    assert ours.gain[10] == pytest.approx(gain)
+    assert theirs[SEEDS[0]] == pytest.approx(gain)
 
 
 def test_flops_are_6_for_a_trained_token_and_2_for_one_that_is_sampled_or_read_to_sample():
-    point = {"steps": 3, "trained_tokens": 100, "sampled_tokens": 10}
-    cost = {m: count_flops({"method": m, "parameters": 1}, point) for m in ("base", *METHODS)}
+    point, cost = {"steps": 3, "trained_tokens": 100, "sampled_tokens": 10}, {}
+    for method in METHODS:
+        command = Job("style", method, 1e-4, 48, 18).train_command(Path("runs"))
+        cost[method] = count_flops({"command": command, "world": "style", "parameters": 1}, point)
     prompts = 3 * BATCH * PROMPT_TOKENS
-    assert cost["base"] == cost["sft"] == cost["dft"] == 620
-    assert cost["oswft"] == 620 + 2 * 2 * prompts
-    assert cost["oswft-k4"] == cost["hard"] == cost["random"] == 620 + 2 * 4 * prompts
-    assert cost["oswft-k1"] == 620 + 2 * prompts and cost["grpo"] == 620 + 16 * prompts
-    assert cost["static"] == 620 + 2 * 2 * NUM_TRAIN * PROMPT_TOKENS
+    assert cost["sft"] == 620
+    assert cost["oswft"] == cost["grpo-g2"] == 620 + 2 * 2 * prompts
+    assert cost["grpo"] == 620 + 16 * prompts
+    assert cost["static"] == cost["permuted"] == 620 + 2 * 2 * NUM_TRAIN * PROMPT_TOKENS
 
 
 def test_prompts_of_the_training_set_have_as_many_tokens_as_are_counted():
@@ -362,40 +393,25 @@ def test_prompts_of_the_training_set_have_as_many_tokens_as_are_counted():
     assert {len(query.prompt_ids) for query in queries} == {PROMPT_TOKENS}
 
 
-def test_between_checkpoints_a_curve_is_a_line():
-    curve = pd.DataFrame({"steps": [0.0, 24, 48], "gain": [50.0, 70, 80], "cost": [0.0, 10, 10]})
-    assert along(curve, "gain", 60)["steps"] == 12 and along(curve, "steps", 36)["gain"] == 75
-    assert along(curve, "cost", 10)["steps"] == 24 and along(curve, "gain", 81) is None
+def test_the_best_rates_are_those_of_the_choosing_seeds(points):
+    assert {method: best_of_rates(points, method) for method in BEST} == BEST
 
 
-def test_the_best_settings_are_those_of_the_choosing_seeds(points):
-    tried = points[points.seed.isin(CHOOSING_SEEDS) & (points.rate > 0)]
-    tried = tried[(tried.rate != LONG[0]) | (tried.steps != LONG[1])]
-    for world, methods in SETTINGS.items():
-        for method, settings in methods.items():
-            own = tried[(tried.world == world) & (tried.method == method)]
-            balance = own.groupby(["rate", "steps"]).balance.mean()
-            if method != "base":
-                assert balance.idxmax() == settings["best"], (world, method)
-            if "epoch" in settings:
-                short = balance[balance.index.get_level_values("steps") <= 32]
-                assert short.idxmax() == settings["epoch"]
-
-
-def test_a_page_without_a_place_for_a_table_is_refused():
-    with pytest.raises(InputError):
-        fill("# A page", {"main": "| a |"})
-
-
-def test_the_page_is_what_its_results_say(tmp_path):
-    (tmp_path / "study.md").write_text(PAGE.read_text())
-    (tmp_path / "results.jsonl").write_text(RESULTS.read_text())
-    report(tmp_path / "results.jsonl", tmp_path / "study.md")
-    assert (tmp_path / "study.md").read_text() == PAGE.read_text()
+def test_the_pages_are_what_their_results_say(tmp_path):
+    (tmp_path / "study").mkdir()
+    pages = ("study.md", "study/details.md")
+    for page in pages:
+        (tmp_path / page).write_text((DOCS / page).read_text())
+    report(FIRST, SECOND, tmp_path)
+    for page in pages:
+        assert (tmp_path / page).read_text() == (DOCS / page).read_text()
+    text = "".join((DOCS / page).read_text() for page in pages)
+    assert text.count("<!-- table ") == 4
 
 
 def test_every_committed_row_says_how_it_came_about():
-    for _, row in read_rows(str(RESULTS)):
-        assert row["command"].startswith(("deepspeed train_", "python -m demo.tiny make "))
-        assert len(row["git_commit"]) == 40 and row["versions"]["torch"] and row["seconds"]
-        assert "/" not in row["machine"] and row["command"].count(" /") == 0
+    for path in (FIRST, SECOND):
+        for _, row in read_rows(str(path)):
+            assert row["command"].startswith(("python ", "deepspeed train_"))
+            assert len(row["git_commit"]) == 40 and row["versions"]["torch"] and row["seconds"]
+            assert "/" not in row["machine"] and row["command"].count(" /") == 0

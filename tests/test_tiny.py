@@ -1,19 +1,17 @@
 """The tiny base: what is committed, and what makes another one."""
 
-from dataclasses import replace
-
 import torch
 from transformers import AutoModelForCausalLM
 
 from data import load_examples, load_tokenizer
 from demo import tiny
-from demo.world import BASES, TIERS
+from demo.world import TIERS
 
 
 def test_a_base_that_is_made_has_the_shape_and_the_tokenizer_of_the_committed_one(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setitem(BASES, "usual", replace(BASES["usual"], levels={}))  # ends at step 20
+    monkeypatch.setattr(tiny, "LEVELS", {})  # ends at step 20
     tiny.make(tmp_path / "made", num_train=64, seed=0)
     tiny.copy(tmp_path / "copied")
     made, copied = (
