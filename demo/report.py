@@ -21,7 +21,7 @@ import tyro
 from sympy import betainc_regularized
 
 from data import InputError, atomic_write, read_rows
-from demo.study import CHOOSING_SEEDS, RATES, SEEDS, TITLES, WRONG
+from demo.study import CHOOSING_SEEDS, RATES, SEEDS, TITLES, WRONG, needs_base_answers
 from demo.world import GAIN, RETENTION, STATIC_SAMPLES, TIERS
 from paper.plot import STYLE
 
@@ -59,12 +59,16 @@ class Runs(NamedTuple):
 # What is compared
 
 
+def planned(method: str, rate: float) -> Runs:
+    return Runs(method, rate, steps=RATES[rate])
+
+
 def middle(method: str) -> Runs:
-    return Runs(method, 5e-5, steps=288)
+    return planned(method, 5e-5)
 
 
 def slow(method: str) -> Runs:
-    return Runs(method, 2.5e-5, steps=576)
+    return planned(method, 2.5e-5)
 
 
 def own_style(method: str) -> Runs:
@@ -204,7 +208,7 @@ def count_flops(row: dict, checkpoint: dict) -> float:
     """
     answers = int((re.findall(r"num_rollouts (\d)", row["command"]) or [0])[0])
     prompts = answers * BATCH * checkpoint["steps"]
-    if "weight_column" in row["command"] or row["world"] == "self":
+    if needs_base_answers(row["world"], row["command"]):
         prompts = STATIC_SAMPLES * NUM_TRAIN
     read = checkpoint["sampled_tokens"] + prompts * PROMPT_TOKENS
     return row["parameters"] * (6 * checkpoint["trained_tokens"] + 2 * read)
@@ -212,10 +216,9 @@ def count_flops(row: dict, checkpoint: dict) -> float:
 
 def curves(points: pd.DataFrame, runs: Runs, seeds: Sequence[int]) -> dict[int, pd.DataFrame]:
     """By seed, a run's checkpoints from the base on."""
-    world = "style" if (runs.method, runs.world) == ("sft", "key-wrong") else runs.world
     found = points[points.seed.isin(seeds)]
     own = found[(found.method == runs.method) & (found.rate == runs.rate)]
-    own = own[(own.world == world) & (own.end == runs.steps)]
+    own = own[(own.world == runs.world) & (own.end == runs.steps)]
     base = found[(found.method == "base") & (found.world != "weak")]
     return {
         seed: pd.concat([base[base.seed == seed], curve]) for seed, curve in own.groupby("seed")
@@ -267,7 +270,7 @@ def compare(
 
 def best_of_rates(points: pd.DataFrame, method: str) -> Runs:
     """A method at that of the plan's rates which keeps most on the choosing seeds."""
-    tried = [Runs(method, rate, steps=steps) for rate, steps in RATES.items()]
+    tried = [planned(method, rate) for rate in RATES]
     return max(tried, key=lambda runs: measure(points, runs, KEPT, CHOOSING_SEEDS).mean())
 
 
@@ -329,18 +332,17 @@ def wrong_table(points: pd.DataFrame) -> str:
     """Gain / retention at the end with wrong references, and the weight that these carry."""
     methods, rows = ("sft", "oswft", "static", "solvable"), []
     for world in ("style", *WRONG):
-        cells = []
-        for method in methods:
-            runs = Runs(method, world=world)
-            means = [measure(points, runs, score, SEEDS).mean() for score in ("gain", "retention")]
+        runs, cells = {method: Runs(method, world=world) for method in methods}, []
+        if world == "key-wrong":
+            runs["sft"] = Runs("sft")  # it reads no key
+        for own in runs.values():
+            means = [measure(points, own, score, SEEDS).mean() for score in ("gain", "retention")]
             cells.append("" if np.isnan(means[0]) else "{:.1f} / {:.1f}".format(*means))
-        found = compare(points, Runs("oswft", world=world), Runs("sft", world=world), "gain")
-        shares = points[(points.world == world) & (points.method == "oswft")]
-        shares = [share for share in shares.get("spoiled_share", ()) if isinstance(share, list)]
-        parts = [
-            np.mean([s[part] for s in shares]) for part in (slice(12), slice(-12, None)) if shares
-        ]
-        share = " → ".join(f"{part:.0%}" for part in parts)  # of the first steps and the last ones
+        found, share = compare(points, runs["oswft"], runs["sft"], "gain"), ""
+        online = curves(points, runs["oswft"], SEEDS).values() if world in WRONG else ()
+        if online:
+            shares = np.array([curve.iloc[-1].spoiled_share for curve in online])  # (seeds, steps)
+            share = f"{shares[:, :12].mean():.0%} → {shares[:, -12:].mean():.0%}"
         rows.append([world.replace("style", "none"), *cells, found.text if found else "", share])
     titles = [TITLES[method] for method in methods]
     return markdown(["wrong", *titles, "OSW-FT − SFT, gain", "weight on wrong rows"], rows)
@@ -378,13 +380,11 @@ def draw_kept(points: pd.DataFrame, path: Path) -> None:
     figure, panels = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True)
     for axes, method in zip(panels, ("oswft", "static"), strict=True):
         for rate, color in RATE_COLORS.items():
-            ours, theirs = (
-                curves(points, Runs(m, rate, steps=RATES[rate]), SEEDS) for m in (method, "sft")
-            )
+            ours, theirs = (curves(points, planned(m, rate), SEEDS) for m in (method, "sft"))
             levels, means, widths = [], [], []
             for level in range(60, 91):
                 kept = [
-                    [at_level(curves[seed], level, "retention") for curves in (ours, theirs)]
+                    [at_level(own[seed], level, "retention") for own in (ours, theirs)]
                     for seed in ours.keys() & theirs.keys()
                 ]
                 if len(kept) > 1 and not any(None in pair for pair in kept):
@@ -407,12 +407,15 @@ def draw_kept(points: pd.DataFrame, path: Path) -> None:
 # The pages
 
 
-def fill(text: str, tables: dict[str, str]) -> str:
-    """A page with each table at its mark, if it has one."""
+def fill(pages: dict[Path, str], tables: dict[str, str]) -> dict[Path, str]:
+    """The pages with each table at its mark. Raises InputError if one has no mark."""
     for name, table in tables.items():
-        mark = re.escape(f"<!-- table {name} -->\n")
-        text = re.sub(f"({mark}).*?(<!-- end -->)", rf"\g<1>{table}\n\g<2>", text, flags=re.S)
-    return text
+        mark = re.compile(f"(<!-- table {re.escape(name)} -->\n).*?(<!-- end -->)", flags=re.S)
+        if not any(map(mark.search, pages.values())):
+            raise InputError(f"no page has a place for the table '{name}'")
+        filled = rf"\g<1>{table}\n\g<2>"
+        pages = {page: mark.sub(filled, text) for page, text in pages.items()}
+    return pages
 
 
 def report(
@@ -436,11 +439,14 @@ def report(
         "unreached": unreached_table(new),
     }
     (output_dir / "study").mkdir(parents=True, exist_ok=True)
-    for page in (output_dir / "study.md", output_dir / "study" / "details.md"):
-        blank = "\n\n".join(f"<!-- table {name} -->\n<!-- end -->" for name in tables)
-        with atomic_write(page) as partial:
-            partial.write_text(fill(page.read_text() if page.exists() else f"{blank}\n", tables))
-        print(page)
+    page = output_dir / "study.md"
+    known = (page, output_dir / "study" / "details.md")
+    pages = {path: path.read_text() for path in known if path.exists()}
+    blank = "\n\n".join(f"<!-- table {name} -->\n<!-- end -->" for name in tables)
+    for path, text in fill(pages or {page: f"{blank}\n"}, tables).items():
+        with atomic_write(path) as partial:
+            partial.write_text(text)
+        print(path)
     with plt.rc_context(STYLE):
         draw_kept(new, output_dir / "study" / "kept.png")
     print(output_dir / "study" / "kept.png")

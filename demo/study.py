@@ -117,12 +117,7 @@ class Job:
 
     @property
     def base(self) -> "Job":
-        return replace(self, method="base", rate=0.0, steps=0)
-
-    @property
-    def needs_base_answers(self) -> bool:
-        """Whether the base first answers all training problems, for weights or solutions."""
-        return "weight_column" in METHODS.get(self.method, "") or self.world == "self"
+        return replace(self, world="style", method="base", rate=0.0, steps=0)  # one for all worlds
 
     def train_command(self, root: Path) -> str:
         """What makes the base, or trains; as one would type it."""
@@ -156,6 +151,11 @@ class Job:
             f"python -m demo.score --base {quote(root / self.base.name)} --models {named} "
             f"--output {quote(folder / 'scores.json')} --seed {self.seed}"
         )
+
+
+def needs_base_answers(world: str, command: str) -> bool:
+    """Whether the base first answers all training problems, for weights or for solutions."""
+    return "weight_column" in command or world == "self"
 
 
 def quote(path: Path) -> str:
@@ -232,7 +232,7 @@ def read_run(job: Job, root: Path) -> dict:
     """The scores of a run's checkpoints, and the tokens that it had trained on and sampled."""
     scores, spent = json.loads((root / job.name / "scores.json").read_text()), {0: (0, 0)}
     trained = sampled = 0
-    if job.needs_base_answers:
+    if needs_base_answers(job.world, METHODS.get(job.method, "")):
         static = json.loads((root / job.base.name / "scores.json").read_text())
         sampled = static["static_tokens"]
     metrics = root / job.name / "metrics.jsonl"
@@ -291,11 +291,7 @@ def jobs_of(plan: Iterable[tuple]) -> list[Job]:
     ]
 
 
-def study(
-    output_dir: Path = Path("runs/study"),
-    full: bool = False,
-    workers: int = 2,
-) -> None:
+def study(output_dir: Path = Path("runs/study"), full: bool = False, workers: int = 2) -> None:
     """Train and score all runs that have no result yet, then write the tables and the picture.
 
     Args:
@@ -309,10 +305,8 @@ def study(
     (output_dir / "results").mkdir(parents=True, exist_ok=True)
     jobs = jobs_of(FULL if full else SHORT)
     missing = [job for job in jobs if not result(job, output_dir).exists()]
-    bases = {job.base.name: job.base for job in missing}
-    bases = [
-        base for base in bases.values() if not (output_dir / base.name / "scores.json").exists()
-    ]
+    bases = dict.fromkeys(job.base for job in missing)
+    bases = [base for base in bases if not (output_dir / base.name / "scores.json").exists()]
     print(f"{len(jobs)} runs, to do: {len(missing)}, and {len(bases)} bases", flush=True)
 
     def run(job: Job) -> None:

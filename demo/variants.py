@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from data import load_examples, write_rows
-from demo.world import SPOILED, STATIC_SAMPLES, TIERS, solve
+from demo.world import SPOILED, STATIC_SAMPLES, TRAIN_MIX, solve
 
 
 def write_training_sets(folder: Path, texts: Sequence[str], verify: Callable, seed: int) -> None:
@@ -63,10 +63,10 @@ def add_weights(rows: Sequence[dict], weights: np.ndarray, rng: np.random.Genera
         "solvable": np.where(weights < 1, weights, 0.0),
         "unsolved": np.where(weights < 1, 0.0, 1.0),
     }
-    for tier in TIERS:
+    for tier in TRAIN_MIX:
         own = tiers == tier
         columns["permuted_in_tiers"][own] = rng.permutation(weights[own])
-        columns["tier_mean"][own] = weights[own].mean() if own.any() else 0
+        columns["tier_mean"][own] = weights[own].mean()
     values = {name: column.tolist() for name, column in columns.items()}
     return [row | {name: values[name][n] for name in values} for n, row in enumerate(rows)]
 

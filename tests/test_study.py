@@ -15,10 +15,12 @@ from transformers import Qwen3ForCausalLM
 
 import demo.study
 from conftest import ROOT
-from data import TokenizedExample, read_rows, tokenize_examples, write_json, write_rows
+from data import InputError, TokenizedExample, read_rows, tokenize_examples, write_json, write_rows
 from demo.report import (
     BATCH,
     BEST,
+    FIRST_SEEDS,
+    HYPOTHESES,
     NUM_TRAIN,
     PROMPT_TOKENS,
     T_95,
@@ -29,6 +31,7 @@ from demo.report import (
     compare,
     count_flops,
     difference,
+    fill,
     holm,
     measure,
     middle,
@@ -36,9 +39,22 @@ from demo.report import (
     report,
     unreached_table,
     verdict,
+    wrong_table,
 )
 from demo.score import kl_from_base, summarize
-from demo.study import METHODS, SEEDS, Job, call, run_all, spoiled_share, study
+from demo.study import (
+    CHOOSING_SEEDS,
+    FULL,
+    METHODS,
+    SEEDS,
+    Job,
+    call,
+    jobs_of,
+    needs_base_answers,
+    run_all,
+    spoiled_share,
+    study,
+)
 from demo.tiny import make_config, make_tokenizer, write_problems
 from demo.variants import write_training_sets
 from demo.world import PRETRAIN_MIX, TIERS, TRAIN_MIX, make_examples, solve
@@ -179,6 +195,21 @@ def test_every_command_is_one_that_the_scripts_take(world, tmp_path):
         scripts = {module.__name__: module for module in (train_sft, train_oswft, train_grpo)}
         found = vars(scripts[script.removesuffix(".py")].Args(model="", data=""))
         assert {arg.removeprefix("--") for arg in args if arg.startswith("--")} <= found.keys()
+
+
+def test_every_hypothesis_is_tested_on_all_seeds_and_nothing_was_chosen_on_them():
+    assert len(SEEDS) == 8 and not set(SEEDS) & {*CHOOSING_SEEDS, *FIRST_SEEDS}
+    jobs = jobs_of(FULL)
+    assert len(set(jobs)) == len(jobs)
+    for _, a, b, *_ in HYPOTHESES.values():
+        for runs in (a, b):
+            found = Job(runs.world, runs.method, runs.rate, runs.steps, 0)
+            assert {replace(found, seed=seed) for seed in SEEDS} <= set(jobs)
+
+
+def test_all_worlds_have_one_base_which_has_sampled_nothing():
+    bases = {Job(world, "sft", 1e-4, 144, 18).base for world in demo.study.WORLDS}
+    assert len(bases) == 1 and not needs_base_answers(bases.pop().world, "")
 
 
 def test_the_share_of_wrong_rows_is_that_of_the_weights_at_each_step(tmp_path):
@@ -349,6 +380,17 @@ def test_equal_gain_is_on_the_line_between_checkpoints_or_the_last_one():
     assert "18, 19" in unreached_table(points)
 
 
+def test_the_table_of_wrong_references_has_sfts_clean_run_where_only_keys_are_wrong():
+    points = make_points({"sft": [70.0, 90.0]}, [98.0, 90.0])
+    spoiled = make_points({"oswft": [60.0, 66.0], "sft": [60.0, 70.0]}, [98.0, 92.0])
+    spoiled = spoiled[spoiled.method != "base"]
+    keys = spoiled[spoiled.method == "oswft"].assign(world="key-wrong")
+    shares = [[0.1] * 12 + [0.5] * 120 + [0.4] * 12] * len(keys)
+    table = wrong_table(pd.concat([points, keys.assign(spoiled_share=shares)]))
+    assert "| key-wrong | 90.0 / 90.0 | 66.0 / 92.0 |  |  | -24.0 ± 0.0 | 10% → 40% |" in table
+    assert "| none | 90.0 / 90.0 |  |  |  |  |  |" in table
+
+
 def test_a_curve_that_falls_below_a_level_and_rises_again_counts_where_it_first_rises():
     curve = pd.DataFrame({"gain": [50.0, 80, 70, 90], "retention": [100.0, 90, 80, 70]})
     assert at_level(curve, 75, "retention") == pytest.approx(100 - 10 * 25 / 30)
@@ -397,6 +439,14 @@ def test_the_best_rates_are_those_of_the_choosing_seeds(points):
     assert {method: best_of_rates(points, method) for method in BEST} == BEST
 
 
+def test_a_table_without_a_place_on_any_page_is_refused():
+    pages = {Path("a.md"): "<!-- table one -->\nold\n<!-- end -->\n", Path("b.md"): "text\n"}
+    filled = fill(pages, {"one": "| new |"})
+    assert "| new |\n<!-- end -->" in filled[Path("a.md")] and filled[Path("b.md")] == "text\n"
+    with pytest.raises(InputError, match="two"):
+        fill(pages, {"one": "", "two": ""})
+
+
 def test_the_pages_are_what_their_results_say(tmp_path):
     (tmp_path / "study").mkdir()
     pages = ("study.md", "study/details.md")
@@ -412,6 +462,7 @@ def test_the_pages_are_what_their_results_say(tmp_path):
 def test_every_committed_row_says_how_it_came_about():
     for path in (FIRST, SECOND):
         for _, row in read_rows(str(path)):
-            assert row["command"].startswith(("python ", "deepspeed train_"))
+            ours = ("python train_", "deepspeed train_", "python -m demo.tiny make ")
+            assert row["command"].startswith(ours)
             assert len(row["git_commit"]) == 40 and row["versions"]["torch"] and row["seconds"]
             assert "/" not in row["machine"] and row["command"].count(" /") == 0
