@@ -1,5 +1,5 @@
 # make demo       installs into .venv if needed, then trains SFT, OSW-FT and GRPO from one tiny base
-# make study      SFT, OSW-FT, static weights over seeds: half an hour (docs/study.md: the whole of it)
+# make study      SFT, OSW-FT, static weights over seeds: half an hour (docs/study.md: all of it)
 # make lesson     runs docs/lesson.ipynb and keeps its outputs; needs `uv pip install jupyterlab`
 # make exercises  grades docs/exercises (ONLY=3: one of them)
 # make test       installs what development needs, too, then runs every test

@@ -377,7 +377,7 @@ RATE_COLORS = dict(zip(RATES, ("#e08214", "#35978f", "#2d4b8e"), strict=True))
 
 def draw_kept(points: pd.DataFrame, path: Path) -> None:
     """Retention at equal gain, OSW-FT and static weights less SFT: a line for each rate."""
-    figure, panels = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True)
+    figure, panels = plt.subplots(1, 2, figsize=(9, 3.6), sharex=True, sharey=True)
     for axes, method in zip(panels, ("oswft", "static"), strict=True):
         for rate, color in RATE_COLORS.items():
             ours, theirs = (curves(points, planned(m, rate), SEEDS) for m in (method, "sft"))
