@@ -8,6 +8,7 @@ It imports torch alone; the models are those of transformers.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-MAX_LOGITS = {"cpu": 2**22, "cuda": 2**26}  # that exist at a time: 16 and 256 MiB in fp32
+MAX_LOGITS = {"cpu": 2**22, "cuda": 2**26}  # in a chunk: 16 and 256 MiB in fp32
+MAX_KEPT = 2**26  # logits of all chunks that may wait for backward: 256 MiB
 CHECK_TOKENS = 64  # on which a model is compared with its own logits
 MAX_GAP = 1e-3  # nats a token, on average: rounding in fp32 gives 1e-5, a forgotten bias 0.35
 
@@ -25,9 +27,10 @@ MAX_GAP = 1e-3  # nats a token, on average: rounding in fp32 gives 1e-5, a forgo
 class LogprobHead(torch.nn.Module):
     """Takes the place of `lm_head`: hidden states and targets in, log-probabilities out.
 
-    A (tokens x vocabulary) tensor never exists: for 4,096 tokens of Qwen3 it would take 2.5 GB in
-    fp32, three times over. The logits of a chunk of the vocabulary are computed, used and dropped;
-    backward computes them again. The head is one module call, as ZeRO-3 needs it.
+    The vocabulary is taken in chunks. A (tokens x vocabulary) tensor never exists: for 4,096 tokens
+    of Qwen3 it would take 2.5 GB in fp32, three times over. Where the chunks together are larger
+    than `MAX_KEPT`, backward computes their logits again. The head is one module call, as ZeRO-3
+    needs it.
     """
 
     def __init__(self, head: torch.nn.Linear, scale: float = 1.0, cap: float | None = None):
@@ -43,9 +46,11 @@ class LogprobHead(torch.nn.Module):
         weights = self.weight.split(size)
         biases = self.bias.split(size) if self.bias is not None else [None] * len(weights)
         hidden = hidden.float()  # so that the chunks' gradients are summed in fp32
-        options = {"use_reentrant": False, "preserve_rng_state": False}
+        chunk = self.chunk
+        if len(hidden) * len(self.weight) > MAX_KEPT:
+            chunk = partial(checkpoint, chunk, use_reentrant=False, preserve_rng_state=False)
         chunks = [
-            checkpoint(self.chunk, hidden, weight, bias, targets - n * size, temperature, **options)
+            chunk(hidden, weight, bias, targets - n * size, temperature)
             for n, (weight, bias) in enumerate(zip(weights, biases, strict=True))
         ]
         log_normalizers, target_logits = map(torch.stack, zip(*chunks, strict=True))  # (chunks, N)
@@ -68,7 +73,7 @@ class LogprobHead(torch.nn.Module):
         if temperature != 1:
             logits = logits / temperature
         inside, index = (targets >= 0) & (targets < len(weight)), targets.clamp(0, len(weight) - 1)
-        logit = logits.gather(-1, index[:, None])[:, 0]
+        logit = logits[torch.arange(len(index)), index]  # `gather` would keep the logits
         log_normalizer = F.cross_entropy(logits, index, reduction="none") + logit  # fused
         return log_normalizer, torch.where(inside, logit, 0)
 
