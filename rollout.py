@@ -136,7 +136,6 @@ class Rollout:
         self.group, self.member = divmod(dist.get_rank(), args.vllm_tensor_parallel)
         self.num_groups = dist.get_world_size() // args.vllm_tensor_parallel
         llm_class = self.vllm.LLM  # most of vLLM is imported here
-        gc.collect()
         gc.freeze()  # else vLLM searches through everything that was imported, five times
         self.llm = llm_class(
             model=args.model,

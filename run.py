@@ -13,6 +13,7 @@ import contextlib
 import datetime
 import fcntl
 import functools
+import gc
 import hashlib
 import importlib.metadata
 import json
@@ -199,6 +200,7 @@ def run_script(
     If the user can fix an error (InputError, OSError, FloatingPointError and the `expected` types),
     rank 0 prints one line and all ranks exit. Any other error shows its traceback.
     """
+    gc.set_threshold(100_000, 50, 50)  # Python's own (700) takes a fifth of the imports' time
     try:
         args = parse_args(args_class, description, **saved_args(args_class))
         status = main(args)
