@@ -40,11 +40,11 @@ def write_page(sections: dict[str, str], output: Path) -> None:
     text = output.read_text() if output.exists() else ""
     by_hand = "".join(text.partition(BY_HAND)[1:])
     goals = [
-        [f"[{name}](#{name}): {what}", value, f"{bound}: {reached}"]
+        [f"[{name}](#{name}): {part}", *others]
         for name, section in sections.items()
-        for what, value, bound, reached in re.findall(GOAL, section, re.M)
+        for part, *others in re.findall(GOAL, section, re.M)
     ]
-    parts = [HEAD, machine(), markdown_table(["part: next to what", "measured", "goal"], goals)]
+    parts = [HEAD, machine(), markdown_table(["part", "next to", "ratio", "goal"], goals)]
     for name, section in sections.items():
         parts += [f"## {name}", re.sub(f"\n*{GOAL}", "", section, flags=re.M)]
     with atomic_write(output) as partial:

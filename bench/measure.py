@@ -18,7 +18,7 @@ from tqdm import tqdm
 from data import InputError
 from run import parse_args
 
-GOAL = r"^- (.*): \*\*(.*)\*\* \(goal (.*): (.*)\)$"  # what the lines of `goal` look like
+GOAL = r"^- (.*) ÷ (.*): \*\*(.*)\*\* \((.*)\)$"  # what the lines of `goal` look like
 
 
 def take_turns(cases: dict[str, Callable], repetitions: int, warm_up: int = 1) -> dict[str, list]:
@@ -87,11 +87,13 @@ def markdown_table(header: list[str], rows: list[list]) -> str:
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
-def goal(what: str, value: float, bound: str) -> str:
-    """A line that says whether a figure reaches its goal; `bound` is like "≥ 1.3" or "≤ 3"."""
-    sign, limit = bound.split()
-    reached = value >= float(limit) if sign == "≥" else value <= float(limit)
-    return f"- {what}: **{value:.2f}** (goal {bound}: {'reached' if reached else 'NOT reached'})"
+def goal(part: str, beside: str, value: float, bound: str) -> str:
+    """A line of the page's first table; `bound` is like "≥ 1.3" or "≤ 3", or a word on why none."""
+    if bound[0] in "≥≤":
+        limit = float(bound.split()[1])
+        reached = value >= limit if bound[0] == "≥" else value <= limit
+        bound += ": reached" if reached else ": NOT reached"
+    return f"- {part} ÷ {beside}: **{value:.2f}** ({bound})"
 
 
 def print_section(main: Callable[..., list[str]], description: str) -> None:

@@ -62,8 +62,8 @@ def main(solutions: Path = SOLUTIONS, limit: int = 2048, repetitions: int = 5) -
         f"{len(answers):,} solutions of GSM8K by language models; {agree:,} verdicts are the same. "
         f"The hostile answers are of {len(HOSTILE)} kinds.",
         markdown_table(["", "s", "answers/s", "faster than the loop by"], rows),
-        goal("answers/s ÷ plain loop", ratio(loop, clean), "≥ 1.5"),
-        goal("seconds with 1 % hostile ÷ clean", ratio(hostile, clean), "≤ 3"),
+        goal("answers/s", "a plain loop", ratio(loop, clean), "≥ 1.5"),
+        goal("s with 1 % hostile", "without", ratio(hostile, clean), "≤ 3"),
     ]
 
 

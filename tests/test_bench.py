@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import train_oswft
 from bench import __main__ as page
-from bench import gpu, measure, plan
+from bench import gpu, measure, plan, setup
 from conftest import ROOT, launch, needs_shared, needs_vllm
 from data import InputError
 from demo.tiny import make_config, make_tokenizer
@@ -54,12 +54,19 @@ def test_extra_memory_is_the_peak_beyond_what_was_there_and_what_is_returned():
 def test_the_page_begins_with_all_goals_and_keeps_what_was_written_by_hand(tmp_path):
     output = tmp_path / "BENCHMARKS.md"
     output.write_text(f"old\n{page.BY_HAND}\nby hand\n")
-    goals = f"{measure.goal('speed', 1.31, '≥ 1.3')}\n\n{measure.goal('time', 1.2, '≤ 1.1')}"
+    goals = "\n\n".join(
+        [
+            measure.goal("speed", "theirs", 1.31, "≥ 1.3"),
+            measure.goal("time", "theirs", 1.2, "≤ 1.1"),
+            measure.goal("size", "theirs", 7, "none: it is small"),
+        ]
+    )
     for _ in range(2):  # what is kept does not grow
         page.write_page({"sft": f"a table\n\n{goals}"}, output)
         top, section = output.read_text().split("## sft")
-        assert "speed | 1.31 | ≥ 1.3: reached" in top and "old" not in top
-        assert "time | 1.20 | ≤ 1.1: NOT reached" in top
+        assert "speed | theirs | 1.31 | ≥ 1.3: reached" in top and "old" not in top
+        assert "time | theirs | 1.20 | ≤ 1.1: NOT reached" in top
+        assert "size | theirs | 7.00 | none: it is small" in top
         assert section == f"\n\na table\n{page.BY_HAND}\nby hand\n"
 
 
@@ -145,22 +152,34 @@ def test_plan_names_the_flag_that_makes_a_run_fit(small):
         pytest.param("verify", 3, ("--limit", 200), marks=needs_shared),
         pytest.param("rollout", 4, (), marks=needs_vllm),
         pytest.param("start", 3, (), marks=needs_vllm),
-        pytest.param("sft", 4, ("--steps", 1), marks=needs_trl),
-        pytest.param("step", 5, ("--steps", 1), marks=[needs_vllm, needs_trl]),
+        pytest.param("sft", 6, ("--steps", 1, "--length", 64), marks=needs_trl),
+        pytest.param(
+            "step", 5, ("--steps", 1, "--small_repetitions", 0), marks=[needs_vllm, needs_trl]
+        ),
     ],
 )
 def test_a_section_measures_what_it_names(section, rows, options, request):
     if section not in ("logprobs", "verify"):
         options = (*options, "--base", request.getfixturevalue("tiny"))
     output = run("-m", f"bench.{section}", "--repetitions", 1, *options)
-    table = re.findall(r"^\| .*\| (.*) \|$", output, re.M)[2:]
+    table = re.findall(r"^\| .*\| ([\d.,]+) \|$", output, re.M)
     last_column = [float(cell.replace(",", "")) for cell in table]
     assert len(table) == rows and min(last_column) >= 0, output
     goals = re.findall(measure.GOAL, output, re.M)
-    assert goals and all(float(value) >= 0 for _, value, *_ in goals)
+    assert goals and all(float(value) >= 0 for *_, value, _ in goals)
     if section == "step":  # TRL samples answers that are as long, 2 or 8 to a query
         _, oswft, grpo, trl_oswft, trl_grpo = last_column
         assert [grpo / 4, trl_oswft, trl_grpo / 4] == pytest.approx([oswft] * 3, rel=0.1)
+
+
+def test_answers_of_the_small_model_end_after_each_token_with_the_same_chance(tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(setup.small_model(tmp_path))
+    assert 29e6 < model.num_parameters() < 30e6
+    with torch.no_grad():
+        probabilities = model(torch.randint(1, 8192, (2, 64))).logits.softmax(-1)
+    end, others = probabilities[..., model.config.eos_token_id], probabilities[..., 1:]
+    assert end.min() > 0.9 / 128 and end.max() < 1.1 / 128
+    assert others.max() < 2 / 8192
 
 
 def test_the_gpu_section_refuses_a_machine_without_one_and_its_parts_run(small):
