@@ -100,32 +100,35 @@ HYPOTHESES = {
     "H7": ("Own right answers, or OSW-FT?", Runs("sft", world="self"), Runs("oswft"), KEPT, 1),
 }
 GRPO = Runs("grpo", 3e-4, steps=48)
-CLAIMS: tuple[tuple[str, Runs, Runs, tuple[str, ...]], ...] = (  # question, a, b, scores
+Comparisons = tuple[tuple[str, Runs, Runs, tuple[str, ...]], ...]  # question, a, b, scores
+CLAIMS: Comparisons = (
     ("OSW-FT or SFT, same settings?", Runs("oswft"), Runs("sft"), ("forgetting", "gain", "TFLOPs")),
-    ("", middle("oswft"), middle("sft"), ("forgetting", "gain", "TFLOPs")),
     ("... same gain, same rate?", Runs("oswft"), Runs("sft"), (KEPT, COST)),
-    ("", middle("oswft"), middle("sft"), (KEPT, COST)),
-    ("", slow("oswft"), slow("sft"), (KEPT, COST)),
     ("... same gain, SFT at half the rate?", Runs("oswft"), middle("sft"), (KEPT, COST)),
-    ("", middle("oswft"), slow("sft"), (KEPT, COST)),
-    ("How much of the expert's style?", Runs("oswft"), Runs("sft"), ("expert's style", "KL")),
-    ("", middle("oswft"), middle("sft"), ("expert's style", "KL")),
+    ("How much of the expert's style?", middle("oswft"), middle("sft"), ("expert's style", "KL")),
     ("Static weights or SFT?", Runs("static"), Runs("sft"), ("forgetting", "gain", "TFLOPs")),
-    ("", middle("static"), middle("sft"), (KEPT, COST)),
     ("Online or static?", middle("oswft"), middle("static"), (KEPT, COST)),
-    ("Which queries, or how much?", middle("static"), middle("permuted"), (KEPT, "gain")),
-    ("", middle("static"), middle("permuted-in-tiers"), (KEPT, "gain")),
-    ("", middle("static"), middle("tier-means"), (KEPT, "gain")),
-    ("", middle("permuted"), middle("sft"), (KEPT, "gain")),
-    ("", Runs("oswft-k4"), Runs("random"), ("gain", "retention")),
-    ("K = 1, 4, 8 or 2?", Runs("oswft-k1"), Runs("oswft"), ("balance",)),
-    ("", Runs("oswft-k4"), Runs("oswft"), ("balance",)),
-    ("", Runs("oswft-k8"), Runs("oswft"), ("balance",)),
-    ("Own answers?", Runs("sft", world="self"), Runs("oswft"), (KEPT, "gain", COST)),
-    ("", Runs("static", world="self"), Runs("sft", world="self"), (KEPT, "gain", COST)),
+    ("A tier's mean for all of its rows?", middle("static"), middle("tier-means"), (KEPT, "gain")),
+    ("Permuted weights or SFT?", middle("permuted"), middle("sft"), (KEPT, "gain")),
+    ("Own answers, then weights too?", Runs("sft", world="self"), Runs("oswft"), ("gain", COST)),
+    ("", Runs("static", world="self"), Runs("sft", world="self"), (KEPT, "gain")),
     ("Solved rows left out, or weighed?", Runs("unsolved"), Runs("static"), (KEPT, "gain")),
     ("The expert in the base's style?", own_style("sft"), own_style("oswft"), ("gain",)),
+    ("K = 1 or 2?", Runs("oswft-k1"), Runs("oswft"), ("balance",)),
     ("GRPO or OSW-FT?", GRPO, Runs("oswft"), ("gain", "retention", "pass@8", "far", "TFLOPs")),
+)
+MORE: Comparisons = (
+    ("OSW-FT or SFT, same settings?", middle("oswft"), middle("sft"), CLAIMS[0][3]),
+    ("... same gain, same rate?", middle("oswft"), middle("sft"), (KEPT, COST)),
+    ("", slow("oswft"), slow("sft"), (KEPT, COST)),
+    ("... same gain, SFT at half the rate?", middle("oswft"), slow("sft"), (KEPT, COST)),
+    ("How much of the expert's style?", Runs("oswft"), Runs("sft"), ("expert's style", "KL")),
+    ("Static weights or SFT?", middle("static"), middle("sft"), (KEPT, COST)),
+    ("Which queries, or how much?", middle("static"), middle("permuted"), (KEPT, "gain")),
+    ("", middle("static"), middle("permuted-in-tiers"), (KEPT, "gain")),
+    ("", Runs("oswft-k4"), Runs("random"), ("gain", "retention")),
+    ("K = 4, 8 or 2?", Runs("oswft-k4"), Runs("oswft"), ("balance",)),
+    ("", Runs("oswft-k8"), Runs("oswft"), ("balance",)),
     ("G = 2, 4 or 8?", GRPO._replace(method="grpo-g2"), GRPO, ("gain", "retention", "TFLOPs")),
     ("", GRPO._replace(method="grpo-g4"), GRPO, ("gain", "retention", "TFLOPs")),
     ("Divided by sequences?", Runs("oswft-sequence"), Runs("oswft"), ("gain", "retention")),
@@ -313,10 +316,10 @@ def hypotheses_table(points: pd.DataFrame) -> str:
     return markdown(header, rows)
 
 
-def claims_table(first: pd.DataFrame, second: pd.DataFrame) -> str:
-    """Every comparison, on both studies' seeds; in brackets how many seeds."""
+def claims_table(comparisons: Comparisons, first: pd.DataFrame, second: pd.DataFrame) -> str:
+    """Comparisons on both studies' seeds; in brackets how many seeds."""
     rows = []
-    for text, a, b, scores in CLAIMS:
+    for text, a, b, scores in comparisons:
         cells = []
         for points, seeds in ((first, FIRST_SEEDS), (second, SEEDS)):
             found = {score: compare(points, a, b, score, seeds) for score in scores}
@@ -435,7 +438,8 @@ def report(
     tables = {
         "hypotheses": hypotheses_table(new),
         "wrong": wrong_table(new),
-        "claims": claims_table(old, new),
+        "claims": claims_table(CLAIMS, old, new),
+        "more": claims_table(MORE, old, new),
         "unreached": unreached_table(new),
     }
     (output_dir / "study").mkdir(parents=True, exist_ok=True)
