@@ -53,6 +53,19 @@ def print_anywhere() -> None:
         stream.reconfigure(errors="replace")
 
 
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """End the command with one line after Ctrl-C, or after an error that the user can fix."""
+    print_anywhere()
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        sys.exit(130)
+    except (InputError, OSError) as error:
+        sys.exit(f"error: {error}")
+
+
 # ------------------------------------------------------------------------------------------------
 # Files
 

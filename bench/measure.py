@@ -5,7 +5,6 @@ import functools
 import gc
 import os
 import re
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ import psutil
 import torch
 from tqdm import tqdm
 
-from data import InputError
+from data import one_line_errors
 from run import parse_args
 
 GOAL = r"^- (.*) ÷ (.*): \*\*(.*)\*\* \((.*)\)$"  # what the lines of `goal` look like
@@ -108,7 +107,5 @@ def print_section(main: Callable[..., list[str]], description: str) -> None:
             os.dup2(2, 1)
             print("\n\n".join(main(*args, **kwargs)), file=output)
 
-    try:
+    with one_line_errors():
         parse_args(run, description)
-    except (InputError, OSError) as error:
-        sys.exit(f"error: {error}")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import tyro
 
-from data import InputError
+from data import InputError, one_line_errors
 from demo.study import DEMO, TITLES, Job, call, read_run, run_all
 from demo.world import GAIN, RETENTION, TIERS
 from run import read_args, write_args
@@ -102,9 +102,5 @@ def scores_table(runs: dict[str, dict]) -> str:
 
 
 if __name__ == "__main__":
-    try:
+    with one_line_errors():
         tyro.cli(demo, description=__doc__, use_underscores=True)
-    except (InputError, OSError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("stopped")

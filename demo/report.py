@@ -8,7 +8,6 @@ problems with the same sampling seeds. Intervals are Student's, 95 %, p-values t
 """
 
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ import pandas as pd
 import tyro
 from sympy import betainc_regularized
 
-from data import InputError, atomic_write, read_rows
+from data import InputError, atomic_write, one_line_errors, read_rows
 from demo.study import CHOOSING_SEEDS, RATES, SEEDS, TITLES, WRONG, needs_base_answers
 from demo.world import GAIN, RETENTION, STATIC_SAMPLES, TIERS
 from paper.plot import STYLE
@@ -457,7 +456,5 @@ def report(
 
 
 if __name__ == "__main__":
-    try:
+    with one_line_errors():
         tyro.cli(report, description=__doc__, use_underscores=True)
-    except (InputError, OSError) as error:
-        sys.exit(f"error: {error}")

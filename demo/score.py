@@ -6,7 +6,6 @@ Unlike evaluate.py, it scores several models with one vLLM engine. Every model g
 problems and the same seeds.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,12 +14,12 @@ import tyro
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from data import (
-    InputError,
     TokenizedExample,
     collate,
     derive_seed,
     load_examples,
     load_tokenizer,
+    one_line_errors,
     tokenize_examples,
     write_json,
 )
@@ -131,7 +130,5 @@ def summarize(
 
 
 if __name__ == "__main__":
-    try:
+    with one_line_errors():
         tyro.cli(score, description=__doc__, use_underscores=True)
-    except (InputError, OSError) as error:
-        sys.exit(f"error: {error}")

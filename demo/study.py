@@ -28,7 +28,7 @@ from typing import ClassVar
 import tyro
 from tqdm import tqdm
 
-from data import InputError, read_rows, write_json, write_rows
+from data import InputError, one_line_errors, read_rows, write_json, write_rows
 from demo.world import MAX_COMPLETION, MAX_LENGTH
 from run import provenance
 
@@ -323,9 +323,5 @@ def study(output_dir: Path = Path("runs/study"), full: bool = False, workers: in
 
 
 if __name__ == "__main__":
-    try:
+    with one_line_errors():
         tyro.cli(study, description=__doc__, use_underscores=True)
-    except (InputError, OSError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("stopped; to continue, give the same command again")

@@ -10,7 +10,6 @@ is measured on the base alone. The one of seed 0 is committed in demo/base.
 """
 
 import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +28,7 @@ from data import (
     collate,
     derive_seed,
     load_tokenizer,
-    print_anywhere,
+    one_line_errors,
     prompt_text,
     split_micro_batches,
     stop_token_ids,
@@ -266,10 +265,7 @@ def init(
 if __name__ == "__main__":
     import tyro  # only a command line needs it
 
-    print_anywhere()
-    try:
+    with one_line_errors():
         tyro.extras.subcommand_cli_from_dict(
             {"copy": copy, "make": make, "init": init}, description=__doc__, use_underscores=True
         )
-    except InputError as error:
-        sys.exit(f"error: {error}")

@@ -13,7 +13,6 @@ with 95 % intervals. A figure shows the runs that have its numbers, and is left 
 
 import json
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -25,7 +24,7 @@ import numpy as np
 import tyro
 from matplotlib.figure import Figure
 
-from data import InputError, read_rows
+from data import InputError, one_line_errors, read_rows
 from paper import label
 
 LINES = {  # name -> what the y axis shows, over the optimizer steps
@@ -212,7 +211,5 @@ def plot(
 
 
 if __name__ == "__main__":
-    try:
+    with one_line_errors():
         tyro.cli(plot, description=__doc__, use_underscores=True)
-    except (InputError, OSError) as error:
-        sys.exit(f"error: {error}")

@@ -7,14 +7,13 @@ The paper says no more than that: the plateau, before the reward degrades (secti
 rule is ours, in `select_step`.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import tyro
 
-from data import InputError, read_rows
+from data import InputError, one_line_errors, read_rows
 from run import checkpoints
 
 
@@ -55,8 +54,6 @@ def select_checkpoint(run: Path, window: int = 10, margin: float = 0.02) -> Path
 
 
 if __name__ == "__main__":
-    try:
+    with one_line_errors():
         config = (tyro.conf.PositionalRequiredArgs,)
         print(tyro.cli(select_checkpoint, description=__doc__, config=config, use_underscores=True))
-    except (InputError, OSError) as error:
-        sys.exit(f"error: {error}")

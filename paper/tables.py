@@ -13,7 +13,7 @@ import numpy as np
 import tyro
 
 import evaluate
-from data import InputError, print_anywhere
+from data import InputError, one_line_errors
 from evaluate import (
     BENCHMARKS,
     PROTOCOL,
@@ -145,13 +145,10 @@ def load_evaluations(
 
 
 if __name__ == "__main__":
-    print_anywhere()
-    try:
+    with one_line_errors():
         tyro.extras.subcommand_cli_from_dict(
             {"table": table, "compare": compare, "score": score},
             description=__doc__,
             use_underscores=True,
             config=(tyro.conf.PositionalRequiredArgs,),
         )
-    except (InputError, OSError) as error:
-        sys.exit(f"error: {error}")

@@ -14,7 +14,6 @@ import io
 import json
 import re
 import secrets
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -29,7 +28,15 @@ import numpy as np
 import tyro
 from matplotlib.figure import Figure
 
-from data import Example, InputError, atomic_write, load_examples, load_tokenizer, read_rows
+from data import (
+    Example,
+    InputError,
+    atomic_write,
+    load_examples,
+    load_tokenizer,
+    one_line_errors,
+    read_rows,
+)
 from paper.plot import FIGURES, STYLE, draw_figures, read_runs
 from run import checkpoints, read_args
 from verify import extract
@@ -234,7 +241,5 @@ def view(
 
 
 if __name__ == "__main__":
-    try:
+    with one_line_errors():
         tyro.cli(view, description=__doc__, use_underscores=True)
-    except (InputError, OSError) as error:
-        sys.exit(f"error: {error}")

@@ -12,8 +12,7 @@ from typing import Literal
 import tyro
 from tyro.conf import Positional
 
-from data import Example, InputError, get_texts, read_rows, write_rows
-from prepare import one_line_errors
+from data import Example, InputError, get_texts, one_line_errors, read_rows, write_rows
 
 
 def convert(

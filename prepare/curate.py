@@ -30,9 +30,16 @@ import tyro
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from data import Example, InputError, load_tokenizer, read_rows, write_json, write_rows
+from data import (
+    Example,
+    InputError,
+    load_tokenizer,
+    one_line_errors,
+    read_rows,
+    write_json,
+    write_rows,
+)
 from evaluate import BENCHMARKS, load_benchmark, read_benchmark
-from prepare import one_line_errors
 from prepare.letters import end_in_box, final_letter, option_labels
 from run import provenance
 from verify import FONTS, SPACES, reference_letter
