@@ -48,7 +48,6 @@ class Size:
     at_once: tuple[int, int]  # rows to a pass of TRL's update, SFT and GRPO: the fastest of some
     reward: str | None = None
 
-    @property
     def verifier(self) -> Verifier:
         return Verifier(num_workers=2, reward=self.reward)
 
@@ -104,7 +103,7 @@ def by_vllm(size: Size) -> Callable:
 
 def trl_oswft(size: Size, rows: list[TokenizedExample], sample: Callable) -> Callable:
     """Measures recipes/trl_sft.py with K = 2."""
-    tokenizer, clock, verifier = load_tokenizer(str(size.model)), Clock(), size.verifier
+    tokenizer, clock, verifier = load_tokenizer(str(size.model)), Clock(), size.verifier()
     options = GenerationConfig(
         do_sample=True,
         top_k=0,
@@ -133,7 +132,7 @@ def trl_oswft(size: Size, rows: list[TokenizedExample], sample: Callable) -> Cal
 
 def trl_grpo(size: Size, rows: list[TokenizedExample], **sampling) -> Callable:
     """Measures TRL's GRPOTrainer with G = 8."""
-    tokenizer, clock, verifier = load_tokenizer(str(size.model)), Clock(), size.verifier
+    tokenizer, clock, verifier = load_tokenizer(str(size.model)), Clock(), size.verifier()
 
     def reward(completions: list, completion_ids: list, answer: list, **_) -> list[float]:
         clock.on_sampled(sum(map(len, completion_ids)))
@@ -175,7 +174,7 @@ def tiny_section(base: Path, repetitions: int, steps: int) -> list[str]:
         "SFT": size.ours("train_sft.py", steps),
         "OSW-FT": size.ours("train_oswft.py", steps),
         "GRPO": size.ours("train_grpo.py", steps),
-        "TRL's SFTTrainer with our weights, `generate`": trl_oswft(size, rows, by_generate),
+        "TRL's SFTTrainer, our weights, `generate`": trl_oswft(size, rows, by_generate),
         "TRL's GRPOTrainer, `generate`": trl_grpo(size, rows),
     }
     table, (_, oswft, grpo, by_trl, grpo_by_trl) = tabulate(take_turns(calls, repetitions))
@@ -203,12 +202,12 @@ def small_section(folder: Path, repetitions: int) -> list[str]:
     }
     calls = {
         "OSW-FT": size.ours("train_oswft.py", 2),
-        "TRL's SFTTrainer with our weights, vLLM": trl_oswft(size, rows, by_vllm(size)),
-        "..., continuous batching": trl_oswft(size, rows, by_blocks),
-        "..., `generate`": trl_oswft(size, rows, by_generate),
+        "TRL's SFTTrainer, our weights, vLLM": trl_oswft(size, rows, by_vllm(size)),
+        "TRL's SFTTrainer, our weights, continuous batching": trl_oswft(size, rows, by_blocks),
+        "TRL's SFTTrainer, our weights, `generate`": trl_oswft(size, rows, by_generate),
         "GRPO": size.ours("train_grpo.py", 1),
         "TRL's GRPOTrainer, continuous batching": trl_grpo(size, rows, **blocks),
-        "..., `generate` ": trl_grpo(size, rows),
+        "TRL's GRPOTrainer, `generate`": trl_grpo(size, rows),
     }
     table, whole = tabulate(take_turns(calls, repetitions, warm_up=0))
     oswft, vllm, by_cb, by_trl, grpo, grpo_by_cb, grpo_by_trl = whole
