@@ -78,9 +78,9 @@ def assert_same(ours: torch.Tensor, reference: torch.Tensor, precision: str) -> 
 
 def make_engine(args, tied: bool = True, vocabulary: int = VOCABULARY):
     """An engine, its dense twin with an optimizer, and where a step leaves the full gradients."""
-    # so few logits at a time that a pass has several chunks, and none waits for backward
+    # so few logits at a time that a pass has several chunks; above 20 tokens none is kept
     logprobs_module.MAX_LOGITS = dict.fromkeys(("cpu", "cuda"), 7 * vocabulary)
-    logprobs_module.MAX_KEPT = 0
+    logprobs_module.MAX_KEPT = 20 * vocabulary
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=vocabulary,
