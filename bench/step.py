@@ -26,7 +26,7 @@ from bench.setup import (
     write_mixed,
 )
 from bench.sft import SETTINGS, Clock, solutions
-from data import TokenizedExample, load_tokenizer
+from data import TokenizedExample, load_tokenizer, stop_token_ids
 from engine import init_ranks, share_cores
 from recipes.trl_sft import WeightedSFTTrainer
 from rollout import Rollout
@@ -109,7 +109,7 @@ def trl_oswft(size: Size, rows: list[TokenizedExample], sample: Callable) -> Cal
         top_k=0,
         num_return_sequences=2,
         max_new_tokens=size.max_tokens,
-        eos_token_id=tokenizer.eos_token_id,
+        eos_token_id=stop_token_ids(tokenizer),
         pad_token_id=tokenizer.pad_token_id,
     )
 
