@@ -110,7 +110,7 @@ def small_rows(length: int, repetitions: int) -> tuple[list[list], float]:
         step = plain_loop(model, rows, 4)
         calls = {
             "`train_sft.py`": ours,
-            "a plain loop": lambda: median(step() for _ in "12"),
+            "a plain loop": lambda: median(step() for _ in range(2)),
         }
         measured = take_turns(calls, repetitions)
     ours, plain = measured.values()

@@ -10,6 +10,7 @@ from statistics import median
 
 import torch
 import trl
+from torch.nn.utils.rnn import pad_sequence
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 import train_oswft
@@ -66,13 +67,11 @@ class Size:
 
 def by_generate(model, prompts: list[list[int]], options: GenerationConfig) -> list[list[int]]:
     """transformers' `generate`, all at once, until the last answer has ended."""
-    longest = max(map(len, prompts))
-    ids = torch.full((len(prompts), longest), options.pad_token_id)
-    mask = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        ids[row, longest - len(prompt) :] = torch.as_tensor(prompt)
-        mask[row, longest - len(prompt) :] = 1
-    found = model.generate(ids, attention_mask=mask, generation_config=options)[:, longest:]
+    pad = partial(pad_sequence, batch_first=True, padding_side="left")
+    rows = [torch.as_tensor(prompt) for prompt in prompts]
+    ids = pad(rows, padding_value=options.pad_token_id)  # (B, T)
+    mask = pad([torch.ones_like(row) for row in rows])
+    found = model.generate(ids, attention_mask=mask, generation_config=options)[:, ids.shape[1] :]
     return [[id for id in row if id != options.pad_token_id] for row in found.tolist()]
 
 
