@@ -72,10 +72,14 @@ def add_weights(rows: Sequence[dict], weights: np.ndarray, rng: np.random.Genera
 
 
 def own_answers(rows: Sequence[dict], texts: Sequence[str], right: np.ndarray) -> list[dict]:
-    """The rows with the base's first right answer in place of the solution, where it has one."""
+    """The rows with the base's first right answer in place of the solution, where it has one.
+
+    An answer with a special token (one in 30,000) is not taken: data.py refuses it.
+    """
+    usable = right & np.array(["<|" not in text for text in texts]).reshape(right.shape)
     first = [
-        texts[n * STATIC_SAMPLES + verdicts.argmax()] if verdicts.any() else row["solution"]
-        for n, (row, verdicts) in enumerate(zip(rows, right, strict=True))
+        texts[n * STATIC_SAMPLES + found.argmax()] if found.any() else row["solution"]
+        for n, (row, found) in enumerate(zip(rows, usable, strict=True))
     ]
     return [row | {"solution": text} for row, text in zip(rows, first, strict=True)]
 
