@@ -99,6 +99,7 @@ HYPOTHESES = {
     "H7": ("Own right answers, or OSW-FT?", Runs("sft", world="self"), Runs("oswft"), KEPT, 1),
 }
 GRPO = Runs("grpo", 3e-4, steps=48)
+OWN, OWN_WEIGHED = Runs("sft", world="self"), Runs("static", world="self")
 Comparisons = tuple[tuple[str, Runs, Runs, tuple[str, ...]], ...]  # question, a, b, scores
 CLAIMS: Comparisons = (
     ("OSW-FT or SFT, same settings?", Runs("oswft"), Runs("sft"), ("forgetting", "gain", "TFLOPs")),
@@ -109,8 +110,8 @@ CLAIMS: Comparisons = (
     ("Online or static?", middle("oswft"), middle("static"), (KEPT, COST)),
     ("A tier's mean for all of its rows?", middle("static"), middle("tier-means"), (KEPT, "gain")),
     ("Permuted weights or SFT?", middle("permuted"), middle("sft"), (KEPT, "gain")),
-    ("Own answers, then weights too?", Runs("sft", world="self"), Runs("oswft"), ("gain", COST)),
-    ("", Runs("static", world="self"), Runs("sft", world="self"), (KEPT, "gain")),
+    ("Own answers, or OSW-FT?", OWN, Runs("oswft"), ("forgetting", "gain")),
+    ("... with static weights?", OWN_WEIGHED, Runs("oswft"), ("forgetting", "gain", "TFLOPs")),
     ("Solved rows left out, or weighed?", Runs("unsolved"), Runs("static"), (KEPT, "gain")),
     ("The expert in the base's style?", own_style("sft"), own_style("oswft"), ("gain",)),
     ("K = 1 or 2?", Runs("oswft-k1"), Runs("oswft"), ("balance",)),
@@ -128,6 +129,8 @@ MORE: Comparisons = (
     ("", Runs("oswft-k4"), Runs("random"), ("gain", "retention")),
     ("K = 4, 8 or 2?", Runs("oswft-k4"), Runs("oswft"), ("balance",)),
     ("", Runs("oswft-k8"), Runs("oswft"), ("balance",)),
+    ("Own answers, with weights or without?", OWN_WEIGHED, OWN, (KEPT, "gain")),
+    ("... or the expert's?", OWN_WEIGHED, Runs("static"), (KEPT, "forgetting", "gain")),
     ("G = 2, 4 or 8?", GRPO._replace(method="grpo-g2"), GRPO, ("gain", "retention", "TFLOPs")),
     ("", GRPO._replace(method="grpo-g4"), GRPO, ("gain", "retention", "TFLOPs")),
     ("Divided by sequences?", Runs("oswft-sequence"), Runs("oswft"), ("gain", "retention")),
@@ -308,7 +311,7 @@ def hypotheses_table(points: pd.DataFrame) -> str:
         cells = ["", "", "", "", "not run"]
         if name in results:
             found, adjusted, said = results[name]
-            cells = [found.text, found.seeds, f"{found.p:.4f}", f"{adjusted:.4f}", said]
+            cells = [found.text, found.seeds, f"{found.p:.2g}", f"{adjusted:.2g}", said]
         sign = "above 0" if expected > 0 else "below 0"
         rows.append([name, text, f"{a.title} − {b.title}", f"{score}: {sign}", *cells])
     header = ("", "question", "difference", "claim", "mean, 95 %", "seeds", "p", "Holm", "verdict")

@@ -177,14 +177,20 @@ def test_the_readmes_loss_and_file_tree_are_those_of_the_repository():
     assert sorted(named) == sorted({*files, *folders} - {*ignored})
 
 
-def test_the_training_sets_page_turns_an_evaluation_into_weights(tmp_path, monkeypatch):
+def test_the_training_sets_page_turns_an_evaluation_into_weights_and_own_answers(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    verdicts = (("a", 0, True), ("a", 1, False), ("b", 0, False), ("b", 1, False))
-    fields = ("benchmark", "id", "sample", "correct")
-    samples = [dict(zip(fields, ("train", *row), strict=True)) for row in verdicts]
-    rows = [{"id": "b", "question": "1"}, {"id": "a", "question": "2"}]
+    verdicts = (("a", 0, False), ("a", 1, True), ("b", 0, False), ("b", 1, False))
+    fields = ("benchmark", "id", "sample", "correct", "text")
+    samples = [dict(zip(fields, ("train", *row, f"own {row[1]}"), strict=True)) for row in verdicts]
+    rows = [{"id": name, "solution": "expert"} for name in "ba"]
     write_rows(samples, "runs/pass/samples.rank0.jsonl")
     write_rows(rows, "data/train.jsonl")
     exec(blocks(ROOT / "docs" / "training-set.md", "python")[0], {})
-    weights = {row["id"]: row["weight"] for _, row in read_rows("data/weighted.jsonl")}
-    assert weights == {"a": 0.5, "b": 1.0}
+    solutions = {}
+    for name in ("weighted", "own"):
+        found = [row for _, row in read_rows(f"data/{name}.jsonl")]
+        assert [row["weight"] for row in found] == [1, 0.5]
+        solutions[name] = [row["solution"] for row in found]
+    assert solutions == {"weighted": ["expert", "expert"], "own": ["expert", "own 1"]}
