@@ -104,13 +104,13 @@ def small_rows(length: int, repetitions: int) -> tuple[list[list], float]:
         sizes["max_tokens_per_micro_batch"] = 4 * length
 
         def ours() -> float:
-            turn = run_steps("train_sft.py", model, data, 2, cold=1, **sizes)
+            turn = run_steps("train_sft.py", model, data, 4, **sizes)
             return turn["train_tokens"] / turn["train_s"]
 
         step = plain_loop(model, rows, 4)
         calls = {
             "`train_sft.py`": ours,
-            "a plain loop": lambda: median(step() for _ in range(2)),
+            "a plain loop": lambda: median(step() for _ in range(4)),
         }
         measured = take_turns(calls, repetitions)
     ours, plain = measured.values()
