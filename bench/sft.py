@@ -1,18 +1,18 @@
 """The optimizer step of train_sft.py next to TRL's SFTTrainer: python -m bench.sft"""
 
 import tempfile
-import time
-from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 import torch
 import trl
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, TrainerCallback
 
-from bench.measure import goal, markdown_table, print_section, ratio, take_turns
+from bench.measure import goal, markdown_table, print_section, ratio, take_turns, timed
 from bench.setup import (
     BASE,
     BATCH,
@@ -73,23 +73,25 @@ def solutions(rows: list[TokenizedExample]) -> dict[str, list]:
     }
 
 
-def plain_loop(model: Path, rows: list[TokenizedExample], at_once: int) -> Callable:
-    """Tokens/s of a step as one would write it, transformers' loss and all; rows of one length."""
+def plain_loop(model: Path, rows: list[TokenizedExample], at_once: int, steps: int) -> float:
+    """Tokens/s of steps as one would write them, transformers' loss and all; rows of one length.
+
+    The first two steps do not count.
+    """
     learner = AutoModelForCausalLM.from_pretrained(model)
     adam = torch.optim.AdamW(learner.parameters(), lr=1e-12, weight_decay=0.0, fused=True)
     columns = [torch.tensor(column) for column in solutions(rows).values()]
 
-    def step() -> float:
-        began = time.perf_counter()
+    def step() -> None:
         for ids, labels in zip(*(column.split(at_once) for column in columns), strict=True):
             loss = learner(input_ids=ids, labels=labels, use_cache=False).loss
             (loss * len(ids) / len(rows)).backward()
         torch.nn.utils.clip_grad_norm_(learner.parameters(), 1.0)
         adam.step()
         adam.zero_grad()
-        return sum(map(len, rows)) / (time.perf_counter() - began)
 
-    return step
+    seconds = [timed(step) for _ in range(2 + steps)]
+    return sum(map(len, rows)) / mean(seconds[2:])
 
 
 def small_rows(length: int, repetitions: int) -> tuple[list[list], float]:
@@ -107,12 +109,11 @@ def small_rows(length: int, repetitions: int) -> tuple[list[list], float]:
             turn = run_steps("train_sft.py", model, data, 4, **sizes)
             return turn["train_tokens"] / turn["train_s"]
 
-        step = plain_loop(model, rows, 4)
-        calls = {
-            "`train_sft.py`": ours,
-            "a plain loop": lambda: median(step() for _ in range(4)),
-        }
-        measured = take_turns(calls, repetitions)
+        def plain() -> float:  # in a new process, as ours is
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+                return pool.submit(plain_loop, model, rows, 4, 4).result()
+
+        measured = take_turns({"`train_sft.py`": ours, "a plain loop": plain}, repetitions)
     ours, plain = measured.values()
     table = [[name, f"{median(r):,.0f}", f"{ratio(ours, r):.2f}"] for name, r in measured.items()]
     return table, ratio(ours, plain)
