@@ -312,6 +312,8 @@ class Engine:
             "zero_force_ds_cpu_optimizer": False,  # torch's AdamW needs no compiler at run time
             "steps_per_print": 10**9,
         }
+        if not torch.cuda.is_available():  # allocated anew for each pass: slow on a CPU
+            config["zero_optimization"]["reduce_bucket_size"] = 2**22
         if bf16:
             config["data_types"] = {"grad_accum_dtype": "fp32"}
         if args.cpu_offload:
