@@ -29,6 +29,7 @@ SMALL = {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1536, "hea
 SMALL |= {"num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4}
 SMALL |= {"max_position_embeddings": 1024, "initializer_range": 0.005}
 MEAN_LENGTH = 128  # of the small model's answers
+COLD = 2  # a process's first steps, which are slower and do not count
 PHASES = ("sync_s", "rollout_s", "verify_s", "train_s")
 
 
@@ -87,19 +88,14 @@ def random_rows(lengths: list[tuple[int, int]], vocabulary: range) -> list[Token
     return [TokenizedExample("-", ids(first), ids(then), example) for first, then in lengths]
 
 
-def run_steps(
-    script: str, model: Path, data: Path, steps: int, cold: int = 2, **flags
-) -> dict[str, float]:
-    """Of a training script's steps: means of seconds by phase and of tokens.
-
-    The first `cold` steps are slower, and do not count.
-    """
+def run_steps(script: str, model: Path, data: Path, steps: int, **flags) -> dict[str, float]:
+    """Of a training script's steps after `COLD` more: means of seconds by phase and of tokens."""
     with tempfile.TemporaryDirectory() as folder:
         flags |= {"model": model, "data": data, "precision": "fp32", "output_dir": f"{folder}/run"}
-        flags |= {"learning_rate": 1e-12, "max_steps": cold + steps}  # the model hardly moves
+        flags |= {"learning_rate": 1e-12, "max_steps": COLD + steps}  # the model hardly moves
         words = [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
         subprocess.run([sys.executable, script, *words], check=True)
         metrics = Path(folder, "run", "metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in metrics[cold:]]
+    rows = [json.loads(line) for line in metrics[COLD:]]
     columns = (*PHASES, "train_tokens", "rollout_tokens")
     return {name: mean(row.get(name, 0) for row in rows) for name in columns}

@@ -16,6 +16,7 @@ from bench.measure import goal, markdown_table, print_section, ratio, take_turns
 from bench.setup import (
     BASE,
     BATCH,
+    COLD,
     load_rows,
     run_steps,
     small_model,
@@ -74,10 +75,7 @@ def solutions(rows: list[TokenizedExample]) -> dict[str, list]:
 
 
 def plain_loop(model: Path, rows: list[TokenizedExample], at_once: int, steps: int) -> float:
-    """Tokens/s of steps as one would write them, transformers' loss and all; rows of one length.
-
-    The first two steps do not count.
-    """
+    """Tokens/s of steps as one would write them, transformers' loss and all; rows of one length."""
     learner = AutoModelForCausalLM.from_pretrained(model)
     adam = torch.optim.AdamW(learner.parameters(), lr=1e-12, weight_decay=0.0, fused=True)
     columns = [torch.tensor(column) for column in solutions(rows).values()]
@@ -90,8 +88,8 @@ def plain_loop(model: Path, rows: list[TokenizedExample], at_once: int, steps: i
         adam.step()
         adam.zero_grad()
 
-    seconds = [timed(step) for _ in range(2 + steps)]
-    return sum(map(len, rows)) / mean(seconds[2:])
+    seconds = [timed(step) for _ in range(COLD + steps)]
+    return sum(map(len, rows)) / mean(seconds[COLD:])
 
 
 def small_rows(length: int, repetitions: int) -> tuple[list[list], float]:

@@ -76,6 +76,8 @@ def own_style(method: str) -> Runs:
 
 KEPT, COST = "retention at equal gain", "TFLOPs at equal gain"
 BEST = {"oswft": slow("oswft"), "sft": slow("sft")}  # as best_of_rates has them
+GRPO = Runs("grpo", 3e-4, steps=48)
+OWN, OWN_WEIGHED = Runs("sft", world="self"), Runs("static", world="self")
 # The hypotheses of docs/study/plan.md: a less b in a score, and the sign that it should have.
 HYPOTHESES = {
     "H1": ("OSW-FT or SFT, same rate", middle("oswft"), middle("sft"), KEPT, 1),
@@ -96,10 +98,8 @@ HYPOTHESES = {
         "gain",
         1,
     ),
-    "H7": ("Own right answers, or OSW-FT?", Runs("sft", world="self"), Runs("oswft"), KEPT, 1),
+    "H7": ("Own right answers, or OSW-FT?", OWN, Runs("oswft"), KEPT, 1),
 }
-GRPO = Runs("grpo", 3e-4, steps=48)
-OWN, OWN_WEIGHED = Runs("sft", world="self"), Runs("static", world="self")
 Comparisons = tuple[tuple[str, Runs, Runs, tuple[str, ...]], ...]  # question, a, b, scores
 CLAIMS: Comparisons = (
     ("OSW-FT or SFT, same settings?", Runs("oswft"), Runs("sft"), ("forgetting", "gain", "TFLOPs")),
