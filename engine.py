@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from run import TrainArgs
 
 GATHER_BYTES = 2**30  # parameters gathered at a time under ZeRO-3
+CPU_REDUCE_BUCKET = 2**22  # parameters; ZeRO allocates its buckets anew for each pass
 STATE_BYTES = 2**28  # parameters whose state goes into one file
 STATE_KEYS = ("master", "exp_avg", "exp_avg_sq")  # the fp32 weight, and Adam's moments
 IDLE = Trajectory("idle", [0], [0])  # what a rank reads in a pass when it has no row left
@@ -312,8 +313,8 @@ class Engine:
             "zero_force_ds_cpu_optimizer": False,  # torch's AdamW needs no compiler at run time
             "steps_per_print": 10**9,
         }
-        if not torch.cuda.is_available():  # allocated anew for each pass: slow on a CPU
-            config["zero_optimization"]["reduce_bucket_size"] = 2**22
+        if not torch.cuda.is_available():
+            config["zero_optimization"]["reduce_bucket_size"] = CPU_REDUCE_BUCKET
         if bf16:
             config["data_types"] = {"grad_accum_dtype": "fp32"}
         if args.cpu_offload:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import train_oswft
@@ -17,6 +18,7 @@ from bench import gpu, measure, plan, setup
 from conftest import ROOT, launch, needs_shared, needs_vllm
 from data import InputError
 from demo.tiny import make_config, make_tokenizer
+from engine import CPU_REDUCE_BUCKET
 
 needs_trl = pytest.mark.skipif(not find_spec("trl"), reason="needs requirements-dev.txt")
 
@@ -86,7 +88,10 @@ def flags(model: str, **values) -> train_oswft.Args:
     return train_oswft.Args(model=model, data="", **{**defaults, **values})
 
 
-def test_the_planned_memory_is_what_a_real_run_holds(small, tmp_path):
+def test_the_planned_memory_is_what_a_real_run_holds(small, tmp_path, monkeypatch):
+    assert DeepSpeedZeroConfig().reduce_bucket_size == plan.REDUCE_BUCKET  # a GPU's
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(plan, "REDUCE_BUCKET", CPU_REDUCE_BUCKET)
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(small)).save_pretrained(tmp_path)
     output = launch("tests/memory.py", tmp_path, 512, 8, 0, ranks=2)
     held = json.loads(re.search("held (.*)", output)[1])
