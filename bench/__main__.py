@@ -13,7 +13,7 @@ from bench.measure import GOAL, markdown_table
 from data import atomic_write
 from run import parse_args, provenance
 
-SECTIONS = ("sft", "logprobs", "rollout", "verify", "step", "start")
+SECTIONS = ("step", "sft", "logprobs", "rollout", "verify", "start")
 FAILED = "Failed."  # a section that prints nothing
 BY_HAND = "\n## Measured once\n"  # the page from here on stays as it is
 HEAD = """# Benchmarks
