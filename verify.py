@@ -539,7 +539,8 @@ def _limited(judge: Callable, completion: str, reference: Reference, timeout_s: 
     except Exception:
         if judge is grade:
             raise
-        return f"row {reference.get('id')!r}:\n{traceback.format_exc()}"
+        row = reference.get("id") if isinstance(reference, dict) else reference
+        return f"row {row!r}:\n{traceback.format_exc()}"
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)

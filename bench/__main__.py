@@ -1,6 +1,5 @@
 """Run every section in a process of its own, and write BENCHMARKS.md: make bench"""
 
-import os
 import re
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import torch
 
 from bench.measure import GOAL, markdown_table
 from data import atomic_write
+from demo import study
 from run import parse_args, provenance
 
 SECTIONS = ("step", "sft", "logprobs", "rollout", "verify", "start")
@@ -26,9 +26,7 @@ carry over to other machines, seconds do not."""
 
 def machine() -> str:
     """The machine and the versions, in a sentence."""
-    model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    cores, memory = len(os.sched_getaffinity(0)), psutil.virtual_memory().total / 2**30
-    cpu = f"{cores} cores of {model[1] if model else 'a CPU'}, {memory:.0f} GiB"
+    cpu = f"{study.machine()}, {psutil.virtual_memory().total / 2**30:.0f} GiB"
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     found = provenance()
     versions = ", ".join(f"{name} {version}" for name, version in sorted(found["versions"].items()))

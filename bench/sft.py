@@ -92,7 +92,7 @@ def plain_loop(model: Path, rows: list[TokenizedExample], at_once: int, steps: i
     return sum(map(len, rows)) / mean(seconds[COLD:])
 
 
-def small_rows(length: int, repetitions: int) -> tuple[list[list], float]:
+def small_rows(length: int, repetitions: int, steps: int) -> tuple[list[list], float]:
     """Tokens/s of the small model on rows of one length; a table's rows, ours ÷ the plain loop."""
     with tempfile.TemporaryDirectory() as folder:
         model, data = small_model(Path(folder, "model")), Path(folder, "rows.jsonl")
@@ -104,12 +104,12 @@ def small_rows(length: int, repetitions: int) -> tuple[list[list], float]:
         sizes["max_tokens_per_micro_batch"] = 4 * length
 
         def ours() -> float:
-            turn = run_steps("train_sft.py", model, data, 4, **sizes)
+            turn = run_steps("train_sft.py", model, data, steps, **sizes)
             return turn["train_tokens"] / turn["train_s"]
 
         def plain() -> float:  # in a new process, as ours is
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-                return pool.submit(plain_loop, model, rows, 4, 4).result()
+                return pool.submit(plain_loop, model, rows, 4, steps).result()
 
         measured = take_turns({"`train_sft.py`": ours, "a plain loop": plain}, repetitions)
     ours, plain = measured.values()
@@ -121,7 +121,7 @@ def main(base: Path = BASE, repetitions: int = 5, steps: int = 6, length: int = 
     """Measure with the tiny model in `base`, then with one of 29M parameters; returns Markdown.
 
     Args:
-        steps: of a turn, for the tiny model.
+        steps: of a turn; at most 4 for the other model.
         length: tokens of a row, for the other one.
     """
     share_cores()
@@ -144,7 +144,7 @@ def main(base: Path = BASE, repetitions: int = 5, steps: int = 6, length: int = 
         for name, turns in measured.items()
     }
     ours, *others = rates.values()
-    small, against_plain = small_rows(length, repetitions)
+    small, against_plain = small_rows(length, repetitions, min(steps, 4))
     table = [[name, f"{median(r):,.0f}", f"{ratio(ours, r):.2f}"] for name, r in rates.items()]
     return [
         f"Tiny model (0.4M parameters), fp32, one rank, {BATCH} rows to an optimizer step, padding "

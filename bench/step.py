@@ -52,6 +52,10 @@ class Size:
     def verifier(self) -> Verifier:
         return Verifier(num_workers=2, reward=self.reward)
 
+    def references(self, rows: list[TokenizedExample]) -> list:
+        """What the verifier reads of each row."""
+        return [row.example.columns if self.reward else row.example.answer for row in rows]
+
     def ours(self, script: str, steps: int) -> Callable:
         """Measures one of our scripts."""
         flags = {"max_length": self.max_length, "train_batch_size": self.queries}
@@ -122,7 +126,7 @@ def trl_oswft(size: Size, rows: list[TokenizedExample], sample: Callable) -> Cal
         clock.lap("verify_s")
         return oswft_weights(torch.tensor(verdicts).view(-1, 2))
 
-    columns = {**solutions(rows), "answer": [row.example.answer for row in rows]}
+    columns = {**solutions(rows), "answer": size.references(rows)}
     sizes = {"per_device_train_batch_size": size.at_once[0], "max_length": None}
     sizes |= {"gradient_accumulation_steps": size.queries // size.at_once[0]}
     config = trl.SFTConfig(**sizes, **SETTINGS)
@@ -140,7 +144,7 @@ def trl_grpo(size: Size, rows: list[TokenizedExample], **sampling) -> Callable:
         return [float(verdict) for verdict in verdicts]
 
     prompts = [tokenizer.decode(row.prompt_ids) for row in rows]
-    columns = {"prompt": prompts, "answer": [row.example.answer for row in rows]}
+    columns = {"prompt": prompts, "answer": size.references(rows)}
     sizes = {"per_device_train_batch_size": size.at_once[1], "num_generations": 8}
     sizes |= {"gradient_accumulation_steps": size.queries * 8 // size.at_once[1]}
     config = trl.GRPOConfig(

@@ -10,6 +10,7 @@ problems with the same sampling seeds. Intervals are Student's, 95 %, p-values t
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ import tyro
 from sympy import betainc_regularized
 
 from data import InputError, atomic_write, one_line_errors, read_rows
-from demo.study import CHOOSING_SEEDS, RATES, SEEDS, TITLES, WRONG, needs_base_answers
+from demo.study import RATES, SEEDS, TITLES, WRONG, needs_base_answers
 from demo.world import GAIN, RETENTION, STATIC_SAMPLES, TIERS
 from paper.plot import STYLE
 
@@ -62,20 +63,11 @@ def planned(method: str, rate: float) -> Runs:
     return Runs(method, rate, steps=RATES[rate])
 
 
-def middle(method: str) -> Runs:
-    return planned(method, 5e-5)
-
-
-def slow(method: str) -> Runs:
-    return planned(method, 2.5e-5)
-
-
-def own_style(method: str) -> Runs:
-    return Runs(method, 3e-4, "own", 72)
-
-
+middle, slow = partial(planned, rate=5e-5), partial(planned, rate=2.5e-5)
+own_style = partial(Runs, rate=3e-4, world="own", steps=72)
+both, slip = partial(Runs, world="both-wrong"), partial(Runs, world="solution-wrong")
 KEPT, COST = "retention at equal gain", "TFLOPs at equal gain"
-BEST = {"oswft": slow("oswft"), "sft": slow("sft")}  # as best_of_rates has them
+BEST = {"oswft": slow("oswft"), "sft": slow("sft")}  # on the choosing seeds
 GRPO = Runs("grpo", 3e-4, steps=48)
 OWN, OWN_WEIGHED = Runs("sft", world="self"), Runs("static", world="self")
 # The hypotheses of docs/study/plan.md: a less b in a score, and the sign that it should have.
@@ -84,20 +76,8 @@ HYPOTHESES = {
     "H2": ("... each at its best rate", BEST["oswft"], BEST["sft"], KEPT, 1),
     "H3": ("Which queries weigh, or how much?", middle("static"), middle("permuted"), KEPT, 1),
     "H4": ("... within a tier", middle("static"), middle("permuted-in-tiers"), KEPT, 1),
-    "H5": (
-        "Key and solution wrong: OSW-FT or SFT?",
-        Runs("oswft", world="both-wrong"),
-        Runs("sft", world="both-wrong"),
-        "gain",
-        -1,
-    ),
-    "H6": (
-        "Solution wrong, key right: OSW-FT or SFT?",
-        Runs("oswft", world="solution-wrong"),
-        Runs("sft", world="solution-wrong"),
-        "gain",
-        1,
-    ),
+    "H5": ("Key and solution wrong: OSW-FT or SFT?", both("oswft"), both("sft"), "gain", -1),
+    "H6": ("Solution wrong, key right: OSW-FT or SFT?", slip("oswft"), slip("sft"), "gain", 1),
     "H7": ("Own right answers, or OSW-FT?", OWN, Runs("oswft"), KEPT, 1),
 }
 Comparisons = tuple[tuple[str, Runs, Runs, tuple[str, ...]], ...]  # question, a, b, scores
@@ -271,12 +251,6 @@ def compare(
     found = (np.log(values[0]) - np.log(values[1])) if ratio else values[0] - values[1]
     found = found.dropna()
     return difference(found.tolist(), ratio) if len(found) > 1 else None
-
-
-def best_of_rates(points: pd.DataFrame, method: str) -> Runs:
-    """A method at that of the plan's rates which keeps most on the choosing seeds."""
-    tried = [planned(method, rate) for rate in RATES]
-    return max(tried, key=lambda runs: measure(points, runs, KEPT, CHOOSING_SEEDS).mean())
 
 
 # ------------------------------------------------------------------------------------------------

@@ -33,35 +33,6 @@ from verify import Verifier
 NUM_SAMPLES = 8  # answers to each held-out problem
 
 
-class Answers:
-    """Answers of models that have the shape of the base in a folder."""
-
-    def __init__(self, base: Path, verifier: Verifier, seed: int):
-        init_ranks("gloo")
-        self.model, self.verifier, self.seed = str(base / "model"), verifier, seed
-        self.tokenizer = load_tokenizer(self.model)
-        args = Args(model=self.model, data="", precision="fp32", vllm_memory=0.1)
-        self.rollout = Rollout(args, self.tokenizer, MAX_LENGTH)
-
-    def queries(self, path: Path) -> Sequence[TokenizedExample]:
-        examples = load_examples(str(path))
-        return tokenize_examples(examples, self.tokenizer, MAX_LENGTH, MAX_COMPLETION)[0]
-
-    def sample(
-        self, model: PreTrainedModel, queries: Sequence[TokenizedExample], num_samples: int
-    ) -> tuple[list[Completion], list[bool]]:
-        """All completions, those of a query next to each other, and which of them are right."""
-        self.rollout.load_weights(model.named_parameters())
-        completions = self.rollout.generate(
-            [query.prompt_ids for query in queries],
-            num_samples=num_samples,
-            max_tokens=MAX_COMPLETION,
-            seeds=[derive_seed(self.seed, query.id) for query in queries],
-        )
-        answers = [queries[completion.query].example.answer for completion in completions]
-        return completions, self.verifier.score([c.text for c in completions], answers)
-
-
 def score(
     base: Path, models: dict[int, Path], output: Path, seed: int = 0, static_weights: bool = False
 ) -> None:
@@ -75,15 +46,32 @@ def score(
         static_weights: also answer each training problem twice, and write the training sets of
             demo/variants.py.
     """
+    init_ranks("gloo")
+    tokenizer = load_tokenizer(str(base / "model"))
+    args = Args(model=str(base / "model"), data="", precision="fp32", vllm_memory=0.1)
+    rollout = Rollout(args, tokenizer, MAX_LENGTH)
+
+    def read(path: Path) -> Sequence[TokenizedExample]:
+        examples = load_examples(str(path))
+        return tokenize_examples(examples, tokenizer, MAX_LENGTH, MAX_COMPLETION)[0]
+
+    def sample(model: PreTrainedModel, queries: Sequence, num_samples: int) -> list[Completion]:
+        """All completions, those of a query next to each other."""
+        rollout.load_weights(model.named_parameters())
+        prompts = [query.prompt_ids for query in queries]
+        seeds = [derive_seed(seed, query.id) for query in queries]
+        return rollout.generate(prompts, num_samples, MAX_COMPLETION, seeds)
+
     reference = AutoModelForCausalLM.from_pretrained(base / "model")
     scores: dict = {"parameters": reference.num_parameters(), "models": {}}
     with Verifier() as verifier:
-        answers = Answers(base, verifier, seed)
-        heldout = {tier: answers.queries(base / "heldout" / f"{tier}.jsonl") for tier in TIERS}
+        heldout = {tier: read(base / "heldout" / f"{tier}.jsonl") for tier in TIERS}
         queries = [query for tier in TIERS for query in heldout[tier]]
         for step, folder in models.items():
             model = AutoModelForCausalLM.from_pretrained(folder)
-            completions, correct = answers.sample(model, queries, NUM_SAMPLES)
+            completions = sample(model, queries, NUM_SAMPLES)
+            answers = [queries[completion.query].example.answer for completion in completions]
+            correct = verifier.score([c.text for c in completions], answers)
             kl = kl_from_base(model, reference, queries, completions[::NUM_SAMPLES])
             scores["models"][step], start = {}, 0
             for tier, own in heldout.items():
@@ -92,8 +80,7 @@ def score(
                 summary = summarize(completions[part], correct[part], kl[start:end])
                 scores["models"][step][tier], start = summary, end
         if static_weights:
-            queries = answers.queries(base / "train.jsonl")
-            completions, _ = answers.sample(reference, queries, STATIC_SAMPLES)
+            completions = sample(reference, read(base / "train.jsonl"), STATIC_SAMPLES)
             scores["static_tokens"] = sum(len(c.token_ids) for c in completions)
             write_training_sets(base, [c.text for c in completions], verifier.score, seed)
     write_json(scores, output)

@@ -42,39 +42,24 @@ WORLDS = {  # name -> the training set
     "key-wrong": "train-key-wrong",
     "solution-wrong": "train-solution-wrong",
 }
-METHODS = {
-    "sft": "train_sft.py",
-    "oswft": "train_oswft.py --num_rollouts 2",
-    "static": "train_sft.py --weight_column weight",
-    "grpo": "train_grpo.py --num_rollouts 8",
-    "permuted": "train_sft.py --weight_column permuted",
-    "permuted-in-tiers": "train_sft.py --weight_column permuted_in_tiers",
-    "tier-means": "train_sft.py --weight_column tier_mean",
-    "solvable": "train_sft.py --weight_column solvable",
-    "unsolved": "train_sft.py --weight_column unsolved",
-    "oswft-sequence": "train_oswft.py --num_rollouts 2 --normalizer sequence",
-    "grpo-g2": "train_grpo.py --num_rollouts 2",
-    "grpo-g4": "train_grpo.py --num_rollouts 4",
+WEIGHED, OSWFT = "train_sft.py --weight_column", "train_oswft.py --num_rollouts"
+METHODS = {  # name -> title, command
+    "sft": ("SFT", "train_sft.py"),
+    "oswft": ("OSW-FT, K = 2", f"{OSWFT} 2"),
+    "static": ("static weights", f"{WEIGHED} weight"),
+    "grpo": ("GRPO, G = 8", "train_grpo.py --num_rollouts 8"),
+    "permuted": ("permuted weights", f"{WEIGHED} permuted"),
+    "permuted-in-tiers": ("weights permuted within tiers", f"{WEIGHED} permuted_in_tiers"),
+    "tier-means": ("tier means as weights", f"{WEIGHED} tier_mean"),
+    "solvable": ("static weights, never solved left out", f"{WEIGHED} solvable"),
+    "unsolved": ("solved left out", f"{WEIGHED} unsolved"),
+    "oswft-sequence": ("OSW-FT, K = 2, by sequence", f"{OSWFT} 2 --normalizer sequence"),
+    "grpo-g2": ("GRPO, G = 2", "train_grpo.py --num_rollouts 2"),
+    "grpo-g4": ("GRPO, G = 4", "train_grpo.py --num_rollouts 4"),
 }
-TITLES = {
-    "base": "base",
-    "sft": "SFT",
-    "oswft": "OSW-FT, K = 2",
-    "static": "static weights",
-    "grpo": "GRPO, G = 8",
-    "oswft-k1": "OSW-FT, K = 1",
-    "oswft-k4": "OSW-FT, K = 4",
-    "oswft-k8": "OSW-FT, K = 8",
-    "random": "random weights, K = 4",
-    "permuted": "permuted weights",
-    "permuted-in-tiers": "weights permuted within tiers",
-    "tier-means": "tier means as weights",
-    "solvable": "static weights, never solved left out",
-    "unsolved": "solved left out",
-    "oswft-sequence": "OSW-FT, K = 2, by sequence",
-    "grpo-g2": "GRPO, G = 2",
-    "grpo-g4": "GRPO, G = 4",
-}
+TITLES = {name: title for name, (title, _) in METHODS.items()}
+TITLES |= {f"oswft-k{k}": f"OSW-FT, K = {k}" for k in (1, 4, 8)}  # of the first study
+TITLES |= {"base": "base", "random": "random weights, K = 4"}
 DEMO = (3e-4, 24)  # learning rate and steps of the demo
 RATES = {2.5e-5: 576, 5e-5: 288, 1e-4: 144}  # the same product
 SUPERVISED = ("sft", "oswft", "static")
@@ -128,9 +113,9 @@ class Job:
             )
         base = root / self.base.name
         data = base / f"{WORLDS[self.world]}.jsonl"
-        workers = "" if METHODS[self.method].startswith("train_sft") else " --verifier_workers 1"
+        workers = "" if METHODS[self.method][1].startswith("train_sft") else " --verifier_workers 1"
         return (
-            f"python {METHODS[self.method]} --model {quote(base / 'model')} "
+            f"python {METHODS[self.method][1]} --model {quote(base / 'model')} "
             f"--data {quote(data)} --output_dir {quote(root / self.name)} "
             f"--learning_rate {self.rate:g} --max_steps {self.steps} "
             f"--save_every {self.steps // self.checkpoints} --keep_checkpoints 99 "
@@ -230,23 +215,19 @@ def result(job: Job, root: Path) -> Path:
 
 def read_run(job: Job, root: Path) -> dict:
     """The scores of a run's checkpoints, and the tokens that it had trained on and sampled."""
-    scores, spent = json.loads((root / job.name / "scores.json").read_text()), {0: (0, 0)}
+    scores = json.loads((root / job.name / "scores.json").read_text())
+    spent = {0: {"trained_tokens": 0, "sampled_tokens": 0}}
     trained = sampled = 0
-    if needs_base_answers(job.world, METHODS.get(job.method, "")):
+    if needs_base_answers(job.world, METHODS.get(job.method, ("", ""))[1]):
         static = json.loads((root / job.base.name / "scores.json").read_text())
         sampled = static["static_tokens"]
     metrics = root / job.name / "metrics.jsonl"
     for _, row in read_rows(str(metrics)) if metrics.exists() else ():
         trained += row["train_tokens"]
         sampled += row.get("rollout_tokens", 0)
-        spent[row["step"]] = trained, sampled
+        spent[row["step"]] = {"trained_tokens": trained, "sampled_tokens": sampled}
     checkpoints = [
-        {
-            "steps": int(step),
-            "trained_tokens": spent[int(step)][0],
-            "sampled_tokens": spent[int(step)][1],
-            "tiers": tiers,
-        }
+        {"steps": int(step), **spent[int(step)], "tiers": tiers}
         for step, tiers in scores["models"].items()
     ]
     return {"parameters": scores["parameters"], "checkpoints": checkpoints}
@@ -256,7 +237,7 @@ def spoiled_share(job: Job, root: Path) -> list[float]:
     """The share of the weights that spoiled rows have: at each step, or in the data as a whole."""
     rows = [row for _, row in read_rows(f"{root / job.base.name / WORLDS[job.world]}.jsonl")]
     spoiled = {row["id"] for row in rows if row["spoiled"]}
-    column = re.search(r"weight_column (\w+)", METHODS[job.method])
+    column = re.search(r"weight_column (\w+)", METHODS[job.method][1])
     steps = [[(row["id"], row[column[1]] if column else 1.0) for row in rows]]
     if (root / job.name / "rollouts").exists():
         steps = [

@@ -47,6 +47,7 @@ from demo.world import (
 
 COMMITTED = Path(__file__).parent / "base"
 PRETRAIN_BATCH = 32  # small: what is learnt comes in jumps, after a number of *steps*
+PRETRAIN_STEPS = 3000  # at most: it ends when enough is known
 AVERAGE_DECAY = 0.98  # of the moving average of the weights, for each step
 NUM_PROBES = 96  # problems of a kind that measure what is known
 CHAT_TEMPLATE = (
@@ -117,7 +118,7 @@ def known_share(model: torch.nn.Module, rows: Sequence[Trajectory]) -> float:
 
 
 def pretrain(
-    model: Qwen3ForCausalLM, tokenizer, max_steps: int, seed: int, taken: set[str]
+    model: Qwen3ForCausalLM, tokenizer, seed: int, taken: set[str]
 ) -> tuple[Qwen3ForCausalLM, dict[str, float]]:
     """Plain supervised training on PRETRAIN_MIX, without the questions that are `taken`.
 
@@ -135,7 +136,7 @@ def pretrain(
 
     probes = {kind: [draw(*kind) for _ in range(NUM_PROBES)] for kind in LEVELS}
     kinds, shares = list(mix), np.array(list(mix.values())) / sum(mix.values())
-    progress = tqdm(range(1, max_steps + 1), desc="pre-training", mininterval=1, unit="step")
+    progress = tqdm(range(1, PRETRAIN_STEPS + 1), desc="pre-training", mininterval=1, unit="step")
     for step in progress:
         rows = [draw(*kinds[n]) for n in rng.choice(len(kinds), size=PRETRAIN_BATCH, p=shares)]
         tokens = sum(len(row.completion_ids) for row in rows)
@@ -156,7 +157,7 @@ def pretrain(
             progress.set_postfix({" ".join(kind): f"{share:.2f}" for kind, share in known.items()})
             if all(known[kind] >= level for kind, level in LEVELS.items()):
                 return average.module, {" ".join(kind): share for kind, share in known.items()}
-    raise InputError(f"after {max_steps} steps the model knows too little: try another --seed")
+    raise InputError(f"after {PRETRAIN_STEPS} steps the model knows too little: try another --seed")
 
 
 def save_model(model: Qwen3ForCausalLM, tokenizer, folder: Path) -> None:
@@ -165,12 +166,10 @@ def save_model(model: Qwen3ForCausalLM, tokenizer, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def write_problems(
-    output_dir: Path, num_train: int = 4096, num_heldout: int = NUM_HELDOUT, seed: int = 0
-) -> set[str]:
+def write_problems(output_dir: Path, num_train: int = 4096, seed: int = 0) -> set[str]:
     """Write train.jsonl, train-plain.jsonl and heldout/<tier>.jsonl; returns their questions."""
     rng, taken = np.random.default_rng(seed), set()
-    files = {f"heldout/{t}": make_examples(num_heldout, {t: 1}, rng, taken) for t in TIERS}
+    files = {f"heldout/{t}": make_examples(NUM_HELDOUT, {t: 1}, rng, taken) for t in TIERS}
     files["train"] = make_examples(num_train, TRAIN_MIX, rng, taken)
     files["train-plain"] = [
         replace(row, solution=solve(row.question, "plain")[0]) for row in files["train"]
@@ -191,28 +190,20 @@ def copy(output_dir: Path = Path("runs/tiny")) -> None:
     shutil.copytree(COMMITTED, output_dir / "model", ignore=beside, dirs_exist_ok=True)
 
 
-def make(
-    output_dir: Path = Path("runs/tiny"),
-    num_train: int = 4096,
-    num_heldout: int = NUM_HELDOUT,
-    pretrain_steps: int = 3000,
-    seed: int = 0,
-) -> None:
+def make(output_dir: Path = Path("runs/tiny"), num_train: int = 4096, seed: int = 0) -> None:
     """Pre-train a tiny model, and write it with its problems.
 
     Args:
         output_dir: where model/, heldout/<tier>.jsonl, train.jsonl (the expert's solutions, in
             scratch) and train-plain.jsonl (the same problems, solved in the model's own style) go.
         num_train: training problems.
-        num_heldout: held-out problems of each tier.
-        pretrain_steps: optimizer steps of pre-training, at most; it ends when enough is known.
         seed: of the data and of the weights.
     """
-    taken = write_problems(output_dir, num_train, num_heldout, seed)
+    taken = write_problems(output_dir, num_train, seed)
     tokenizer = make_tokenizer()
     torch.manual_seed(derive_seed("tiny", seed))
     model = Qwen3ForCausalLM(make_config(tokenizer))
-    model, known = pretrain(model, tokenizer, pretrain_steps, seed, taken)
+    model, known = pretrain(model, tokenizer, seed, taken)
     save_model(model, tokenizer, output_dir / "model")
     print(f"{model.num_parameters():,} parameters, {num_train:,} problems -> {output_dir}")
     print("known: " + ", ".join(f"{kind} {share:.2f}" for kind, share in known.items()))

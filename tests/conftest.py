@@ -63,7 +63,7 @@ needs_shared = pytest.mark.skipif(
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files that take minutes come first: at the end one core would wait for them."""
-    long = ("test_demo.py", "test_runs.py", "test_families.py", "test_patches.py")
+    long = ("test_demo.py", "test_runs.py", "test_bench.py", "test_patches.py", "test_trainers.py")
     items.sort(key=lambda item: item.path.name not in long)
 
 
@@ -147,22 +147,12 @@ def run_alone(*args, script: str = "train_oswft.py", **run) -> subprocess.Comple
 
 
 def call_of(script: str, tiny: Path, run: Path) -> list:
-    """Train the tiny model on its own data into `run`, in a setting that takes seconds."""
+    """To train the tiny model on its own data into `run`, in a setting that takes seconds.
+
+    Flags that follow replace those of the setting.
+    """
     data = ["--model", tiny / "model", "--data", tiny / "train.jsonl", "--output_dir", run]
     return [script, *data, *TINY_LENGTHS, "--learning_rate", "1e-3", *SETTING[script]]
-
-
-def train(
-    *args, tiny: Path, ranks: int = 1, script: str = "train_oswft.py", root: Path = ROOT
-) -> str:
-    """Train the tiny model on its own data, in a setting that takes seconds."""
-    return launch(
-        script,
-        *("--model", tiny / "model", "--data", tiny / "train.jsonl", *TINY_LENGTHS),
-        *("--learning_rate", "1e-3", *args),
-        ranks=ranks,
-        root=root,
-    )
 
 
 def metrics(folder: Path) -> list[dict]:

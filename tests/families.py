@@ -7,7 +7,9 @@ Every family is a tiny random model whose biases and buffers are random too. It 
 for one step, saved, loaded again, and asked for answers, in fp32, by the code that trains.
 """
 
+import importlib
 import multiprocessing
+import os
 import sys
 import tempfile
 import traceback
@@ -171,6 +173,9 @@ def in_a_process(name: str, results) -> None:
 
 def main(names: list[str]) -> None:
     import_vllm()
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # as engine.py does
+    for package in ("vllm.entrypoints.llm", "deepspeed"):  # once, and not in each fork
+        importlib.import_module(package)
     context = multiprocessing.get_context("fork")
     for name in names:
         results = context.SimpleQueue()

@@ -154,11 +154,13 @@ if __name__ == "__main__":
         if mode == "save":
             save(folder, precision, zero_stage=3)
             continue
-        for zero_stage in (1, 2, 3):
+        stages = (1, 2, 3) if dist.get_world_size() > 1 else range(1, Engine.max_stage_alone + 1)
+        for zero_stage in stages:
             go_on(folder, precision, zero_stage)
-            save_before_the_first_step(folder, precision, zero_stage)
-        go_on(folder, precision, 3, cpu_offload=True)
+            if precision == "bf16":  # the weights are rounded, too
+                save_before_the_first_step(folder, precision, zero_stage)
         go_on(folder, precision, 1, cpu_offload=True)
+        go_on(folder, precision, stages[-1], cpu_offload=True)
     if mode == "go_on":
         refuse_damaged(folder)
     finish(0)

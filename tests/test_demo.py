@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT, needs_vllm
+from data import InputError
+from demo.__main__ import demo
 from demo.tiny import COMMITTED
 from demo.world import TIERS
 
@@ -21,8 +23,8 @@ def files_of_the_repository() -> set[Path]:
 @needs_vllm
 def test_each_method_of_the_demo_gains_and_osw_ft_keeps_more_than_sft(tmp_path):
     before, folder = files_of_the_repository(), tmp_path / "a demo"
-    demo = [sys.executable, "-m", "demo", "--output_dir", folder]
-    result = subprocess.run(demo, cwd=ROOT, capture_output=True, text=True)
+    command = [sys.executable, "-m", "demo", "--output_dir", folder]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     report = (folder / "report.txt").read_text()
     assert report in result.stdout
@@ -55,7 +57,6 @@ def test_each_method_of_the_demo_gains_and_osw_ft_keeps_more_than_sft(tmp_path):
 def test_a_folder_of_something_else_is_not_deleted(tmp_path, args):
     (tmp_path / "logs").mkdir()  # a study has one too
     (tmp_path / "args.json").write_text(args)
-    demo = [sys.executable, "-m", "demo", "--output_dir", tmp_path]
-    result = subprocess.run(demo, cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 1 and "holds no demo" in result.stderr
-    assert "Traceback" not in result.stderr and (tmp_path / "logs").exists()
+    with pytest.raises(InputError, match="holds no demo"):
+        demo(tmp_path)
+    assert (tmp_path / "logs").exists()

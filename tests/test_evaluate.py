@@ -246,16 +246,16 @@ def test_a_killed_and_a_stopped_evaluation_go_on_over_two_ranks_as_if_nothing_ha
     code, errors = stop(signal.SIGINT, folder, tiny)  # as Ctrl-C does
     assert code == 130 and "Traceback" not in errors
     kept = first.read_text().splitlines()
-    assert 0 < len(kept) < NUM_ANSWERS
-    launch("evaluate.py", *settings(tiny, folder), ranks=2)
+    assert 152 <= len(kept) < NUM_ANSWERS
+    # Of 200 at a time, at last one answer is missing: one rank has nothing to do.
+    kept = kept[: 152 + (len(kept) - 152) // 200 * 200]  # with the half row
+    first.write_text("".join(line + "\n" for line in kept))
+    (tmp_path / "often.py").write_text(OFTEN)
+    launch(tmp_path / "often.py", *settings(tiny, folder), ranks=2)
     ours, theirs = (path.read_text().splitlines() for path in (first, second))
     assert ours[: len(kept)] == kept  # not sampled again: their times are the same
     assert len(ours) + len(theirs) == NUM_ANSWERS + 1  # each answer once, and the half row
     assert read(folder) == read(finished) and results_of(folder) == results_of(finished)
-    # One answer is missing: one rank has nothing to do.
-    second.write_text("".join(line + "\n" for line in theirs[1:]))
-    launch("evaluate.py", *settings(tiny, folder), ranks=2)
-    assert read(folder) == read(finished)
 
 
 def test_results_follow_from_the_samples_alone(finished, copied):

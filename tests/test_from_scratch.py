@@ -4,15 +4,15 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
-from conftest import ROOT, SCRIPTS, link_packages, train
+from conftest import ROOT, SCRIPTS, call_of, launch, link_packages
 from data import Trajectory, batch_indices, load_examples, load_tokenizer, tokenize_examples
+from demo import from_scratch
 from demo.from_scratch import NUM_ROLLOUTS, compute_loss
 
 BATCH = 24
@@ -21,10 +21,10 @@ BATCH = 24
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_from_the_same_rewards_the_gradient_is_that_of_the_real_script(script, tiny, tmp_path):
     method = script.removeprefix("train_").removesuffix(".py")
-    arguments = ["--output_dir", tmp_path, "--max_steps", 1, "--save_every", 1]
-    arguments += ["--train_batch_size", BATCH, "--max_grad_norm", 1e9]  # nothing is clipped
-    arguments += ["--rollout_batch_size", BATCH] if method != "sft" else []
-    train(*arguments, tiny=tiny, script=script)
+    call = [*call_of(script, tiny, tmp_path), "--max_steps", 1, "--save_every", 1]
+    call += ["--train_batch_size", BATCH, "--max_grad_norm", 1e9]  # nothing is clipped
+    call += ["--num_rollouts", NUM_ROLLOUTS[method]] if method != "sft" else []
+    launch(*call)
 
     tokenizer = load_tokenizer(str(tiny / "model"))
     examples = load_examples(str(tiny / "train.jsonl"))
@@ -50,18 +50,21 @@ def test_from_the_same_rewards_the_gradient_is_that_of_the_real_script(script, t
             assert difference < 1e-4, (name, difference)
 
 
-@pytest.fixture(scope="module")
-def three_packages(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("packages")
-    return link_packages(folder, "torch", "transformers", "math-verify")
-
-
-@pytest.mark.parametrize("method", NUM_ROLLOUTS)
-def test_three_packages_are_enough(method, three_packages, tiny):
+def test_three_packages_are_enough(tiny, tmp_path):
+    three_packages = link_packages(tmp_path, "torch", "transformers", "math-verify")
     assert not {"vllm", "deepspeed", "tyro", "datasets"} & set(os.listdir(three_packages))
     command = [sys.executable, "-S", "-m", "demo.from_scratch"]  # -S: no site-packages
-    command += ["--method", method, "--steps", "1", "--base", str(tiny)]
+    command += ["--method", "oswft", "--steps", "1", "--base", str(tiny)]
     env = {**os.environ, "PYTHONPATH": str(three_packages)}
     result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-3000:]
-    assert [line.split()[0] for line in result.stdout.splitlines()] == ["base", "step", method]
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["base", "step", "oswft"]
+
+
+@pytest.mark.parametrize("method", ["sft", "grpo"])
+def test_the_loop_takes_a_step_of_the_other_methods(method, tiny, monkeypatch, capsys):
+    monkeypatch.setattr(from_scratch, "BATCH_SIZE", 8)
+    monkeypatch.setattr(from_scratch, "evaluate", lambda *_: {})
+    from_scratch.main(method, 1, 0, tiny)
+    first = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert first == ["base", "step", method]

@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conftest import ROOT, assert_equal_up_to_rounding, launch, metrics, train
+from conftest import ROOT, assert_equal_up_to_rounding, call_of, launch, metrics
 from data import load_tokenizer, read_rows, stop_token_ids, write_rows
 
 FOLDER = ROOT / "recipes" / "patches"
 PATCHES = sorted(path.stem for path in FOLDER.glob("*.diff"))
-SETTING = ("--rollout_batch_size", "12", "--max_tokens_per_micro_batch", "300")
-SETTING += ("--max_steps", "4", "--save_every", "1", "--keep_checkpoints", "4")
+SETTING = ("--rollout_batch_size", "12", "--max_steps", "4", "--save_every", "1")
+SETTING += ("--keep_checkpoints", "4")
 RATE, FACTORS = 2.0, [1, 1, 0.75, 0.25]  # of SGD; of the schedule, for 4 steps
 
 
@@ -70,7 +70,7 @@ def four(tiny, tmp_path_factory) -> Path:
     setting = (*SETTING, "--data", folder / "train.jsonl", "--learning_rate", RATE)
     setting += ("--weighting", "std", "--num_rollouts", "4", "--temperature", "0.8")
     setting += ("--max_completion_length", "24")  # cuts some answers off
-    train("--output_dir", folder / "whole", *setting, tiny=tiny, root=root)
+    launch(*call_of("train_oswft.py", tiny, folder / "whole"), *setting, root=root)
     return resumed(folder / "whole", root)
 
 
@@ -118,7 +118,8 @@ def test_generate_samples_what_the_trainer_would_without_vllm(four, tiny):
 def test_lora_trains_adapters_that_vllm_the_final_model_and_a_resumed_run_have(tiny, tmp_path):
     pytest.importorskip("peft", reason="needs requirements-dev.txt")
     root, whole = patched(tmp_path / "copy", "lora"), tmp_path / "whole"
-    train("--output_dir", whole, *SETTING, "--learning_rate", "1e-2", tiny=tiny, root=root)
+    call = call_of("train_oswft.py", tiny, whole)
+    launch(*call, *SETTING, "--learning_rate", "1e-2", root=root)
     run = resumed(whole, root)
     assert_equal_up_to_rounding(run, whole)
     assert all(row["vllm_gap_max"] < 1e-3 for row in metrics(run))
@@ -139,10 +140,10 @@ def test_importance_has_the_dense_gradient_and_cuts_the_weights_of_all_tokens(ti
     root, run = patched(tmp_path / "copy", "importance"), tmp_path / "run"
     for name in ("gradients.py", "importance.py"):
         shutil.copy(ROOT / "tests" / name, root)
-    assert "equal" in launch("importance.py", ranks=2, root=root)
+    assert "equal" in launch("importance.py", root=root)
     # vLLM's probabilities are the trainer's, so below 1 the cap is every token's weight.
     options = ("--rollout_batch_size", "12", "--max_steps", "1", "--importance_cap", "0.25")
-    train("--output_dir", run, *options, tiny=tiny, script="train_grpo.py", root=root)
+    launch(*call_of("train_grpo.py", tiny, run), *options, root=root)
     answers, [row] = rollouts(run), metrics(run)
     lengths = [len(answer["logprobs"]) for answer in answers]
     assert lengths == [len(answer["token_ids"]) for answer in answers] and row["grad_norm"] > 0

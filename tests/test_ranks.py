@@ -21,7 +21,7 @@ def be_rank(plan: str, path: str, **env: str) -> None:
     os.environ.update(env)
     os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), 2)
     engine.init_ranks("gloo")
-    time.sleep(1)  # until all ranks are here
+    engine.dist.barrier()  # all ranks are here
     match plan:
         case "waits":
             time.sleep(100)

@@ -1,34 +1,32 @@
 """Real problems, the real vocabulary."""
 
 import json
-import subprocess
-import sys
 
-from conftest import ROOT, SHARED, launch, metrics, needs_shared, released
+from conftest import SHARED, launch, metrics, needs_shared, released
 from data import write_rows
+from demo.tiny import init
+from prepare.curate import Args, curate
 
 
 @needs_shared
 def test_real_problems_with_the_real_vocabulary_over_two_ranks(tmp_path):
-    python = sys.executable
-    rows = tmp_path / "train.jsonl"
-    curate = ["-m", "prepare.curate", "--input", tmp_path / "release.jsonl", "--output", rows]
-    curate += ["--tokenizer", SHARED / "qwen3_tokenizer", "--benchmarks_dir", SHARED / "data"]
+    rows, release = tmp_path / "train.jsonl", tmp_path / "release.jsonl"
+    tokenizer = str(SHARED / "qwen3_tokenizer")
     with (SHARED / "data" / "aqua_dev.jsonl").open() as source:
-        write_rows([released(json.loads(line)) for line in source], tmp_path / "release.jsonl")
-    subprocess.run([python, *curate, "--num_examples", "200"], cwd=ROOT, check=True)
-    init = ["-m", "demo.tiny", "init", "--tokenizer", SHARED / "qwen3_tokenizer"]
-    subprocess.run([python, *init, "--output_dir", tmp_path / "model"], cwd=ROOT, check=True)
+        write_rows([released(json.loads(line)) for line in source], release)
+    files = {"input": (release,), "output": rows, "benchmarks_dir": SHARED / "data"}
+    curate(Args(**files, tokenizer=tokenizer, num_examples=200))
+    init(tokenizer, tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     assert config["vocab_size"] == 151_936
     launch(
         "train_oswft.py",
         *("--model", tmp_path / "model", "--data", rows, "--output_dir", tmp_path / "run"),
         *("--max_steps", 2, "--rollout_batch_size", 8, "--max_tokens_per_micro_batch", 2048),
-        *("--max_length", 1536, "--max_completion_length", 128),
+        *("--max_length", 1536, "--max_completion_length", 32),
         ranks=2,
     )
     first, second = metrics(tmp_path / "run")
     assert 11 < first["loss"] < 13  # ln(151,936) = 11.9: nothing is known yet
     assert first["mean_weight"] == 1 and first["train_tokens"] > 1000
-    assert first["completion_length_max"] == 128 and second["grad_norm"] > 0
+    assert first["completion_length_max"] == 32 and second["grad_norm"] > 0

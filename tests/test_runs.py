@@ -9,20 +9,20 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
 from conftest import (
     ROOT,
     SCRIPTS,
-    SETTING,
     assert_equal_up_to_rounding,
     call_of,
+    free_port,
     launch,
     metrics,
     needs_vllm,
     start,
-    train,
     wait_for_rows,
 )
 from data import ASK_FREE, write_rows
@@ -31,6 +31,7 @@ from run import checkpoints, read_args
 from train_grpo import grpo_advantages
 
 SAMPLING = SCRIPTS[1:]
+BIN = Path(sys.executable).parent  # of the launchers
 
 
 def rollouts(folder: Path, step: int) -> list[dict]:
@@ -43,7 +44,7 @@ def whole_runs(tiny, tmp_path_factory) -> dict[str, Path]:
     """For each script a run of 8 steps over 2 ranks that nothing interrupts."""
     folder = tmp_path_factory.mktemp("whole runs")
     for script in SCRIPTS:
-        train("--output_dir", folder / script, *SETTING[script], tiny=tiny, ranks=2, script=script)
+        launch(*call_of(script, tiny, folder / script), ranks=2)
     return {script: folder / script for script in SCRIPTS}
 
 
@@ -149,9 +150,9 @@ def test_a_reward_of_ones_own_counts_and_a_query_that_comes_twice_is_sampled_ane
     rows = {row["id"]: {**row, "length": 40 + n % 5} for n, row in enumerate(rows)}
     write_rows(list(rows.values()), tmp_path / "train.jsonl")
     (tmp_path / "own.py").write_text(REWARD)
-    setting = [*SETTING["train_oswft.py"], "--max_steps", "2", "--data", tmp_path / "train.jsonl"]
-    setting += ["--reward", f"{tmp_path}/own.py:part"]
-    train("--output_dir", tmp_path / "run", *setting, tiny=tiny)
+    call = [*call_of("train_oswft.py", tiny, tmp_path / "run"), "--max_steps", "2"]
+    call += ["--data", tmp_path / "train.jsonl", "--reward", f"{tmp_path}/own.py:part"]
+    launch(*call)
     kept = rollouts(tmp_path / "run", 1)
     answers = {}
     for answer in kept:
@@ -166,9 +167,13 @@ def test_a_reward_of_ones_own_counts_and_a_query_that_comes_twice_is_sampled_ane
         assert pair[0]["weight"] == pytest.approx(1 - sum(rewards) / 2)
 
 
-def test_osw_ft_at_weight_one_takes_the_steps_of_sft(whole_runs, tiny, tmp_path):
-    uniform = (*SETTING["train_oswft.py"], "--weighting", "uniform")
-    train("--output_dir", tmp_path / "run", *uniform, tiny=tiny, ranks=2)
+def test_osw_ft_at_weight_one_started_by_torchrun_takes_the_steps_of_sft(
+    whole_runs, tiny, tmp_path
+):
+    torchrun = [BIN / "torchrun", "--nproc_per_node", "2", "--master_port", free_port()]
+    call = [*torchrun, *call_of("train_oswft.py", tiny, tmp_path / "run"), "--weighting", "uniform"]
+    result = subprocess.run([*map(str, call)], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-4000:]
     sft = whole_runs["train_sft.py"]
     rows = list(zip(metrics(tmp_path / "run"), metrics(sft), strict=True))
     for ours, theirs in rows:
@@ -216,7 +221,39 @@ def test_killed_and_resumed_equals_never_interrupted(whole_runs, tiny, tmp_path,
     assert_equal(run, whole_runs[script])
 
 
-# Sampling takes seconds, and says when it has begun.
+def start_hosts(tmp_path: Path, *call) -> list[subprocess.Popen]:
+    """Two hosts of one rank on loopback, each with its own launcher."""
+    (tmp_path / "hosts").write_text("hosta slots=1\nhostb slots=1\n")
+    command = [BIN / "deepspeed", "--log_level", "error", "--hostfile", tmp_path / "hosts"]
+    command += ["--no_ssh", "--master_addr", "127.0.0.1", "--master_port", free_port()]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": ROOT}
+    return [
+        subprocess.Popen([*map(str, [*command, "--node_rank", node, *call])], **streams)
+        for node in range(2)
+    ]
+
+
+@needs_vllm
+def test_two_hosts_train_until_one_is_killed_and_the_other_goes_on_alone(
+    whole_runs, tiny, tmp_path
+):
+    script, run = "train_oswft.py", tmp_path / "run"
+    hosts = start_hosts(tmp_path, *call_of(script, tiny, run))
+    wait_for_rows(run, 3, hosts[0])
+    below = psutil.Process(hosts[1].pid).children(recursive=True)
+    [rank] = [process for process in below if process.cmdline()[1:3] == ["-u", script]]
+    rank.kill()
+    killed = time.monotonic()
+    outputs = [host.communicate(timeout=60)[0] for host in hosts]
+    assert time.monotonic() - killed < 30 and all(host.returncode for host in hosts)
+    said = [line for output in outputs for line in output.splitlines() if line[:5] == "error"]
+    assert len(said) == 1 and said[0].startswith("error: rank 1 was killed"), outputs
+    assert "Traceback" not in "".join(outputs)
+    launch(script, "--resume", run)
+    assert_equal_up_to_rounding(run, whole_runs[script])
+
+
+# After a step, sampling takes seconds and says when it has begun.
 SLOW = """
 import sys, time
 import rollout, run, train_oswft
@@ -228,7 +265,11 @@ def slow_step(engine, step=LLMEngine.step):
     time.sleep(0.3)
     return step(engine)
 
-LLMEngine.step = slow_step
+def log(self, row, log=run.Run.log):
+    log(self, row)
+    LLMEngine.step = slow_step
+
+run.Run.log = log
 run.run_script(train_oswft.main, train_oswft.Args, "")
 """
 
@@ -261,9 +302,8 @@ def test_a_stop_in_the_middle_of_sampling_saves_at_once_and_the_run_continues(
 
 # ranks, optimizer steps at the end, what else is new, and what the run says of it
 SHAPES = (
-    (1, 2, ("--gradient_checkpointing", "--max_tokens_per_micro_batch", "500"), ""),
-    (3, 4, ("--no_gradient_checkpointing", "--zero_stage", "3"), "zero_stage 2 -> 3"),
-    (2, 8, ("--zero_stage", "1", "--cpu_offload"), "world_size 3 -> 2\n"),
+    (1, 4, ("--gradient_checkpointing", "--max_tokens_per_micro_batch", "500"), ""),
+    (3, 8, ("--zero_stage", "3", "--cpu_offload"), "world_size 1 -> 3\n"),
 )
 
 
@@ -289,8 +329,9 @@ def test_a_run_that_changes_shape_is_the_same_run_up_to_rounding(
             assert (ours["id"], ours["token_ids"]) == (theirs["id"], theirs["token_ids"])
     record = read_args(run)
     began = [(row["step"], row["world_size"]) for row in record["history"]]
-    assert began == [(0, 1), (2, 3), (4, 2)]
-    typed = {"max_tokens_per_micro_batch": 500, "zero_stage": 1, "cpu_offload": True}
+    assert began == [(0, 1), (4, 3)]
+    typed = {"max_tokens_per_micro_batch": 500, "zero_stage": 3}
+    typed |= {"gradient_checkpointing": True, "cpu_offload": True}
     assert record["args"] == {**read_args(whole)["args"], **typed}
 
 

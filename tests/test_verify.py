@@ -377,6 +377,8 @@ def test_a_reward_function_that_fails_ends_the_scoring_with_its_traceback(reward
         for completion in ("1 / 0", "example.tests", "2", "-0.1", "float('nan')", "None"):
             with pytest.raises(RewardError, match=r"rewards.py:echo, row 'q1':\nTraceback"):
                 verifier.score(["1", completion] + ["1"] * 98, rows)
+        with pytest.raises(RewardError, match=r"(?s)row '7':\nTraceback.*must be a mapping"):
+            verifier.score(["1"], ["7"])  # an answer alone, not its row
         values = ["True", "0", "1.0", "0.25", "__import__('numpy').float32(0.5)"]
         assert verifier.score(values, rows[:5]) == [1, 0, 1, 0.25, 0.5]
 
