@@ -190,8 +190,8 @@ def tiny_section(base: Path, repetitions: int, steps: int) -> list[str]:
         "compares vLLM's log-probabilities with its own; this is in verify_s.",
         table,
         goal("OSW-FT's step, s", "GRPO's", ratio(oswft, grpo), "≤ 0.35"),
-        goal("OSW-FT's step, tiny", "TRL + `generate`", ratio(by_trl, oswft), alike),
-        goal("GRPO's step, tiny", "TRL + `generate`", ratio(grpo_by_trl, grpo), alike),
+        goal("OSW-FT's steps/s, tiny", "TRL + `generate`", ratio(by_trl, oswft), alike),
+        goal("GRPO's steps/s, tiny", "TRL + `generate`", ratio(grpo_by_trl, grpo), alike),
     ]
 
 
@@ -220,11 +220,11 @@ def small_section(folder: Path, repetitions: int) -> list[str]:
         "about 128; a reward function says right at a rate of 0.7. TRL's vLLM is set up as in "
         "`rollout.py`: its own does not run in one process on a CPU.",
         table,
-        goal("OSW-FT's step, 29M", "TRL + `generate`", ratio(by_trl, oswft), "≥ 6"),
-        goal("OSW-FT's step, 29M", "TRL + vLLM", ratio(vllm, oswft), "≥ 1.2"),
-        goal("OSW-FT's step, 29M", "TRL + continuous batching", ratio(by_cb, oswft), "none"),
-        goal("GRPO's step, 29M", "TRL + `generate`", ratio(grpo_by_trl, grpo), "≥ 6"),
-        goal("GRPO's step, 29M", "TRL + continuous batching", ratio(grpo_by_cb, grpo), "none"),
+        goal("OSW-FT's steps/s, 29M", "TRL + `generate`", ratio(by_trl, oswft), "≥ 6"),
+        goal("OSW-FT's steps/s, 29M", "TRL + vLLM", ratio(vllm, oswft), "≥ 1.2"),
+        goal("OSW-FT's steps/s, 29M", "TRL + continuous batching", ratio(by_cb, oswft), "none"),
+        goal("GRPO's steps/s, 29M", "TRL + `generate`", ratio(grpo_by_trl, grpo), "≥ 6"),
+        goal("GRPO's steps/s, 29M", "TRL + continuous batching", ratio(grpo_by_cb, grpo), "none"),
     ]
 
 
@@ -235,7 +235,7 @@ def main(
 
     Args:
         steps: of a turn, for the tiny model.
-        small_repetitions: turns of the other one, of a quarter of an hour each.
+        small_repetitions: turns of the other one, of half an hour each.
     """
     share_cores()
     sections = tiny_section(base, repetitions, steps)
