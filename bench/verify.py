@@ -44,13 +44,19 @@ def main(solutions: Path = SOLUTIONS, limit: int = 2048, repetitions: int = 5) -
         pairs = zip(completions, answers, strict=True)
         return [verify(parse(answer), parse(completion)) for completion, answer in pairs]
 
+    def score(texts: list[str]) -> list[bool]:
+        verdicts = verifier.score(texts, answers)
+        for worker in verifier.workers:  # new ones in the place of those that had to be killed
+            worker.wait_until_ready()
+        return verdicts
+
     with Verifier(num_workers=2) as verifier:
-        verdicts = verifier.score(completions, answers)
+        verdicts = score(completions)
         agree = sum(a == b for a, b in zip(verdicts, plain(), strict=True))
         calls = {
             "Math-Verify in a plain loop": partial(timed, plain),
-            "`Verifier`, 2 workers": lambda: timed(lambda: verifier.score(completions, answers)),
-            "the same, 1 % hostile": lambda: timed(lambda: verifier.score(mixed, answers)),
+            "`Verifier`, 2 workers": lambda: timed(lambda: score(completions)),
+            "the same, 1 % hostile": lambda: timed(lambda: score(mixed)),
         }
         measured = take_turns(calls, repetitions)
     loop, clean, hostile = measured.values()
