@@ -101,6 +101,11 @@ class Job:
         return f"{self.world}-{self.method}-{self.rate:g}-{self.steps}-{self.seed}"
 
     @property
+    def script(self) -> str:
+        """The training script with the method's flags; empty for a base."""
+        return "" if self.method == "base" else METHODS[self.method][1]
+
+    @property
     def base(self) -> "Job":
         return replace(self, world="style", method="base", rate=0.0, steps=0)  # one for all worlds
 
@@ -113,9 +118,9 @@ class Job:
             )
         base = root / self.base.name
         data = base / f"{WORLDS[self.world]}.jsonl"
-        workers = "" if METHODS[self.method][1].startswith("train_sft") else " --verifier_workers 1"
+        workers = "" if self.script.startswith("train_sft") else " --verifier_workers 1"
         return (
-            f"python {METHODS[self.method][1]} --model {quote(base / 'model')} "
+            f"python {self.script} --model {quote(base / 'model')} "
             f"--data {quote(data)} --output_dir {quote(root / self.name)} "
             f"--learning_rate {self.rate:g} --max_steps {self.steps} "
             f"--save_every {self.steps // self.checkpoints} --keep_checkpoints 99 "
@@ -218,7 +223,7 @@ def read_run(job: Job, root: Path) -> dict:
     scores = json.loads((root / job.name / "scores.json").read_text())
     spent = {0: {"trained_tokens": 0, "sampled_tokens": 0}}
     trained = sampled = 0
-    if needs_base_answers(job.world, METHODS.get(job.method, ("", ""))[1]):
+    if needs_base_answers(job.world, job.script):
         static = json.loads((root / job.base.name / "scores.json").read_text())
         sampled = static["static_tokens"]
     metrics = root / job.name / "metrics.jsonl"
@@ -237,7 +242,7 @@ def spoiled_share(job: Job, root: Path) -> list[float]:
     """The share of the weights that spoiled rows have: at each step, or in the data as a whole."""
     rows = [row for _, row in read_rows(f"{root / job.base.name / WORLDS[job.world]}.jsonl")]
     spoiled = {row["id"] for row in rows if row["spoiled"]}
-    column = re.search(r"weight_column (\w+)", METHODS[job.method][1])
+    column = re.search(r"weight_column (\w+)", job.script)
     steps = [[(row["id"], row[column[1]] if column else 1.0) for row in rows]]
     if (root / job.name / "rollouts").exists():
         steps = [

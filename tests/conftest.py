@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared"
+BIN = Path(sys.executable).parent  # of the launchers
 sys.path.insert(0, str(ROOT))
 
 # Tests run side by side: threads that spin while they wait would take the cores from each other.
@@ -122,10 +123,10 @@ def start(script: str, *args, ranks: int = 1, root: Path = ROOT, **popen) -> sub
     if ranks == 1:
         command = [sys.executable]
     elif GPU:  # deepspeed's launcher would show its ranks what is hidden from them
-        command = [str(Path(sys.executable).parent / "torchrun"), "--nproc_per_node", str(ranks)]
+        command = [str(BIN / "torchrun"), "--nproc_per_node", str(ranks)]
         command += ["--master_port", free_port()]
     else:
-        command = [str(Path(sys.executable).parent / "deepspeed"), "--log_level", "error"]
+        command = [str(BIN / "deepspeed"), "--log_level", "error"]
         command += ["--num_accelerators", str(ranks), "--master_port", free_port()]
     command += [script, *map(str, args)]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from conftest import (
+    BIN,
     ROOT,
     SCRIPTS,
     assert_equal_up_to_rounding,
@@ -31,7 +32,6 @@ from run import checkpoints, read_args
 from train_grpo import grpo_advantages
 
 SAMPLING = SCRIPTS[1:]
-BIN = Path(sys.executable).parent  # of the launchers
 
 
 def rollouts(folder: Path, step: int) -> list[dict]:
