@@ -31,7 +31,7 @@ from run import Stopwatch
 SETTINGS = {"num_train_epochs": 1, "learning_rate": 1e-12, "remove_unused_columns": False}
 SETTINGS |= {"bf16": False, "gradient_checkpointing": False, "save_strategy": "no"}
 SETTINGS |= {"logging_strategy": "no", "report_to": "none", "disable_tqdm": True}
-SETTINGS |= {"output_dir": "runs/bench/trl"}
+SETTINGS |= {"output_dir": tempfile.gettempdir()}  # nothing is saved
 
 
 class Clock(Stopwatch, TrainerCallback):
