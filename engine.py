@@ -14,6 +14,7 @@ normalizer of the whole global batch, and any split of the batch gives the same 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import math
 import os
@@ -54,6 +55,7 @@ STATE_BYTES = 2**28  # parameters whose state goes into one file
 STATE_KEYS = ("master", "exp_avg", "exp_avg_sq")  # the fp32 weight, and Adam's moments
 IDLE = Trajectory("idle", [0], [0])  # what a rank reads in a pass when it has no row left
 DIED, FAILED, DONE = 0, 1, 2  # a rank's last word to the rank before it; DIED: there was none
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 DRIVER = Path("/proc/driver/nvidia/version")  # CUDA 13 needs 580 or newer
 ECHO_S = 2.0  # seconds that an error waits, as it may only be the echo of another rank's
 
@@ -98,6 +100,8 @@ def init_distributed() -> None:
     """Join the process group, with the backend that training needs. A collective."""
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    else:
+        keep_freed_memory()
     init_ranks("nccl" if torch.cuda.is_available() else "gloo")
 
 
@@ -111,6 +115,13 @@ def share_cores() -> None:
         del os.environ["OMP_NUM_THREADS"]  # set by torchrun, not by the user
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"].partition(",")[0]))  # "8,2": nested
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep freed memory for the next pass: new pages take a tenth of an update's time."""
+    with contextlib.suppress(AttributeError):  # another libc
+        for option in M_TRIM_THRESHOLD, M_MMAP_THRESHOLD:
+            ctypes.CDLL(None).mallopt(option, 2**31 - 1)
 
 
 _ring = None  # the process group in which each rank listens to the next one

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-MAX_LOGITS = {"cpu": 2**22, "cuda": 2**26}  # in a chunk: 16 and 256 MiB in fp32
+MAX_LOGITS = {"cpu": 2**21, "cuda": 2**26}  # in a chunk: 8 and 256 MiB in fp32
 MAX_KEPT = 2**26  # logits of all chunks that may wait for backward: 256 MiB
 CHECK_TOKENS = 64  # on which a model is compared with its own logits
 MAX_GAP = 1e-3  # nats a token, on average: rounding in fp32 gives 1e-5, a forgotten bias 0.35

@@ -24,7 +24,7 @@ from bench.setup import (
     write_mixed,
 )
 from data import TokenizedExample, load_tokenizer, write_rows
-from engine import share_cores
+from engine import keep_freed_memory, share_cores
 from run import Stopwatch
 
 # Of all of TRL's trainers. The learning rate is so small that the model hardly moves.
@@ -74,8 +74,12 @@ def solutions(rows: list[TokenizedExample]) -> dict[str, list]:
     }
 
 
-def plain_loop(model: Path, rows: list[TokenizedExample], at_once: int, steps: int) -> float:
+def plain_loop(
+    model: Path, rows: list[TokenizedExample], at_once: int, steps: int, keep_memory: bool
+) -> float:
     """Tokens/s of steps as one would write them, transformers' loss and all; rows of one length."""
+    if keep_memory:
+        keep_freed_memory()
     learner = AutoModelForCausalLM.from_pretrained(model)
     adam = torch.optim.AdamW(learner.parameters(), lr=1e-12, weight_decay=0.0, fused=True)
     columns = [torch.tensor(column) for column in solutions(rows).values()]
@@ -107,12 +111,14 @@ def small_rows(length: int, repetitions: int, steps: int) -> tuple[list[list], f
             turn = run_steps("train_sft.py", model, data, steps, **sizes)
             return turn["train_tokens"] / turn["train_s"]
 
-        def plain() -> float:  # in a new process, as ours is
+        def plain(keep_memory: bool) -> float:  # in a new process, as ours is
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-                return pool.submit(plain_loop, model, rows, 4, steps).result()
+                return pool.submit(plain_loop, model, rows, 4, steps, keep_memory).result()
 
-        measured = take_turns({"`train_sft.py`": ours, "a plain loop": plain}, repetitions)
-    ours, plain = measured.values()
+        calls = {"`train_sft.py`": ours, "a plain loop": partial(plain, False)}
+        calls["a plain loop that keeps freed memory, as ours does"] = partial(plain, True)
+        measured = take_turns(calls, repetitions)
+    ours, plain, _ = measured.values()
     table = [[name, f"{median(r):,.0f}", f"{ratio(ours, r):.2f}"] for name, r in measured.items()]
     return table, ratio(ours, plain)
 

@@ -157,7 +157,7 @@ def test_plan_names_the_flag_that_makes_a_run_fit(small):
         pytest.param("verify", 3, ("--limit", 200), marks=needs_shared),
         pytest.param("rollout", 4, (), marks=needs_vllm),
         pytest.param("start", 3, (), marks=needs_vllm),
-        pytest.param("sft", 6, ("--steps", 1, "--length", 40), marks=needs_trl),
+        pytest.param("sft", 7, ("--steps", 1, "--length", 40), marks=needs_trl),
         pytest.param(
             "step", 5, ("--steps", 1, "--small_repetitions", 0), marks=[needs_vllm, needs_trl]
         ),
