@@ -203,16 +203,19 @@ def small_section(folder: Path, repetitions: int) -> list[str]:
         "use_transformers_continuous_batching": True,
         "transformers_continuous_batching_config": BLOCKS,
     }
-    calls = {
+    oswft_calls = {
         "OSW-FT": size.ours("train_oswft.py", 2),
         "TRL's SFTTrainer, our weights, vLLM": trl_oswft(size, rows, by_vllm(size)),
         "TRL's SFTTrainer, our weights, continuous batching": trl_oswft(size, rows, by_blocks),
         "TRL's SFTTrainer, our weights, `generate`": trl_oswft(size, rows, by_generate),
+    }
+    grpo_calls = {
         "GRPO": size.ours("train_grpo.py", 1),
         "TRL's GRPOTrainer, continuous batching": trl_grpo(size, rows, **blocks),
         "TRL's GRPOTrainer, `generate`": trl_grpo(size, rows),
     }
-    table, whole = tabulate(take_turns(calls, repetitions, warm_up=0))
+    measured = take_turns(oswft_calls, repetitions, warm_up=0)
+    table, whole = tabulate(measured | take_turns(grpo_calls, repetitions, warm_up=0))
     oswft, vllm, by_cb, by_trl, grpo, grpo_by_cb, grpo_by_trl = whole
     return [
         "A random Qwen3 of 29M parameters and 8,192 ids, fp32, 32 queries. An answer ends after "
@@ -235,7 +238,7 @@ def main(
 
     Args:
         steps: of a turn, for the tiny model.
-        small_repetitions: turns of the other one, of half an hour each.
+        small_repetitions: turns of the other one; half an hour for one of both methods.
     """
     share_cores()
     sections = tiny_section(base, repetitions, steps)
