@@ -1,6 +1,8 @@
 """How the model learns: the gradient of any split equals a dense reference's (gradients.py)."""
 
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from transformers import (
 from transformers.integrations.flash_attention import flash_attention_forward
 from transformers.masking_utils import flash_attention_mask
 
-from conftest import launch
+from conftest import ROOT, launch
 from data import InputError, Trajectory, collate
 from engine import load_model
 from logprobs import LogprobModel
@@ -34,6 +36,14 @@ def test_a_state_goes_on_over_other_ranks_and_stages_and_no_bad_gradient_touches
     for ranks, count in ((1, 8), (3, 10)):  # stage 3 needs ranks; with three, shards are padded
         output = launch("tests/states.py", "go_on", tmp_path, ranks=ranks)
         assert output.count("went on") == count and output.count("refused") == 2
+
+
+@pytest.mark.parametrize("call", ["keep_freed_memory", "share_cores"])  # the other one does not
+def test_on_a_cpu_freed_memory_is_kept_for_the_next_pass(call):
+    code = f"import psutil, torch, engine; engine.{call}(); torch.ones(2**27)"
+    code += "; print(psutil.Process().memory_info().rss)"
+    held = int(subprocess.check_output([sys.executable, "-c", code], cwd=ROOT))
+    assert (held > 4 * 2**27) == (call == "keep_freed_memory")
 
 
 def test_a_generation_config_that_could_not_be_saved_is_found_at_load(tiny, tmp_path):
