@@ -100,9 +100,10 @@ def init_distributed() -> None:
     """Join the process group, with the backend that training needs. A collective."""
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+        init_ranks("nccl")
     else:
         keep_freed_memory()
-    init_ranks("nccl" if torch.cuda.is_available() else "gloo")
+        init_ranks("gloo")
 
 
 def share_cores() -> None:

@@ -1,6 +1,7 @@
 """The optimizer step of train_sft.py next to TRL's SFTTrainer: python -m bench.sft"""
 
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -74,12 +75,8 @@ def solutions(rows: list[TokenizedExample]) -> dict[str, list]:
     }
 
 
-def plain_loop(
-    model: Path, rows: list[TokenizedExample], at_once: int, steps: int, keep_memory: bool
-) -> float:
+def plain_loop(model: Path, rows: list[TokenizedExample], at_once: int, steps: int) -> float:
     """Tokens/s of steps as one would write them, transformers' loss and all; rows of one length."""
-    if keep_memory:
-        keep_freed_memory()
     learner = AutoModelForCausalLM.from_pretrained(model)
     adam = torch.optim.AdamW(learner.parameters(), lr=1e-12, weight_decay=0.0, fused=True)
     columns = [torch.tensor(column) for column in solutions(rows).values()]
@@ -111,12 +108,14 @@ def small_rows(length: int, repetitions: int, steps: int) -> tuple[list[list], f
             turn = run_steps("train_sft.py", model, data, steps, **sizes)
             return turn["train_tokens"] / turn["train_s"]
 
-        def plain(keep_memory: bool) -> float:  # in a new process, as ours is
-            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-                return pool.submit(plain_loop, model, rows, 4, steps, keep_memory).result()
+        def plain(first: Callable | None = None) -> float:  # in a new process, as ours is
+            with ProcessPoolExecutor(1, get_context("spawn"), initializer=first) as pool:
+                return pool.submit(plain_loop, model, rows, 4, steps).result()
 
-        calls = {"`train_sft.py`": ours, "a plain loop": partial(plain, False)}
-        calls["a plain loop that keeps freed memory, as ours does"] = partial(plain, True)
+        calls = {"`train_sft.py`": ours, "a plain loop": plain}
+        calls["a plain loop that keeps freed memory, as ours does"] = partial(
+            plain, keep_freed_memory
+        )
         measured = take_turns(calls, repetitions)
     ours, plain, _ = measured.values()
     table = [[name, f"{median(r):,.0f}", f"{ratio(ours, r):.2f}"] for name, r in measured.items()]

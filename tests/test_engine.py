@@ -38,7 +38,7 @@ def test_a_state_goes_on_over_other_ranks_and_stages_and_no_bad_gradient_touches
         assert output.count("went on") == count and output.count("refused") == 2
 
 
-@pytest.mark.parametrize("call", ["keep_freed_memory", "share_cores"])  # the other one does not
+@pytest.mark.parametrize("call", ["keep_freed_memory", "share_cores"])  # the second is the control
 def test_on_a_cpu_freed_memory_is_kept_for_the_next_pass(call):
     code = f"import psutil, torch, engine; engine.{call}(); torch.ones(2**27)"
     code += "; print(psutil.Process().memory_info().rss)"
