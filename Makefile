@@ -2,7 +2,7 @@
 # make study      SFT, OSW-FT, static weights over seeds: half an hour (docs/study.md: all of it)
 # make lesson     runs docs/lesson.ipynb and keeps its outputs; needs `uv pip install jupyterlab`
 # make exercises  grades docs/exercises (ONLY=3: one of them)
-# make test       installs what development needs, too, then runs every test
+# make test       installs what development needs, too, then runs every test (TESTS=tests/test_sft.py)
 # make test-gpu   on a machine with a GPU, the tests that use one: 8 minutes at most
 # make bench      compares with other implementations and writes BENCHMARKS.md: two hours
 # make soak       kills, changes of shape and hostile answers at random, outside the tests: 20 minutes
@@ -14,6 +14,8 @@ REQUIREMENTS := $(shell nvidia-smi -L >/dev/null 2>&1 && echo requirements.txt |
 INSTALLED := .venv/installed-$(REQUIREMENTS)
 DEV_INSTALLED := .venv/installed-requirements-dev.txt
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
+# Threads that spin while they wait slow down everything else on the machine.
+export OMP_WAIT_POLICY ?= passive
 
 .PHONY: install demo study lesson exercises test test-gpu bench soak lint
 .DELETE_ON_ERROR:
@@ -60,7 +62,7 @@ exercises: $(INSTALLED)
 	@python docs/exercises/grade.py $(ONLY)
 
 test: $(DEV_INSTALLED)
-	python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(TESTS)
 
 test-gpu: $(DEV_INSTALLED)
 	python -m pytest -rs --durations 0 tests/test_gpu.py
@@ -69,7 +71,7 @@ bench: $(DEV_INSTALLED)
 	@python -m bench
 
 soak: $(DEV_INSTALLED)
-	@OMP_WAIT_POLICY=passive python -u tests/soak.py
+	@python -u tests/soak.py
 
 lint: $(DEV_INSTALLED)
 	ruff check .

@@ -20,8 +20,11 @@ forward or backward pass, and their tokens still count in the divisor.
     python -m paper.select_checkpoint runs/grpo             # which checkpoint to evaluate
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: its threads would spin
 
 import torch
 import torch.distributed as dist

@@ -17,9 +17,12 @@ gradients are clipped at norm 1. Everything else, by default, is the paper's set
     deepspeed --quiet train_oswft.py --resume runs/oswft    # continue a stopped run
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: its threads would spin
 
 import torch
 

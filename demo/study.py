@@ -167,7 +167,7 @@ def call(command: str, log: Path) -> None:
     with log.open("a") as out:
         print(f"$ {command}", file=out, flush=True)
         words = [sys.executable, *shlex.split(command)[1:]]
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
         with subprocess.Popen(words, env=env, stdout=out, stderr=subprocess.STDOUT) as process:
             _running.add(process)
             process.wait()

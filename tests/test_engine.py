@@ -1,5 +1,6 @@
 """How the model learns: the gradient of any split equals a dense reference's (gradients.py)."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -44,6 +45,41 @@ def test_on_a_cpu_freed_memory_is_kept_for_the_next_pass(call):
     code += "; print(psutil.Process().memory_info().rss)"
     held = int(subprocess.check_output([sys.executable, "-c", code], cwd=ROOT))
     assert (held > 4 * 2**27) == (call == "keep_freed_memory")
+
+
+FIND_TORCH = """
+import json, os, runpy, sys
+
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            print(os.environ.get("OMP_WAIT_POLICY"), flush=True)
+            os._exit(0)
+
+sys.meta_path.insert(0, Finder())
+sys.path.insert(0, os.getcwd())
+entry = sys.argv[1]
+if entry.endswith(".ipynb"):
+    cells = json.load(open(entry))["cells"]
+    exec("\\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"), {})
+(runpy.run_path if entry.endswith(".py") else runpy.run_module)(entry)
+"""
+ENTRIES = ("train_sft.py", "train_oswft.py", "train_grpo.py", "evaluate.py", "demo.from_scratch")
+ENTRIES += ("demo.study", "bench.step", "recipes.trl_sft", "docs/exercises/grade.py")
+
+
+@pytest.mark.parametrize("entry", [*ENTRIES, "docs/lesson.ipynb", "make"])
+@pytest.mark.parametrize(("asked", "policy"), [(None, "passive"), ("active", "active")])
+def test_threads_wait_passively_unless_the_user_says_otherwise(entry, asked, policy):
+    """What is set when torch is loaded, as its threads read it then."""
+    command = [sys.executable, "-c", FIND_TORCH, entry]
+    if entry == "make":
+        rule = "show: ; @echo $$OMP_WAIT_POLICY"
+        command = ["make", "--no-print-directory", "--eval", rule, "show"]
+    env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    env |= {"OMP_WAIT_POLICY": asked} if asked else {}
+    output = subprocess.check_output(command, cwd=ROOT, env=env, text=True)
+    assert output.split() == [policy]
 
 
 def test_a_generation_config_that_could_not_be_saved_is_found_at_load(tiny, tmp_path):
