@@ -3,8 +3,10 @@
 import contextlib
 import fcntl
 import json
+import math
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -20,8 +22,9 @@ SHARED = ROOT.parent / "shared"
 BIN = Path(sys.executable).parent  # of the launchers
 sys.path.insert(0, str(ROOT))
 
-# Tests run side by side: threads that spin while they wait would take the cores from each other.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# A background job ignores Ctrl-C, and so would the processes that the tests start.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def find_gpu() -> str:
@@ -165,9 +168,29 @@ def metrics(folder: Path) -> list[dict]:
     ]
 
 
+def rollouts(folder: Path, step: int) -> list[dict]:
+    """The answers to the batch that begins with `step`."""
+    return [json.loads(line) for line in (folder / f"rollouts/step_{step:06d}.jsonl").open()]
+
+
 def assert_equal_up_to_rounding(run: Path, whole: Path) -> None:
+    """The same answers, and the same metrics before a step whose answers rounding has changed.
+
+    Where two tokens are about as likely as the random number says, rounding chooses; that is rare.
+    """
+    end = math.inf
+    for path in sorted((whole / "rollouts").glob("*")):
+        step = int(path.stem.removeprefix("step_"))
+        ours, theirs = (
+            [(row["id"], row["token_ids"]) for row in rollouts(f, step)] for f in (run, whole)
+        )
+        changed = sum(a != b for a, b in zip(ours, theirs, strict=True))
+        assert changed <= 0.05 * len(theirs), (step, changed)
+        if changed:
+            end = step
+            break
     for ours, theirs in zip(metrics(run), metrics(whole), strict=True):
-        for key, value in theirs.items():
+        for key, value in theirs.items() if theirs["step"] < end else ():
             assert ours[key] == pytest.approx(value, rel=1e-3, abs=1e-5), (ours["step"], key)
 
 

@@ -138,7 +138,7 @@ def test_lora_trains_adapters_that_vllm_the_final_model_and_a_resumed_run_have(t
 
 def test_importance_has_the_dense_gradient_and_cuts_the_weights_of_all_tokens(tiny, tmp_path):
     root, run = patched(tmp_path / "copy", "importance"), tmp_path / "run"
-    for name in ("gradients.py", "importance.py"):
+    for name in ("gradients.py", "importance.py", "rounding.py"):
         shutil.copy(ROOT / "tests" / name, root)
     assert "equal" in launch("importance.py", root=root)
     # vLLM's probabilities are the trainer's, so below 1 the cap is every token's weight.

@@ -106,7 +106,7 @@ def test_weight_one_is_sft():
     (sft,) = torch.autograd.grad(sft_loss(logprobs, mask, 3), theta, retain_graph=True)
     (ours,) = torch.autograd.grad(oswft_loss(logprobs, mask, weights, 3), theta)
     assert weights.tolist() == [1.0]
-    assert torch.equal(ours, sft)
+    torch.testing.assert_close(ours, sft)
 
 
 def test_a_mastered_query_mostly_loses_its_signal_even_with_several_rollouts():
@@ -250,7 +250,7 @@ def test_the_variance_can_grow():
     variance = (probability @ deviation.square().sum(dim=1)).item()
     assert variance == pytest.approx(0.125 * (g0() @ g0()).item())
     sft = g0().repeat(2, 1)  # either query, weight 1
-    assert (sft - sft.mean(dim=0)).norm() == 0
+    assert (sft - sft.mean(dim=0)).norm() <= 1e-6 * sft.norm()
 
 
 def test_a_constant_weight_of_the_same_mean_has_a_smaller_second_moment():
