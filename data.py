@@ -12,19 +12,19 @@ import datetime
 import functools
 import hashlib
 import json
-import math
 import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+
+from verify import as_text
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase
@@ -152,15 +152,13 @@ def get_texts(where: str, row: dict, *names: str) -> list[str]:
     for name in names:
         if name not in row:
             raise InputError(f"{where}: field '{name}' is missing")
-        value = row[name]
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        finite = type(value) in (int, float) and math.isfinite(value)  # pandas writes NaN for none
-        if not finite and not (isinstance(value, str) and value.strip()):
+        try:
+            text = as_text(row[name]).strip()  # no number where pandas writes NaN for none
+        except TypeError:
+            text = ""
+        if not text:
             raise InputError(f"{where}: field '{name}' must be a non-empty text or a number")
-        if isinstance(value, float):
-            value = f"{Decimal(repr(value)):f}"  # 0.00005, not 5e-05
-        texts.append(str(value).strip())
+        texts.append(text)
     return texts
 
 
@@ -230,16 +228,19 @@ def load_tokenizer(path_or_hub_id: str) -> PreTrainedTokenizerBase:
 
     Training, sampling and evaluation have to read the same prompt, and stop where a turn ends.
     """
-    hub_id = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path_or_hub_id)
-    if not hub_id and not Path(path_or_hub_id).is_dir():
+    hub_id, folder = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path_or_hub_id), Path(path_or_hub_id)
+    if not hub_id and not folder.is_dir():
         raise InputError(f"{path_or_hub_id}: no such folder")
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(path_or_hub_id, trust_remote_code=False)
     except (OSError, ValueError) as error:  # often a path that is mistyped
-        reason = str(error).strip().partition("\n")[0]
-        raise InputError(f"{path_or_hub_id}: no model that can be loaded: {reason}") from error
+        reason = "no model that can be loaded" if folder.is_dir() else "no such folder or hub id"
+        reason += ": " + re.split(r"\.\s|\n", str(error).strip())[0]
+        if inside := sorted(folder.glob("*/tokenizer_config.json")):
+            reason = f"is no model's folder; {inside[-1].parent}?"
+        raise InputError(f"{path_or_hub_id}: {reason}") from error
     if tokenizer.chat_template is None:
         raise InputError(f"{path_or_hub_id}: the tokenizer has no chat template")
     end_of_turn_id(tokenizer)
@@ -386,6 +387,14 @@ def solution_after(prompt: str, example: Example) -> str:
         reason = "the solution begins with <think>, which the chat template has closed before it"
         raise InputError(f"{example.where}: {reason}")
     return solution
+
+
+def count_unknown(examples: Iterable[TokenizedExample], tokenizer: PreTrainedTokenizerBase) -> int:
+    """How many examples hold a character that the vocabulary lacks."""
+    unknown = tokenizer.unk_token_id
+    if unknown in (None, tokenizer.bos_token_id, *stop_token_ids(tokenizer)):
+        return 0  # it has none, or every row has this token
+    return sum(unknown in e.prompt_ids or unknown in e.completion_ids for e in examples)
 
 
 def hash_examples(examples: Iterable[TokenizedExample]) -> str:

@@ -53,6 +53,18 @@ class RewardError(ValueError):
     """A reward function cannot be loaded, fails, or returns no number in [0, 1]."""
 
 
+def as_text(value: str | float) -> str:
+    """A reference as text; a number is written out: 27.0 as 27, 5e-05 as 0.00005.
+
+    Raises TypeError for anything else, and for a number that is not finite.
+    """
+    if isinstance(value, str):
+        return value
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise TypeError(f"a reference must be text or a number, got {value!r:.80}")
+    return str(int(value)) if value == int(value) else f"{Decimal(repr(value)):f}"
+
+
 class Grade(NamedTuple):
     correct: bool | float  # a number in [0, 1] if a reward function gave it
     extracted: str | None  # the answer that was read out of the completion
@@ -80,6 +92,7 @@ def is_correct(completion: str, answer: str) -> bool:
 
 def grade(completion: str, answer: str, limit_s: int | None = None) -> Grade:
     """Like `is_correct`, and which answer was read. Parsing, and comparing, may take `limit_s`."""
+    answer = as_text(answer)
     box = extract(completion, answer)
     if letter := reference_letter(answer):
         return Grade(box == letter, box)
@@ -410,13 +423,15 @@ class Verifier:
         With a reward function the references are the examples' rows, as dicts (id, question,
         solution, answer, source, and any other column), and the verdicts are its numbers.
 
-        Raises ValueError if the lengths differ, RewardError if the reward function fails,
-        ChildProcessError if a worker cannot start.
+        Raises ValueError if the lengths differ, TypeError if a reference is neither text nor a
+        number, RewardError if grading itself fails, ChildProcessError if a worker cannot start.
         """
         return [graded.correct for graded in self.grade(completions, references)]
 
     def grade(self, completions: Sequence[str], references: Sequence[Reference]) -> list[Grade]:
         """Like `score`, and which answers were read: None for one that exceeds a limit."""
+        if not self.reward:
+            references = list(map(as_text, references))
         idle = queue.SimpleQueue()
         for worker in self.workers:
             idle.put(worker)
@@ -477,7 +492,7 @@ class _Worker:
             self.start()
             return Grade(False, None)
         if isinstance(reply, str):
-            raise RewardError(f"{self.options[-1]}, {reply}")
+            raise RewardError(reply)
         return Grade(*reply)
 
     def end(self) -> None:
@@ -490,11 +505,13 @@ class _Worker:
 def load_reward(reward: str) -> Callable[[str, dict], Grade]:
     """The function that "path/to/file.py:function" names, made to return a Grade."""
     path, _, name = reward.rpartition(":")
+    if not os.path.isfile(path):
+        raise RewardError(f"{reward}: there is no file {path!r}; expected file.py:function")
     sys.path.append(sys.path.pop(0))  # our folder, last: `import evaluate` is not ours
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))  # it may import its neighbours
     function = runpy.run_path(path).get(name)
     if not callable(function):
-        raise TypeError(f"expected file.py:function, and {path} has no function {name!r}")
+        raise RewardError(f"{reward}: {path} has no function {name!r}")
 
     def judge(completion: str, row: dict) -> Grade:
         value = function(completion, types.SimpleNamespace(**row))
@@ -513,6 +530,9 @@ def _serve(pipe: Connection, timeout_s: float, reward: str | None = None) -> Non
     signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         judge = load_reward(reward) if reward else grade
+    except RewardError as error:
+        pipe.send(str(error))
+        return
     except (Exception, SystemExit):
         pipe.send(f"{reward} cannot be loaded:\n{traceback.format_exc()}")
         return
@@ -525,11 +545,11 @@ def _serve(pipe: Connection, timeout_s: float, reward: str | None = None) -> Non
     with contextlib.suppress(EOFError, ConnectionError):  # the trainer has ended
         pipe.send(None)  # ready
         while True:
-            pipe.send(_limited(judge, *pipe.recv(), timeout_s))
+            pipe.send(_limited(judge, *pipe.recv(), timeout_s, reward or "the verifier"))
 
 
-def _limited(judge: Callable, completion: str, reference: Reference, timeout_s: float):
-    """A grade as a tuple, or the traceback of a reward function that failed."""
+def _limited(judge: Callable, completion: str, reference: Reference, timeout_s: float, name: str):
+    """A grade as a tuple, or the traceback of an error that is not the answer's."""
     signal.setitimer(signal.ITIMER_PROF, timeout_s)  # CPU time: SIGPROF ends this process
     signal.setitimer(signal.ITIMER_REAL, timeout_s + WAITING_S)  # if the trainer is dead
     try:
@@ -537,10 +557,8 @@ def _limited(judge: Callable, completion: str, reference: Reference, timeout_s: 
     except (MemoryError, RecursionError):
         return (False, None)
     except Exception:
-        if judge is grade:
-            raise
         row = reference.get("id") if isinstance(reference, dict) else reference
-        return f"row {row!r}:\n{traceback.format_exc()}"
+        return f"{name}, row {row!r}:\n{traceback.format_exc()}"
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -247,6 +247,21 @@ def test_results_come_in_the_order_of_the_inputs():
             verifier.score(["a", "b"], ["a"])
 
 
+def test_a_number_is_a_reference_and_nothing_else_but_text_is():
+    boxed = [rf"\boxed{{{answer}}}" for answer in (1, 27, "0.00005", "7")]
+    with Verifier(num_workers=1) as verifier:
+        assert verifier.score(boxed, [1, 27.0, 5e-5, "7"]) == [True] * 4
+        for bad in (None, ["1"], b"1", True, float("nan")):
+            with pytest.raises(TypeError):
+                verifier.score(boxed, ["1", "27", bad, "7"])
+    assert is_correct(boxed[0], 1)
+
+
+def test_an_error_of_the_verifiers_own_is_no_wrong_answer():
+    with Verifier() as verifier, pytest.raises(RewardError, match=r"the verifier, row '7'"):
+        verifier.score([r"\boxed{1}", 7], ["1", "7"])  # a completion is text
+
+
 def processes(verifier: Verifier) -> list[psutil.Process]:
     return [psutil.Process(worker.process.pid) for worker in verifier.workers]
 
@@ -365,8 +380,9 @@ def test_a_reward_function_that_cannot_be_loaded_is_refused_and_no_worker_is_lef
     path = tmp_path / "rewards.py"
     if source:
         path.write_text(source)
-    with pytest.raises(RewardError, match=r"rewards\.py"):
+    with pytest.raises(RewardError, match=r"rewards\.py") as refused:
         Verifier(2, reward=f"{path}:f")
+    assert ("Traceback" in str(refused.value)) == (source not in (None, "f = 1"))
     children = psutil.Process().children()
     assert not [child for child in children if f"{path}:f" in child.cmdline()]
 
