@@ -227,16 +227,25 @@ def gather_rewards(
 # The engine
 
 
-def load_config(path_or_hub_id: str, max_length: int) -> PreTrainedConfig:
-    """Load a config. Raises InputError for a model of more than text, or of shorter texts."""
+def load_config(
+    path_or_hub_id: str, max_length: int, max_completion_length: int = 0
+) -> PreTrainedConfig:
+    """Load a config. Raises InputError for a model of more than text, or lengths that do not fit.
+
+    Args:
+        max_length: tokens of prompt and completion together.
+        max_completion_length: it leaves room for a prompt.
+    """
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(path_or_hub_id, trust_remote_code=False)
     if config.get_text_config() is not config:
         raise InputError(f"{path_or_hub_id}: reads more than text ({config.model_type})")
-    limit = getattr(config, "max_position_embeddings", None)  # some models have none
-    if limit and max_length > limit:
-        raise InputError(f"--max_length {max_length} is beyond the model's {limit} tokens")
+    limit = getattr(config, "max_position_embeddings", None) or math.inf  # some models have none
+    if max_length > limit or max_completion_length >= max_length:
+        asked = f"prompt and completion of {max_length} (--max_length), the completion of "
+        asked += f"{max_completion_length} (--max_completion_length)"
+        raise InputError(f"{path_or_hub_id}: reads {limit} tokens, which does not fit {asked}")
     return config
 
 
@@ -308,11 +317,11 @@ class Engine:
         cast_parameters(model, torch.float32)  # the check is sharp without rounding
         try:
             model = LogprobModel.checked(model)
-        except ValueError as error:
+            cast_parameters(model, torch.bfloat16 if bf16 else torch.float32)
+            if args.attn != "sdpa":
+                model.model.set_attn_implementation(args.attn)
+        except (ValueError, ImportError) as error:
             raise InputError(str(error)) from error
-        cast_parameters(model, torch.bfloat16 if bf16 else torch.float32)
-        if args.attn != "sdpa":
-            model.model.set_attn_implementation(args.attn)
         # fused: one kernel, on CPUs too
         self.adam = torch.optim.AdamW(
             model.parameters(), lr=args.learning_rate, weight_decay=0.0, fused=True

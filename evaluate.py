@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import shlex
 import sys
 import time
@@ -28,6 +29,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: its threads would spin
 
 import numpy as np
 import torch.distributed as dist
@@ -49,7 +52,7 @@ from data import (
     refuse_special_tokens,
     write_json,
 )
-from engine import init_ranks, on_rank_0
+from engine import init_ranks, load_config, on_rank_0
 from rollout import Rollout
 from run import claim, read_args, run_script, write_args
 from verify import RewardError, Verifier
@@ -413,14 +416,20 @@ def find_missing(
     if args.num_samples is not None:
         num_samples = dict.fromkeys(problems, args.num_samples)
     choose_k(args.k, num_samples)
-    for part in problems.values():
-        refuse_special_tokens(tokenizer, ((problem.where, problem.question) for problem in part))
+    if not 0 < args.vllm_memory <= 1:
+        raise InputError(f"--vllm_memory is a share, above 0, at most 1, got {args.vllm_memory}")
+    every = [problem for part in problems.values() for problem in part]
+    refuse_special_tokens(tokenizer, ((problem.where, problem.question) for problem in every))
+    longest = max(map(len, tokenize_prompts(tokenizer, every)))
+    load_config(args.model, longest + args.max_completion_length, args.max_completion_length)
 
     claim(folder)
     before, samples = read_args(folder), read_samples(folder)
     now = {**asdict(args), "model_version": model_version(args.model)}
     if before and "benchmarks" not in before:
         raise InputError(f"{folder} holds a training run: choose another --output_dir")
+    if not samples:
+        before = {}  # it ended before its first answer
     then, names = before.get("args", now), (*PROTOCOL, "model_version")
     other = [name for name in names if then.get(name) != now[name]]
     if other:
@@ -445,14 +454,20 @@ def find_missing(
     return missing
 
 
+def tokenize_prompts(
+    tokenizer: PreTrainedTokenizerBase, problems: Sequence[Example]
+) -> list[list[int]]:
+    texts = [prompt_text(tokenizer, problem.question, ask(problem)) for problem in problems]
+    return tokenizer(texts, add_special_tokens=False).input_ids
+
+
 def answer_missing(
     args: Args, folder: Path, tokenizer: PreTrainedTokenizerBase, missing: list[tuple[Example, int]]
 ) -> None:
     """Sample this rank's share of the answers, check them, and append them to its file."""
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch's, about vLLM's calls
     rank, chunk = dist.get_rank(), CHUNK * dist.get_world_size()
-    texts = [prompt_text(tokenizer, problem.question, ask(problem)) for problem, _ in missing]
-    prompts = tokenizer(texts, add_special_tokens=False).input_ids
+    prompts = tokenize_prompts(tokenizer, [problem for problem, _ in missing])
     # One seed for each answer, so it does not depend on what else is sampled.
     seeds = [derive_seed(args.seed, p.source, p.id, sample) for p, sample in missing]
     longest = max(map(len, prompts)) + args.max_completion_length

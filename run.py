@@ -42,6 +42,7 @@ from data import (
     InputError,
     TokenizedExample,
     batch_indices,
+    count_unknown,
     hash_examples,
     load_examples,
     load_tokenizer,
@@ -51,7 +52,7 @@ from data import (
     write_json,
     write_rows,
 )
-from engine import Engine, fail, finish, on_rank_0
+from engine import Engine, fail, finish, load_config, on_rank_0
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -148,8 +149,8 @@ class RolloutArgs(TrainArgs):
 
     def check(self) -> None:
         super().check()
-        if self.max_completion_length >= self.max_length:
-            raise InputError("--max_completion_length must leave room for a prompt in --max_length")
+        if self.vllm_memory > 1:
+            raise InputError(f"--vllm_memory is a share, at most 1, got {self.vllm_memory}")
         if self.rollout_batch_size % self.train_batch_size:
             raise InputError("--train_batch_size does not divide --rollout_batch_size")
         if (self.max_steps or 0) % self.steps_per_batch:
@@ -183,10 +184,13 @@ def saved_args(args_class: type) -> dict:
     folder = parser.parse_known_args()[0].resume
     if folder is None or "resume" not in args_class.__dataclass_fields__:
         return {}
-    saved = read_args(Path(folder)).get("args", {"none": None})
-    if not saved.keys() <= args_class.__dataclass_fields__.keys():
-        raise InputError(f"{folder}: there is no args.json of a run of this script in it")
-    return {"default": args_class(**{**saved, "output_dir": folder, "resume": folder})}
+    record, parent = read_args(Path(folder)), Path(folder).parent
+    if "args" not in record:
+        advice = f"; --resume {parent}?" if read_args(parent) else ""
+        raise InputError(f"{folder}: there is no run in it{advice}")
+    if not record["args"].keys() <= args_class.__dataclass_fields__.keys():
+        raise InputError(f"{folder}: is of {record.get('script', 'another script')}")
+    return {"default": args_class(**{**record["args"], "output_dir": folder, "resume": folder})}
 
 
 def run_script(
@@ -205,7 +209,7 @@ def run_script(
         args = parse_args(args_class, description, **saved_args(args_class))
         status = main(args)
     except KeyboardInterrupt:
-        fail("stopped", status=130)
+        fail("stopped; the same command continues (a training run: --resume)", status=130)
     except (InputError, OSError, FloatingPointError, *expected) as error:
         fail(str(error))
     except Exception as error:
@@ -236,9 +240,10 @@ def read_args(folder: Path) -> dict:
 
 
 def write_args(folder: Path, **record) -> None:
-    """Write args.json, with versions and commit."""
+    """Write args.json, with the script's name, versions and commit."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_json({**record, **provenance()}, folder / "args.json")
+    script = {"script": Path(sys.argv[0]).name}
+    write_json({**record, **script, **provenance()}, folder / "args.json")
 
 
 # ------------------------------------------------------------------------------------------------
@@ -283,6 +288,8 @@ def find_checkpoint(args: TrainArgs) -> Path | None:
         if any(path.name != ".lock" for path in folder.iterdir()):
             raise InputError(f"{folder} is not empty: choose another --output_dir, or --resume it")
         return None
+    if folder != Path(args.resume):
+        raise InputError(f"{args.resume} is continued in its own folder: leave out --output_dir")
     step, checkpoint = max(checkpoints(folder).items(), default=(0, None))
     if step % args.steps_per_batch:
         raise InputError(f"{checkpoint} ends within a batch of {args.steps_per_batch} steps")
@@ -312,18 +319,25 @@ def settings(args: TrainArgs) -> dict:
 def load_training_data(args: TrainArgs) -> tuple[PreTrainedTokenizerBase, list[TokenizedExample]]:
     """The model's tokenizer, and the examples that fit.
 
-    Raises InputError if too few fit, or if a resumed run began with other data.
+    Raises InputError if lengths or data do not fit, or if a resumed run began with other data.
     """
     read = load_examples(args.data)  # first, as transformers takes seconds to import
     tokenizer = load_tokenizer(args.model)
+    samples = isinstance(args, RolloutArgs)
+    load_config(args.model, args.max_length, args.max_completion_length if samples else 0)
     lengths = (args.max_length, args.max_completion_length)
     examples, dropped = tokenize_examples(read, tokenizer, *lengths)
     if not examples or (not args.max_steps and len(examples) * args.num_epochs < args.batch_size):
         left = f"{len(examples)} examples are left (dropped: {dropped})"
-        kind = "rollout" if isinstance(args, RolloutArgs) else "train"
+        kind = "rollout" if samples else "train"
         raise InputError(f"{args.data}: {left}, too few for --{kind}_batch_size {args.batch_size}")
     if dist.get_rank() == 0:
-        print(f"{len(examples):,} examples, dropped: {dropped}", file=sys.stderr)
+        unused = 0 if args.max_steps else len(examples) * args.num_epochs % args.batch_size
+        unused = f"; the last {unused} do not fill a batch, and are not used" if unused else ""
+        print(f"{len(examples):,} examples, dropped: {dropped}{unused}", file=sys.stderr)
+        if unknown := count_unknown(examples, tokenizer):
+            reason = f"characters that the tokenizer does not know ({tokenizer.unk_token})"
+            print(f"warning: {unknown:,} of these examples hold {reason}", file=sys.stderr)
         before = read_args(Path(args.output_dir)).get("data_hash")
         if before and before != hash_examples(examples):
             raise InputError(f"{args.data} is not the data that {args.output_dir} began with")
@@ -540,6 +554,9 @@ class Run:
         """
         if not self.writes:
             return
+        if self.step == 0 and not rewards.any():
+            advice = "check the prompt, the references, --max_completion_length"
+            print(f"warning: no answer of the first batch is right: {advice}", file=sys.stderr)
         verdicts = {"reward": rewards} if self.args.reward else {"correct": rewards.bool()}
         values = {"pass_rate": rewards.mean(1), **values, **verdicts}
         columns = {

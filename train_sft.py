@@ -16,9 +16,12 @@ token's own probability (docs/dft.md).
 """
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: its threads would spin
 
 import torch
 
@@ -86,7 +89,8 @@ def update(engine: Engine, queries: Sequence[TokenizedExample], args: Args) -> d
     stats = engine.step()
 
     learnt = [query for query, weight in zip(queries, weights.tolist(), strict=True) if weight]
-    return {**stats, "train_tokens": sum(map(len, learnt))}
+    mean_weight = {"mean_weight": weights.mean().item()} if args.weight_column else {}
+    return {**mean_weight, **stats, "train_tokens": sum(map(len, learnt))}
 
 
 def get_weight(query: TokenizedExample, args: Args) -> float:
@@ -109,8 +113,8 @@ def main(args: Args) -> int:
     init_distributed()
     checkpoint = claim_output_dir(args)
     tokenizer, examples = load_training_data(args)
-    for example in examples if args.weight_column else ():
-        get_weight(example, args)  # a bad one is found now, not at its step
+    if not any([get_weight(example, args) for example in examples]):  # a bad one is found now
+        raise InputError(f"{args.data}: every '{args.weight_column}' is 0: nothing would be learnt")
     engine = load_engine(args, checkpoint)
 
     with Run(args, engine, tokenizer, examples, checkpoint) as run:

@@ -51,8 +51,11 @@ def test_bad_input_is_refused_once_and_nothing_is_written(tiny, write, tmp_path)
         ({"data": "few.jsonl"}, "few.jsonl"),  # than make a batch
         ({"output_dir": "used"}, "used"),
         ({"output_dir": "few.jsonl/run"}, "few.jsonl/run"),
-        ({"max_length": 513}, "--max_length 513"),  # the model reads 512
+        ({"max_length": 513}, "512"),  # what the model reads
         ({"weight_column": "weight"}, "train.jsonl:1: "),
+        ({"weight_column": "nothing", "data": "zeros.jsonl"}, "zeros.jsonl: every 'nothing'"),
+        ({"attn": "flash"}, "flash"),
+        ({"attn": "flash_attention_2"}, "FlashAttention2"),  # not installed
     ],
 )
 def test_what_a_run_cannot_use_is_named(bad, named, tiny, tmp_path, one_rank, monkeypatch):
@@ -60,6 +63,7 @@ def test_what_a_run_cannot_use_is_named(bad, named, tiny, tmp_path, one_rank, mo
     monkeypatch.chdir(tmp_path)
     rows = (tiny / "train.jsonl").read_text().splitlines(keepends=True)
     Path("few.jsonl").write_text("".join(rows[:5]))
+    write_rows([json.loads(row) | {"nothing": 0} for row in rows], "zeros.jsonl")
     write_rows([], "used/metrics.jsonl")
     good = {"model": str(tiny / "model"), "data": str(tiny / "train.jsonl"), "output_dir": "run"}
     lengths = {"max_length": 128, "max_completion_length": 48}
@@ -110,7 +114,7 @@ def test_half_a_launchers_environment_is_named(monkeypatch):
         {"train_batch_size": 7},  # does not divide the rollout batch
         {"train_batch_size": 64, "max_steps": 5},  # ends within a batch
         {"vllm_tensor_parallel": 2},  # of 3 ranks
-        {"max_completion_length": 5120},  # leaves no room for a prompt
+        {"vllm_memory": 30.0},  # is a share
         {"learning_rate": 0.0},
     ],
 )
@@ -119,6 +123,32 @@ def test_arguments_that_cannot_work_are_refused(bad, monkeypatch):
     Args(model="m", data="d").check()
     with pytest.raises(InputError, match=f"--{[*bad][-1]}"):
         Args(model="m", data="d", **bad).check()
+
+
+@pytest.mark.parametrize(("length", "completion"), [(513, 48), (128, 128), (5120, 5120)])
+def test_lengths_that_do_not_fit_are_named_together_with_what_the_model_reads(
+    length, completion, tiny, one_rank
+):
+    args = Args(model=str(tiny / "model"), data=str(tiny / "train.jsonl"))
+    args.max_length, args.max_completion_length = length, completion
+    with pytest.raises(InputError, match=rf"512 .*\b{length}\b.*\b{completion}\b"):
+        load_training_data(args)
+
+
+def test_rows_that_a_batch_leaves_over_and_unknown_characters_are_told(
+    tiny, tmp_path, one_rank, capsys
+):
+    rows = [json.loads(line) for line in (tiny / "train.jsonl").open()][:200]
+    args = train_sft.Args(model=str(tiny / "model"), data=str(tmp_path / "rows.jsonl"))
+    args.max_length, args.max_completion_length = 128, 48
+    for letters, told in ((0, ""), (3, "3 of these examples .*<unk>")):
+        for row in rows[:letters]:
+            row["question"] = "letters"
+        write_rows(rows, args.data)
+        load_training_data(args)
+        printed = capsys.readouterr().err
+        assert "the last 72 " in printed and re.search(told, printed)
+        assert ("warning" in printed) == bool(told)
 
 
 def test_vllms_batch_invariant_mode_is_not_for_training(monkeypatch):
@@ -170,6 +200,16 @@ def test_the_folder_of_another_script_is_refused(tmp_path, monkeypatch):
             else:
                 with pytest.raises(InputError, match=other):
                     run.saved_args(args_class)
+    monkeypatch.setattr(sys, "argv", [script, "--resume", f"{tmp_path / script}/checkpoint-000001"])
+    with pytest.raises(InputError, match=rf"--resume {tmp_path / script}\?"):
+        run.saved_args(args_class)
+
+
+def test_a_run_is_not_continued_in_another_folder(one_rank, tmp_path):
+    args = train_sft.Args(model="m", data="d", output_dir=str(tmp_path / "other"))
+    args.resume = str(tmp_path / "run")
+    with pytest.raises(InputError, match="own folder"):
+        claim_output_dir(args)
 
 
 def test_a_run_continues_from_its_newest_checkpoint_or_else_from_its_first_step(
@@ -287,6 +327,14 @@ def test_a_signal_that_asks_a_run_to_end_is_not_the_end_of_the_step(make_run, nu
         with make_run() as run:
             signal.raise_signal(number)
             assert run.should_stop() == (not ignored)
+
+
+def test_a_first_batch_without_a_right_answer_is_told(make_run, capsys):
+    with make_run() as run:
+        run.args.reward = None
+        for right, told in ((0.0, True), (1.0, False)):
+            run.save_rollouts(run.examples[:1], [], torch.tensor([[0.0, right]]))
+            assert ("warning: no answer" in capsys.readouterr().err) == told
 
 
 def test_a_run_that_fails_closes_its_files_and_saves_nothing(make_run, tmp_path):

@@ -95,7 +95,7 @@ def test_weights_from_the_data_give_the_loss_of_osw_ft_and_weight_0_costs_no_pas
     stats = update(Recorder(logprobs), [weighted(w) for w in (0.5, 0, 1.0)], args)
     mask = torch.tensor([[False, True, True]] * 3)
     torch.testing.assert_close(stats["loss"], oswft_loss(logprobs, mask, weights, 6))
-    assert stats["train_tokens"] == 8
+    assert stats["train_tokens"] == 8 and stats["mean_weight"] == 0.5
 
 
 @pytest.mark.parametrize("weight", [-0.5, "1", None, True, float("nan"), float("inf")])

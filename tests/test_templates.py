@@ -5,6 +5,7 @@ The templates are ours; each writes the format that its name says.
 
 import json
 import re
+import shutil
 from dataclasses import dataclass
 
 import pytest
@@ -248,6 +249,13 @@ def test_a_tokenizer_that_loses_text_is_refused(tmp_path):
     tokenizer.backend_tokenizer.decoder = decoders.Fuse()  # as where it is loaded as another class
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(InputError, match="loses text"):
+        data.load_tokenizer(str(tmp_path))
+
+
+def test_where_a_folder_holds_models_and_is_none_one_of_them_is_named(tiny, tmp_path):
+    for name in ("checkpoint-000002", "final"):
+        shutil.copytree(tiny / "model", tmp_path / name)
+    with pytest.raises(InputError, match=f"{tmp_path / 'final'}\\?"):
         data.load_tokenizer(str(tmp_path))
 
 
