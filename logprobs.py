@@ -1,9 +1,13 @@
 """Log-probabilities of given tokens, without logits in memory. Copy this file: it needs no other.
 
     model = LogprobModel.checked(AutoModelForCausalLM.from_pretrained(..., dtype="float32"))
-    logprobs = model(input_ids, targets, positions)    # of the targets that follow `positions`
+    positions = mask.flatten().nonzero()[:, 0]  # where the mask, (B, T), is true
+    logprobs = model(input_ids, targets.flatten()[positions], positions)  # (N,)
+    logprobs = logprobs.new_zeros(mask.numel()).index_copy(0, positions, logprobs)
+    logprobs = logprobs.view(mask.shape)  # (B, T), as `oswft_loss` reads them
 
-It imports torch alone; the models are those of transformers.
+The targets are the tokens that follow `input_ids`, both (B, T). The wrapped model has no logits, so
+it cannot `generate`. This file imports torch alone; the models are those of transformers.
 """
 
 from __future__ import annotations

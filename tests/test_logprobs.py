@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, OPTConfig, Qwen3Confi
 import logprobs as logprobs_module
 from conftest import ROOT
 from logprobs import LogprobHead, LogprobModel
+from rounding import assert_same
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_dropout_is_off_also_where_activations_are_computed_again(checkpointing)
     inputs = (ids[:, :-1], ids[:, 1:].flatten(), torch.arange(10))
     weight = model.transformer.h[0].mlp.c_fc.weight
     gradients = [torch.autograd.grad(ours(*inputs).sum(), weight)[0] for _ in range(2)]
-    assert torch.equal(*gradients)
+    assert_same(*gradients)
     assert any(module.training for module in ours.model.modules()) == checkpointing
 
 
@@ -128,6 +129,7 @@ def test_dropout_in_a_layer_that_is_computed_again_is_refused():
 
 ALONE = """
 import torch
+import logprobs as module
 from logprobs import LogprobModel
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -135,14 +137,20 @@ config = Qwen3Config(vocab_size=50, hidden_size=16, intermediate_size=32, num_hi
                      num_attention_heads=2, num_key_value_heads=1, head_dim=8)
 model = Qwen3ForCausalLM(config).eval()
 ids = torch.arange(12).view(2, 6)
-dense = model(ids[:, :-1]).logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).flatten()
-ours = LogprobModel(model)(ids[:, :-1], ids[:, 1:].flatten(), torch.arange(10))
-torch.testing.assert_close(ours, dense)
+mask = torch.tensor([[0, 0, 1, 1, 0], [0, 1, 1, 1, 1]]).bool()
+dense = model(ids[:, :-1]).logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+made, *scatter = [line[4:] for line in module.__doc__.splitlines() if line.startswith("    ")]
+found = {"model": LogprobModel(model), "input_ids": ids[:, :-1], "targets": ids[:, 1:]}
+found["mask"] = mask
+exec(chr(10).join(scatter), found)
+ours = found["logprobs"]
+assert made.startswith("model = ") and ours.shape == mask.shape and not ours[~mask].any()
+assert (ours - dense)[mask].abs().max() <= 1e-5 * dense.abs().max()
 print("equal")
 """
 
 
-def test_the_file_works_alone_with_torch_and_transformers(tmp_path):
+def test_the_file_works_alone_and_its_first_lines_give_what_a_loss_reads(tmp_path):
     tree = ast.parse((ROOT / "logprobs.py").read_text())
     imported = {
         node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
