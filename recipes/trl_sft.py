@@ -25,6 +25,12 @@ class WeightedSFTTrainer(OSWFTMixin, SFTTrainer):
     # that is cut off has no end.
     needs: ClassVar = {**OSWFTMixin.needs, "packing": False, "loss_type": "nll", "max_length": None}
 
+    def __init__(self, model, args, *rest, train_dataset, **kwargs):
+        if args.eos_token is None and "input_ids" not in (train_dataset.column_names or ()):
+            # Else TRL appends the tokenizer's, which for Qwen3-Base does not end a turn.
+            raise ValueError("OSW-FT needs eos_token=, with which the chat template ends a turn")
+        super().__init__(model, args, *rest, train_dataset=train_dataset, **kwargs)
+
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """A micro-batch's part of Algorithm 1's loss; in evaluation, without weights, SFT's."""
         inputs.pop("queries", None)

@@ -21,6 +21,9 @@ from gradients import dense_oswft_loss, make_rows
 
 pytest.importorskip("trl", reason="needs requirements-dev.txt")
 
+from datasets import Dataset
+from trl import SFTConfig
+
 from recipes.transformers_trainer import OSWFTTrainer
 from recipes.trl_sft import WeightedSFTTrainer
 from train_oswft import oswft_loss
@@ -75,6 +78,13 @@ def test_rows_that_lack_a_part_and_weights_of_another_shape_are_refused(tmp_path
     for trainer.train_dataset in (rows.remove_columns("answer"), all_learnt):
         with pytest.raises(ValueError, match="needs a prompt in each row, and a column answer"):
             trainer.train()
+
+
+def test_text_without_the_end_of_turn_is_refused(tmp_path):
+    texts = Dataset.from_dict({"prompt": ["1"], "completion": ["2"], "answer": ["2"]})
+    config = SFTConfig(str(tmp_path), remove_unused_columns=False, bf16=False, use_cpu=True)
+    with pytest.raises(ValueError, match="eos_token"):
+        WeightedSFTTrainer("absent", config, weigh=None, train_dataset=texts)
 
 
 @each_trainer
