@@ -1,6 +1,6 @@
 """Training runs to look at: one HTML file with curves, weights, and every answer to every query.
 
-    python -m paper.view runs/oswft                                       # to runs/view.html
+    python -m paper.view runs/oswft                                       # to runs/oswft/view.html
     python -m paper.view runs/sft runs/oswft runs/grpo --output all.html  # next to each other
 
 The file needs no network, and nothing that a model wrote is ever run in it. Questions and solutions
@@ -12,6 +12,7 @@ import base64
 import gzip
 import io
 import json
+import os
 import re
 import secrets
 from collections.abc import Callable, Sequence
@@ -68,7 +69,9 @@ class ViewedRun:
 
 def open_run(label: str, folder: Path) -> ViewedRun:
     """A run with its tokenizer and its examples, if they are there."""
-    run = ViewedRun(label, folder, read_args(folder)["args"])
+    if "data" not in (args := read_args(folder).get("args", {})):
+        raise InputError(f"{folder}: is no training run")
+    run = ViewedRun(label, folder, args)
     saved = [folder / "final", *reversed(checkpoints(folder).values())]
     model = next((path for path in saved if path.is_dir()), run.args["model"])
     try:
@@ -203,15 +206,16 @@ def fill_page(**parts: str) -> str:
 
 
 def view(
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional], output: Path = Path("runs/view.html")
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional], output: Path | None = None
 ) -> None:
     """Write one HTML file to look at training runs. Raises InputError.
 
     Args:
         runs: their folders.
-        output: the file.
+        output: the file; default: view.html in the run's folder, or next to several runs.
     """
     plotted, details, rows, packed = read_runs(runs), [], [], []
+    output = output or Path(os.path.commonpath(map(os.path.abspath, runs)), "view.html")
     figures = [name for name in FIGURES if name != "reward"]  # which is the pass rate, too
     images = [image(*drawn) for drawn in draw_figures(plotted, figures)]
     for curves, folder in zip(plotted, runs, strict=True):

@@ -99,13 +99,17 @@ def test_the_grader_prints_a_line_for_each_exercise_and_its_status_says_whether_
     assert "by position 1+2=3<|im_end|>" in output  # the tiny model has learnt to stop
 
 
-def test_one_exercise_is_graded_by_its_number_also_through_make(monkeypatch, capsys):
+def test_exercises_are_graded_by_their_numbers_also_through_make(monkeypatch, capsys):
     command = ["make", "-n", "--no-print-directory", "exercises", "ONLY=1", "INSTALLED="]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     python, script, number = printed.split()
     assert (python, ROOT / script, number) == ("python", grade.FOLDER / "grade.py", "1")
-    for argument, expected in ((number, "write `oswft_weights`\n0 of 1 passed"), ("9", "1 to 8")):
-        monkeypatch.setattr(sys, "argv", [script, argument])
+    for arguments, expected in (
+        ([number], "write `oswft_weights`\n0 of 1 passed"),
+        (["7", "4"], "0 of 2 passed"),
+        (["9"], "1 to 8"),
+    ):
+        monkeypatch.setattr(sys, "argv", [script, *arguments])
         with pytest.raises(SystemExit, match="1"):
             runpy.run_path(str(ROOT / script), run_name="__main__")
         assert expected in capsys.readouterr().out

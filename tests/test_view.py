@@ -192,6 +192,16 @@ def test_tokens_that_make_up_a_character_stand_together():
     assert shown == [("a", -1), (" b", -1), ("é", -2), ("a", -1), ("\ufffd", -1)]
 
 
+def test_the_page_lies_in_its_run_or_next_to_several_and_an_evaluation_gets_none(tmp_path):
+    first, second = (write_run(tmp_path / name, []) for name in ("sft", "oswft"))
+    view((first,))
+    view((first, second))
+    assert sorted(tmp_path.rglob("view.html")) == [first / "view.html", tmp_path / "view.html"]
+    write_args(second, args={"model": "m"}, benchmarks={})
+    with pytest.raises(InputError, match="no training run"):
+        view((second,))
+
+
 def test_a_damaged_run_gets_no_page(tmp_path):
     run = write_run(tmp_path / "oswft", [{"q0": answers(1, 0)}])
     (run / "rollouts" / "step_000001.jsonl").write_text('{"id": "x", "te')
