@@ -243,9 +243,9 @@ def load_config(
         raise InputError(f"{path_or_hub_id}: reads more than text ({config.model_type})")
     limit = getattr(config, "max_position_embeddings", None) or math.inf  # some models have none
     if max_length > limit or max_completion_length >= max_length:
-        asked = f"prompt and completion of {max_length} (--max_length), the completion of "
-        asked += f"{max_completion_length} (--max_completion_length)"
-        raise InputError(f"{path_or_hub_id}: reads {limit} tokens, which does not fit {asked}")
+        asked = f"{max_length}, and the completion alone {max_completion_length}"
+        asked = f"prompt and completion may have {asked} (--max_length, --max_completion_length)"
+        raise InputError(f"{path_or_hub_id}: reads {limit} tokens, but {asked}")
     return config
 
 

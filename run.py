@@ -189,7 +189,7 @@ def saved_args(args_class: type) -> dict:
         advice = f"; --resume {parent}?" if read_args(parent) else ""
         raise InputError(f"{folder}: there is no run in it{advice}")
     if not record["args"].keys() <= args_class.__dataclass_fields__.keys():
-        raise InputError(f"{folder}: is of {record.get('script', 'another script')}")
+        raise InputError(f"{folder}: was made by {record.get('script', 'another script')}")
     return {"default": args_class(**{**record["args"], "output_dir": folder, "resume": folder})}
 
 
@@ -556,7 +556,7 @@ class Run:
             return
         if self.step == 0 and not rewards.any():
             advice = "check the prompt, the references, --max_completion_length"
-            print(f"warning: no answer of the first batch is right: {advice}", file=sys.stderr)
+            print(f"\nwarning: no answer of the first batch is right: {advice}", file=sys.stderr)
         verdicts = {"reward": rewards} if self.args.reward else {"correct": rewards.bool()}
         values = {"pass_rate": rewards.mean(1), **values, **verdicts}
         columns = {

@@ -1,6 +1,6 @@
 """The demo: SFT, OSW-FT and GRPO from one tiny base, what each gains and what each keeps.
 
-    python -m demo                     # what `make demo` runs: 2 to 3 minutes on two cores
+    python -m demo                     # what `make demo` runs: 100 to 200 s on two cores
     python -m demo --seed 2 --output_dir runs/demo2
 
 It is the study (docs/study.md) at one setting, from the base that is committed. Every command is
