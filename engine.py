@@ -209,20 +209,6 @@ def gather(items: list) -> list:
     return [item for part in lists for item in part]
 
 
-def gather_rewards(
-    completions: Sequence, verdicts: Sequence[float], num_queries: int
-) -> tuple[list, torch.Tensor]:
-    """Share each rank's completions and their verdicts with all ranks. A collective.
-
-    Returns:
-        all completions in the order of the queries; rewards (B, K) in [0, 1], 1 if right.
-    """
-    judged = gather(list(zip(completions, verdicts, strict=True)))
-    judged.sort(key=lambda pair: pair[0].query)
-    rewards = torch.tensor([float(verdict) for _, verdict in judged]).view(num_queries, -1)
-    return [completion for completion, _ in judged], rewards
-
-
 # ------------------------------------------------------------------------------------------------
 # The engine
 
@@ -344,6 +330,7 @@ class Engine:
         self.engine, *_ = self.deepspeed.initialize(model=model, optimizer=self.adam, config=config)
         self.device = self.engine.device
         self.num_steps = 0  # optimizer steps done
+        self.counts = {}  # of the newest passes
         self.total_loss = torch.zeros((), device=self.device)  # of this rank's passes so far
 
     @property
@@ -361,11 +348,13 @@ class Engine:
         Args:
             rows: the whole global batch, the same on every rank.
             max_tokens: in one pass of one rank, padding included.
-            keep: (N,) false for rows without a gradient, which cost no pass. If none is kept,
-                Adam steps from its momentum alone, as it does on a gradient of zero.
+            keep: (N,) false for rows without a gradient, those of weight or advantage 0. They cost
+                no pass; a loss's normalizer counts them. If none is kept, Adam steps from its
+                momentum alone, as it does on a gradient of zero.
         """
         kept = range(len(rows)) if keep is None else keep.nonzero()[:, 0].tolist()
         lengths = [len(rows[i]) for i in kept]
+        self.counts = {"skipped_sequences": len(rows) - len(kept), "train_tokens": sum(lengths)}
         shares = split_micro_batches(lengths, dist.get_world_size(), max_tokens)
         shares = [[kept[n] for n in share[dist.get_rank()]] for share in shares] or [[]]
         for number, share in enumerate(shares, start=1):
@@ -393,7 +382,8 @@ class Engine:
         """Clip the gradient and update the weights. A collective.
 
         Returns:
-            loss, grad_norm (before clipping), clipped, learning_rate.
+            loss, grad_norm (before clipping), clipped, learning_rate; of the passes before it,
+            skipped_sequences and train_tokens.
 
         Raises FloatingPointError if loss or gradient is not finite; no weight has moved then.
         """
@@ -412,6 +402,7 @@ class Engine:
             "grad_norm": grad_norm,
             "clipped": grad_norm > self.max_grad_norm,
             "learning_rate": self.learning_rate,
+            **self.counts,
         }
 
     @torch.no_grad()

@@ -19,14 +19,24 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from data import InputError, TokenizedExample, Trajectory, pad_completions, stop_token_ids
+from data import (
+    InputError,
+    TokenizedExample,
+    Trajectory,
+    derive_seed,
+    pad_completions,
+    stop_token_ids,
+)
+from engine import gather
 from run import RolloutArgs
+from verify import Verifier
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CPU_SEQUENCES = 256  # that a CPU samples at a time
 CHECKED_QUERIES = 8  # of a batch, whose first answers the trainer scores too
+ALL = slice(0, sys.maxsize)  # queries
 MAX_VLLM_GAP = 0.1  # nats a token, on average: rounding in bf16 gives 0.01
 
 
@@ -39,8 +49,9 @@ class Completion:
     logprobs: list[float]  # of each token, under the distribution it was sampled from; or none
 
 
-def completion_stats(completions: Sequence[Completion]) -> dict[str, float]:
-    """What the metrics say about sampled answers; lengths in tokens."""
+def completion_stats(completions: Sequence[Completion], part: slice) -> dict[str, float]:
+    """What the metrics say about the answers to a part of the queries; lengths in tokens."""
+    completions = [c for c in completions if part.start <= c.query < part.stop]
     lengths = [len(completion.token_ids) for completion in completions]
     truncated = [completion.finish_reason == "length" for completion in completions]
     return {
@@ -52,13 +63,34 @@ def completion_stats(completions: Sequence[Completion]) -> dict[str, float]:
 
 
 def trajectories(
-    queries: Sequence[TokenizedExample], completions: Sequence[Completion]
+    queries: Sequence[TokenizedExample], completions: Sequence[Completion], part: slice = ALL
 ) -> list[Trajectory]:
-    """Sampled answers as rows for the trainer, each with its query's prompt."""
+    """The answers to a part of the queries as rows for the trainer, each with its prompt."""
     return [
         Trajectory(queries[c.query].id, queries[c.query].prompt_ids, c.token_ids)
         for c in completions
+        if part.start <= c.query < part.stop
     ]
+
+
+def judge(
+    verifier: Verifier,
+    queries: Sequence[TokenizedExample],
+    completions: Sequence[Completion],
+    args: RolloutArgs,
+) -> tuple[list[Completion], torch.Tensor]:
+    """Check this rank's completions, and share them with all ranks. A collective.
+
+    Returns:
+        all B * K completions in the order of the queries; rewards (B, K) in [0, 1], 1 if right.
+    """
+    examples = [queries[completion.query].example for completion in completions]
+    references = [example.columns if args.reward else example.answer for example in examples]
+    verdicts = verifier.score([completion.text for completion in completions], references)
+    judged = gather(list(zip(completions, verdicts, strict=True)))
+    judged.sort(key=lambda pair: pair[0].query)
+    rewards = torch.tensor([float(verdict) for _, verdict in judged])  # (B * K,)
+    return [completion for completion, _ in judged], rewards.view(len(queries), -1)
 
 
 def vllm_gap(
@@ -130,7 +162,8 @@ class Rollout:
         max_length: int,
         load_weights_from_disk: bool = False,
     ):
-        self.vllm, self.tokenizer, self.max_length = import_vllm(), tokenizer, max_length
+        self.args, self.tokenizer, self.max_length = args, tokenizer, max_length
+        self.vllm = import_vllm()
         self.stop_token_ids = stop_token_ids(tokenizer)
         self.sleeps = args.vllm_sleep and torch.cuda.is_available()
         self.group, self.member = divmod(dist.get_rank(), args.vllm_tensor_parallel)
@@ -179,6 +212,21 @@ class Rollout:
         """Give weights and KV cache back to the GPU until the next `load_weights`."""
         if self.sleeps:
             self.llm.sleep(level=2)
+
+    def answer(self, queries: Sequence[TokenizedExample], batch: int) -> list[Completion]:
+        """Sample `num_rollouts` answers to each query of a batch, and sleep; this rank's share."""
+        args = self.args
+        completions = self.generate(
+            [query.prompt_ids for query in queries],
+            num_samples=args.num_rollouts,
+            max_tokens=args.max_completion_length,
+            seeds=[derive_seed(args.seed, batch, n, q.id) for n, q in enumerate(queries)],
+            temperature=args.temperature,
+            logprobs=CHECKED_QUERIES,
+            progress=True,
+        )
+        self.sleep()
+        return completions
 
     def generate(
         self,

@@ -521,8 +521,14 @@ class Run:
             if self.should_stop():
                 return
 
+    def parts(self, queries: Sequence[TokenizedExample]) -> Iterator[slice]:
+        """Which of a batch's queries belong to each of its optimizer steps."""
+        size = self.args.train_batch_size
+        return (slice(start, start + size) for start in range(0, len(queries), size))
+
     def log(self, row: dict) -> None:
         """Count one optimizer step, and append its metrics and its seconds by phase."""
+        self.lap("train_s")
         self.step += 1
         epoch = self.step * self.args.train_batch_size / len(self.examples)
         seconds = self.clock.read()

@@ -29,9 +29,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: its threads
 import torch
 import torch.distributed as dist
 
-from data import InputError, Trajectory, derive_seed
-from engine import Engine, gather_rewards, init_distributed, load_engine
-from rollout import CHECKED_QUERIES, Rollout, completion_stats, trajectories, vllm_gap
+from data import InputError, TokenizedExample, Trajectory
+from engine import Engine, init_distributed, load_engine
+from rollout import Completion, Rollout, completion_stats, judge, trajectories, vllm_gap
 from run import RolloutArgs, Run, claim_output_dir, load_training_data, run_script
 from verify import RewardError, Verifier
 
@@ -126,21 +126,20 @@ def update(
     """One optimizer step on sampled answers; returns its metrics.
 
     Args:
-        advantages: (N,) of the answers.
-        old_logprobs: (N, T) from `engine.score`; None if this model is the one that sampled.
+        advantages: (B, G) of the B * G answers.
+        old_logprobs: (B, G, T) from `score_old`; None if this model is the one that sampled.
     """
-    normalizer = sum(len(answer.completion_ids) for answer in answers)
-    advantages = advantages.to(engine.device)
+    num_tokens = sum(len(answer.completion_ids) for answer in answers)
+    no_signal = (advantages == 0).all(dim=1).float().mean().item()
+    advantages = advantages.flatten().to(engine.device)  # (N,)
     sums = torch.zeros(4, device=engine.device)
-
-    # Advantage 0 means no gradient: these rows cost no pass, but the normalizer counts them.
     for batch in engine.passes(answers, args.max_tokens_per_micro_batch, keep=advantages != 0):
         logprobs = engine.logprobs(batch, args.temperature)  # (n, T)
         old, advantage = logprobs.detach(), advantages[batch.rows]  # (n, T), (n,)
         if old_logprobs is not None:
-            old = old_logprobs[batch.rows, : logprobs.shape[1]]  # (n, T)
+            old = old_logprobs.flatten(0, 1)[batch.rows, : logprobs.shape[1]]  # (n, T)
         clip = (args.clip_low, args.clip_high)
-        loss = grpo_loss(logprobs, old, advantage, batch.mask, normalizer, *clip)
+        loss = grpo_loss(logprobs, old, advantage, batch.mask, num_tokens, *clip)
         engine.backward(loss)
         sums += diagnose(logprobs.detach(), old, advantage, batch.mask, args)
     stats = engine.step()
@@ -148,16 +147,31 @@ def update(
     dist.all_reduce(sums)
     tokens, low, high, kl = sums.tolist()
     tokens = max(tokens, 1)  # 0 where no group has a signal
-    skipped = (advantages == 0).tolist()
-    learnt = [answer for answer, skip in zip(answers, skipped, strict=True) if not skip]
     return {
+        "no_signal_share": no_signal,
         **stats,
         "clipped_low_share": low / tokens,
         "clipped_high_share": high / tokens,
         "approx_kl": kl / tokens,
-        "skipped_sequences": sum(skipped),
-        "train_tokens": sum(map(len, learnt)),
     }
+
+
+def score_old(
+    engine: Engine,
+    queries: Sequence[TokenizedExample],
+    completions: Sequence[Completion],
+    advantages: torch.Tensor,
+    args: Args,
+) -> torch.Tensor | None:
+    """log pi_old of the answers, (B, G, T), before the batch's first update. A collective.
+
+    None if there is one update alone: then pi_old is the model that is updated.
+    """
+    if args.steps_per_batch == 1:
+        return None
+    answers, keep = trajectories(queries, completions), advantages.flatten() != 0
+    old = engine.score(answers, args.max_tokens_per_micro_batch, args.temperature, keep)
+    return old.view(*advantages.shape, -1)
 
 
 def diagnose(logprobs, old_logprobs, advantages, mask, args: Args) -> torch.Tensor:
@@ -182,7 +196,6 @@ def main(args: Args) -> int:
     verifier = Verifier(args.verifier_workers, reward=args.reward)  # starts while models load
     engine = load_engine(args, checkpoint)
     rollout = Rollout(args, tokenizer, args.max_length)
-    size, k = args.train_batch_size, args.num_rollouts
 
     with Run(args, engine, tokenizer, examples, checkpoint, rollout) as run, verifier:
         run.keep_models = True  # any of them may be the one that is evaluated
@@ -191,27 +204,13 @@ def main(args: Args) -> int:
             rollout.load_weights(engine.named_weights())
             run.lap("sync_s")
             with run.until_stopped():
-                completions = rollout.generate(
-                    [query.prompt_ids for query in queries],
-                    num_samples=k,
-                    max_tokens=args.max_completion_length,
-                    seeds=[derive_seed(args.seed, batch, n, q.id) for n, q in enumerate(queries)],
-                    temperature=args.temperature,
-                    logprobs=CHECKED_QUERIES,
-                    progress=True,
-                )  # this rank's share
+                completions = rollout.answer(queries, batch)  # this rank's share
             if run.should_stop():  # nothing was learnt since the last step
                 break
-            rollout.sleep()
             run.lap("rollout_s")
 
             # ---- verify: which answers are right?
-            answered = [queries[completion.query].example for completion in completions]
-            verdicts = verifier.score(
-                [completion.text for completion in completions],
-                [example.columns if args.reward else example.answer for example in answered],
-            )
-            completions, rewards = gather_rewards(completions, verdicts, len(queries))  # (B, G)
+            completions, rewards = judge(verifier, queries, completions, args)  # all ranks', (B, G)
             gap = vllm_gap(engine, queries, completions, args, refuse=run.step == run.first_step)
 
             # ---- weigh: how much better than its group is an answer?
@@ -220,20 +219,13 @@ def main(args: Args) -> int:
             run.lap("verify_s")
 
             # ---- update: one optimizer step per `train_batch_size` queries
-            answers, advantages = trajectories(queries, completions), advantages.flatten()
-            old = None  # (B * G, T): needed if the model moves on before the batch is used up
-            if args.steps_per_batch > 1:
-                limit, keep = args.max_tokens_per_micro_batch, advantages != 0
-                old = engine.score(answers, limit, args.temperature, keep)
-            for start in range(0, len(queries), size):
-                part = slice(start * k, (start + size) * k)  # of the B * G answers
+            old = score_old(engine, queries, completions, advantages, args)  # (B, G, T), or None
+            for part in run.parts(queries):
+                answers = trajectories(queries, completions, part)  # b * G of them
                 old_part = None if old is None else old[part]
-                stats = update(engine, answers[part], advantages[part], old_part, args)
-                run.lap("train_s")
-                no_signal = (advantages[part].view(size, k) == 0).all(dim=1).float().mean().item()
-                reward = rewards[start : start + size].mean().item()
-                sampled = completion_stats(completions[part])
-                run.log({"reward": reward, "no_signal_share": no_signal, **stats, **gap, **sampled})
+                stats = update(engine, answers, advantages[part], old_part, args)
+                reward, sampled = rewards[part].mean(), completion_stats(completions, part)
+                run.log({"reward": reward.item(), **stats, **gap, **sampled})
     return 0 if run.finished else 130
 
 

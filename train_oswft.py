@@ -27,8 +27,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: its threads
 import torch
 
 from data import TokenizedExample, derive_seed
-from engine import Engine, gather_rewards, init_distributed, load_engine
-from rollout import CHECKED_QUERIES, Rollout, completion_stats, vllm_gap
+from engine import Engine, init_distributed, load_engine
+from rollout import Rollout, completion_stats, judge, vllm_gap
 from run import RolloutArgs, Run, claim_output_dir, load_training_data, run_script
 from verify import RewardError, Verifier
 
@@ -60,26 +60,63 @@ class Args(RolloutArgs):
 def oswft_weights(
     rewards: torch.Tensor, strategy: str = "oswft", generator: torch.Generator | None = None
 ) -> torch.Tensor:
-    """w = 1 - p̂, the share of a query's K answers that are wrong (Algorithm 1, line 7).
+    """w = 1 - p̂: (B, K) rewards, 1 for a right answer -> (B,) constants (Algorithm 1, line 7)."""
+    weights = 1 - rewards.detach().float().mean(dim=1)
+    return weights if strategy == "oswft" else control_weights(weights, strategy, generator)
+
+
+def oswft_loss(
+    logprobs: torch.Tensor, mask: torch.Tensor, weights: torch.Tensor, normalizer: float
+) -> torch.Tensor:
+    """- sum of w * log pi(o*|q) / normalizer: a part of the batch's loss (Algorithm 1, line 10).
 
     Args:
-        rewards: (B, K), 1 for a right answer, 0 for a wrong one.
-        strategy: "oswft", or a control that it is compared with (section 4.4):
-            "hard": 0 if all K answers are right, else 1;
-            "random": uniform, whichever queries fail, with the batch mean that "oswft" would have;
-            "uniform": 1, which is SFT at the cost of the rollouts.
-        generator: of the random weights.
-
-    Returns:
-        (B,) weights in [0, 1]; constants, as no gradient may flow through them.
-
-    >>> oswft_weights(torch.tensor([[1., 1.], [1., 0.], [0., 0.]]))
-    tensor([0.0000, 0.5000, 1.0000])
+        logprobs: (B, T) log pi of each token of the expert solutions.
+        mask: (B, T), true on these tokens, false on prompt and padding.
+        weights: (B,) from `oswft_weights`.
+        normalizer: completion tokens, or queries, of the *global* batch, those of weight 0 too.
+            Never the sum of the weights: that would cancel the method.
     """
-    weights = 1 - rewards.detach().float().mean(dim=1)  # 1 - p̂: (B, K) -> (B,)
+    assert weights.shape == logprobs.shape[:1], "one weight for each row"  # else they broadcast
+    sequence_logprobs = torch.where(mask.bool(), logprobs, 0).sum(dim=1)  # (B, T) -> (B,)
+    return -(weights * sequence_logprobs).sum() / normalizer
+
+
+def update(
+    engine: Engine, queries: Sequence[TokenizedExample], weights: torch.Tensor, args: Args
+) -> dict[str, float]:
+    """One optimizer step on expert solutions with their weights (B,); returns its metrics."""
+    num_tokens = sum(len(query.completion_ids) for query in queries)
+    normalizer = num_tokens if args.normalizer == "token" else len(queries)
+    weights = weights.to(engine.device)
+    for batch in engine.passes(queries, args.max_tokens_per_micro_batch, keep=weights > 0):
+        logprobs = engine.logprobs(batch)  # (b, T)
+        loss = oswft_loss(logprobs, batch.mask, weights[batch.rows], normalizer)
+        engine.backward(loss)
+    stats = engine.step()
+    return {
+        "mean_weight": weights.mean().item(),
+        **stats,
+        "weight_0_share": (weights == 0).float().mean().item(),
+        "weight_between_share": ((weights > 0) & (weights < 1)).float().mean().item(),
+        "weight_1_share": (weights == 1).float().mean().item(),
+    }
+
+
+# ------------------------------------------------------------------------------------------------
+# Controls (section 4.4)
+
+
+def control_weights(
+    weights: torch.Tensor, strategy: str, generator: torch.Generator | None = None
+) -> torch.Tensor:
+    """Weights (B,) to compare OSW-FT's with.
+
+    "hard": 0 if all K answers are right, else 1;
+    "random": uniform, whichever queries fail, with the batch mean that OSW-FT would have;
+    "uniform": 1, which is SFT at the cost of the rollouts.
+    """
     match strategy:
-        case "oswft":
-            return weights
         case "hard":
             return (weights > 0).float()
         case "random":
@@ -91,53 +128,6 @@ def oswft_weights(
         case "uniform":
             return torch.ones_like(weights)
     raise ValueError(f"unknown weighting strategy '{strategy}'")
-
-
-def oswft_loss(
-    logprobs: torch.Tensor, mask: torch.Tensor, weights: torch.Tensor, normalizer: float
-) -> torch.Tensor:
-    """- sum of w * log pi(o*|q) / normalizer (Algorithm 1, line 10).
-
-    Args:
-        logprobs: (B, T) log pi of each token of the expert solutions.
-        mask: (B, T), true on the solutions' tokens, false on prompt and padding.
-        weights: (B,) from `oswft_weights`.
-        normalizer: completion tokens, or queries, in the *global* batch, queries of weight 0
-            included. Never the sum of the weights: that would cancel the method.
-
-    Returns:
-        a scalar; summed over any split of the batch, it is the loss of the whole batch.
-    """
-    assert weights.shape == logprobs.shape[:1], "one weight for each row"  # else they broadcast
-    sequence_logprobs = torch.where(mask.bool(), logprobs, 0).sum(dim=1)  # (B, T) -> (B,)
-    return -(weights * sequence_logprobs).sum() / normalizer
-
-
-def update(
-    engine: Engine, queries: Sequence[TokenizedExample], weights: torch.Tensor, args: Args
-) -> dict[str, float]:
-    """One optimizer step on expert solutions with their weights (B,); returns its metrics."""
-    completion_tokens = sum(len(query.completion_ids) for query in queries)
-    normalizer = completion_tokens if args.normalizer == "token" else len(queries)
-    weights = weights.to(engine.device)
-
-    # Weight 0 means no gradient: these rows cost no pass, but the normalizer counts them.
-    for batch in engine.passes(queries, args.max_tokens_per_micro_batch, keep=weights > 0):
-        logprobs = engine.logprobs(batch)  # (b, T)
-        loss = oswft_loss(logprobs, batch.mask, weights[batch.rows], normalizer)
-        engine.backward(loss)
-    stats = engine.step()
-
-    learnt = [query for query, weight in zip(queries, weights.tolist(), strict=True) if weight]
-    return {
-        "mean_weight": weights.mean().item(),
-        **stats,
-        "weight_0_share": (weights == 0).float().mean().item(),
-        "weight_between_share": ((weights > 0) & (weights < 1)).float().mean().item(),
-        "weight_1_share": (weights == 1).float().mean().item(),
-        "skipped_sequences": len(queries) - len(learnt),
-        "train_tokens": sum(map(len, learnt)),
-    }
 
 
 # ------------------------------------------------------------------------------------------------
@@ -152,7 +142,6 @@ def main(args: Args) -> int:
     verifier = Verifier(args.verifier_workers, reward=args.reward)  # starts while models load
     engine = load_engine(args, checkpoint)
     rollout = Rollout(args, tokenizer, args.max_length)
-    size, k = args.train_batch_size, args.num_rollouts
 
     with Run(args, engine, tokenizer, examples, checkpoint, rollout) as run, verifier:
         for batch, queries in run.batches():  # the same on every rank
@@ -160,27 +149,13 @@ def main(args: Args) -> int:
             rollout.load_weights(engine.named_weights())
             run.lap("sync_s")
             with run.until_stopped():
-                completions = rollout.generate(
-                    [query.prompt_ids for query in queries],
-                    num_samples=k,
-                    max_tokens=args.max_completion_length,
-                    seeds=[derive_seed(args.seed, batch, n, q.id) for n, q in enumerate(queries)],
-                    temperature=args.temperature,
-                    logprobs=CHECKED_QUERIES,
-                    progress=True,
-                )  # this rank's share
+                completions = rollout.answer(queries, batch)  # this rank's share
             if run.should_stop():  # nothing was learnt since the last step
                 break
-            rollout.sleep()
             run.lap("rollout_s")
 
             # ---- verify: which answers are right?
-            answered = [queries[completion.query].example for completion in completions]
-            verdicts = verifier.score(
-                [completion.text for completion in completions],
-                [example.columns if args.reward else example.answer for example in answered],
-            )
-            completions, rewards = gather_rewards(completions, verdicts, len(queries))  # (B, K)
+            completions, rewards = judge(verifier, queries, completions, args)  # all ranks', (B, K)
             gap = vllm_gap(engine, queries, completions, args, refuse=run.step == run.first_step)
 
             # ---- weigh: w = 1 - p̂
@@ -190,13 +165,10 @@ def main(args: Args) -> int:
             run.lap("verify_s")
 
             # ---- update: one optimizer step per `train_batch_size` queries
-            for start in range(0, len(queries), size):
-                part = slice(start, start + size)
+            for part in run.parts(queries):
                 stats = update(engine, queries[part], weights[part], args)
-                run.lap("train_s")
-                sampled = completions[start * k : (start + size) * k]
-                pass_rate = rewards[part].mean().item()
-                run.log({"pass_rate": pass_rate, **stats, **gap, **completion_stats(sampled)})
+                pass_rate, sampled = rewards[part].mean(), completion_stats(completions, part)
+                run.log({"pass_rate": pass_rate.item(), **stats, **gap, **sampled})
     return 0 if run.finished else 130
 
 

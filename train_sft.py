@@ -80,17 +80,12 @@ def update(engine: Engine, queries: Sequence[TokenizedExample], args: Args) -> d
     normalizer = sum(len(query.completion_ids) for query in queries)
     weights = torch.tensor([get_weight(query, args) for query in queries])
     weights = weights.to(engine.device)
-
-    # Weight 0 means no gradient: these rows cost no pass, but the normalizer counts them.
     for batch in engine.passes(queries, args.max_tokens_per_micro_batch, keep=weights > 0):
         logprobs = engine.logprobs(batch)  # (b, T)
         loss = sft_loss(logprobs, batch.mask, normalizer, args.objective, weights[batch.rows])
         engine.backward(loss)
     stats = engine.step()
-
-    learnt = [query for query, weight in zip(queries, weights.tolist(), strict=True) if weight]
-    mean_weight = {"mean_weight": weights.mean().item()} if args.weight_column else {}
-    return {**mean_weight, **stats, "train_tokens": sum(map(len, learnt))}
+    return {"mean_weight": weights.mean().item(), **stats} if args.weight_column else stats
 
 
 def get_weight(query: TokenizedExample, args: Args) -> float:
@@ -120,9 +115,7 @@ def main(args: Args) -> int:
     with Run(args, engine, tokenizer, examples, checkpoint) as run:
         for _, queries in run.batches():  # the same on every rank
             # ---- update: one optimizer step
-            stats = update(engine, queries, args)
-            run.lap("train_s")
-            run.log(stats)
+            run.log(update(engine, queries, args))
     return 0 if run.finished else 130
 
 

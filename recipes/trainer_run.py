@@ -9,7 +9,7 @@ from datasets import Dataset
 from transformers import HfArgumentParser, PreTrainedModel, Trainer, TrainingArguments
 
 from data import derive_seed, load_examples, load_tokenizer, stop_token_ids, tokenize_examples
-from engine import cast_parameters, gather, gather_rewards, init_ranks, load_model
+from engine import cast_parameters, gather, init_ranks, load_model
 from recipes.oswft_mixin import Query
 from rollout import Rollout
 from train_oswft import oswft_weights
@@ -41,8 +41,9 @@ class RolloutWeights:
         self.rollout.sleep()
         answers = [queries[completion.query].answer for completion in completions]
         verdicts = self.verifier.score([completion.text for completion in completions], answers)
-        _, rewards = gather_rewards(completions, verdicts, len(queries))  # (B, K)
-        return oswft_weights(rewards)[mine]
+        judged = gather([(c.query, v) for c, v in zip(completions, verdicts, strict=True)])
+        rewards = torch.tensor([verdict for _, verdict in sorted(judged)])  # (B * K,)
+        return oswft_weights(rewards.view(len(queries), -1))[mine]
 
 
 @dataclass(kw_only=True)

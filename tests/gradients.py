@@ -144,6 +144,8 @@ def compare_oswft(tied: bool = True, **settings) -> None:
         loss = dense_oswft_loss(reference, rows, weights, normalizer)
         stats = train_oswft.update(engine, rows, weights, args)
         assert stats["skipped_sequences"] == int((weights == 0).sum())
+        learnt = [row for row, weight in zip(rows, weights.tolist(), strict=True) if weight]
+        assert stats["train_tokens"] == sum(map(len, learnt))
         same_step(engine, reference, adam, gradients, loss, stats, args)
         if args.precision == "bf16":
             break
@@ -160,7 +162,8 @@ def compare_grpo(steps_per_batch: int, tied=True, vocabulary=VOCABULARY, **setti
     generator = torch.Generator().manual_seed(2)
     clipped = torch.zeros(2)
     for rewards in ([[1, 0, 0], [1, 1, 1], [0, 0, 1], [1, 1, 0]], [[0, 0, 0]] * 3 + [[0, 1, 0]]):
-        advantages = train_grpo.grpo_advantages(torch.tensor(rewards)).flatten()
+        by_query = train_grpo.grpo_advantages(torch.tensor(rewards))  # (4, 3)
+        advantages = by_query.flatten()
         rows = make_rows(generator, len(advantages))
         with torch.no_grad():
             old = [dense_logprobs(reference, row, args.temperature) for row in rows]
@@ -174,8 +177,9 @@ def compare_grpo(steps_per_batch: int, tied=True, vocabulary=VOCABULARY, **setti
             loss, low, high = dense_grpo_loss(
                 reference, rows[piece], advantages[piece].tolist(), old[piece], args
             )
-            old_piece = scores[piece] if steps_per_batch > 1 else None
-            stats = train_grpo.update(engine, rows[piece], advantages[piece], old_piece, args)
+            part = slice(start // 3, start // 3 + 4 // steps_per_batch)  # of the queries
+            old_piece = scores.view(4, 3, -1)[part] if steps_per_batch > 1 else None
+            stats = train_grpo.update(engine, rows[piece], by_query[part], old_piece, args)
             live = [i for i in range(start, start + size) if advantages[i]]
             tokens = sum(len(rows[i].completion_ids) for i in live)
             assert stats["skipped_sequences"] == size - len(live)

@@ -36,9 +36,10 @@ if __name__ == "__main__":
     vllm = [x + 0.8 * torch.randn(len(x), generator=generator) for x in old]
     padded = pad_completions([x.tolist() for x in vllm], rows).to(engine.device)
     scores = engine.score(rows, args.max_tokens_per_micro_batch, TEMPERATURE, advantages != 0)
-    for old_logprobs in (None, scores):  # the first update of a batch, then a later one
+    for old_logprobs in (None, scores[:, None]):  # the first update of a batch, then a later one
         loss = dense_loss(reference, rows, advantages, old, vllm)
-        stats = train_grpo.update(engine, rows, advantages, old_logprobs, padded, args)
+        alone = advantages[:, None]  # groups of one answer
+        stats = train_grpo.update(engine, rows, alone, old_logprobs, padded, args)
         same_step(engine, reference, adam, gradients, loss, stats, args)
     assert stats["clipped_low_share"] + stats["clipped_high_share"] > 0
     if dist.get_rank() == 0:

