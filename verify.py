@@ -38,7 +38,7 @@ from typing import NamedTuple
 CLOSING_CHARS = 300  # without a box, the answer must be in the last 300 characters
 MAX_CHARS = 1000  # a longer answer is wrong
 HUGE = re.compile(  # 9^{9^9} | x^{99999} | 99999! | (10^9)! | ((5!)!)!: no worker dies of it
-    r"\^[{( ]*-?\d+\^|\^[{( ]*-?\d{5}|\d{5}[)} ]*!|\^[{( ]*\d+[} ]*\)!|!\)+!"
+    r"(?:\^|\\binom)[{( ]*-?\d+\^|\^[{( ]*-?\d{5}|\d{5}[)} ]*!|\^[{( ]*\d+[} ]*\)!|!\)+!"
 )
 ALGEBRA_S = 5  # limit for parsing, and for comparing, outside a Verifier
 TIMEOUT_S = 0.8  # CPU time of one answer
