@@ -4,26 +4,21 @@ r"""What counts as right: one completion, one reference answer -> bool.
     is_correct(r"... so \boxed{\frac{1}{2}}", "0.5")  # True: everything else goes to Math-Verify
 
 Completions are hostile input: `\boxed{9^{9^{9^{9}}}}` keeps a computer algebra system busy forever.
-So a `Verifier` grades in worker processes with a limit on CPU time and memory. An answer that
-exceeds one kills its worker: it counts as wrong, and a new worker takes over. docs/verdicts.md has
-the rules, and how to use a reward function of your own.
+So a `Verifier` grades in processes with a limit on CPU time and memory. An answer that exceeds one
+kills its process, and is wrong. docs/verdicts.md has the rules, and reward functions of your own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import math
-import numbers
 import os
-import queue
 import re
 import resource
 import runpy
 import signal
 import subprocess
 import sys
-import threading
 import traceback
 import types
 import unicodedata
@@ -40,8 +35,7 @@ MAX_CHARS = 1000  # a longer answer is wrong
 HUGE = re.compile(  # 9^{9^9} | x^{99999} | 99999! | (10^9)! | ((5!)!)!: no worker dies of it
     r"(?:\^|\\binom)[{( ]*-?\d+\^|\^[{( ]*-?\d{5}|\d{5}[)} ]*!|\^[{( ]*\d+[} ]*\)!|!\)+!"
 )
-ALGEBRA_S = 5  # limit for parsing, and for comparing, outside a Verifier
-TIMEOUT_S = 0.8  # CPU time of one answer
+TIMEOUT_S = 0.8  # CPU time of one answer; the slowest of 10,000 pairs from MATH-500 took 0.2
 REWARD_TIMEOUT_S = 10.0  # CPU time of one call of a reward function
 WAITING_S = 60  # extra time by the clock: for a core on a loaded host, a subprocess, a file
 MEMORY_CAP = 2 * 2**30  # bytes of address space of one worker
@@ -51,24 +45,9 @@ class RewardError(ValueError):
     """A reward function cannot be loaded, fails, or returns no number in [0, 1]."""
 
 
-def as_text(value: str | float) -> str:
-    """A reference as text; a number is written out: 27.0 as 27, 5e-05 as 0.00005.
-
-    Raises TypeError for anything else, and for a number that is not finite.
-    """
-    if isinstance(value, str):
-        return value
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise TypeError(f"a reference must be text or a number, got {value!r:.80}")
-    return str(int(value)) if value == int(value) else f"{Decimal(repr(value)):f}"
-
-
 class Grade(NamedTuple):
     correct: bool | float  # a number in [0, 1] if a reward function gave it
     extracted: str | None  # the answer that was read out of the completion
-
-
-Reference = str | dict  # the right answer; for a reward function, the example's row
 
 
 # ------------------------------------------------------------------------------------------------
@@ -78,14 +57,11 @@ Reference = str | dict  # the right answer; for a reward function, the example's
 def is_correct(completion: str, answer: str) -> bool:
     r"""Whether a model's completion arrives at the reference answer.
 
-    Reads the text after the last `</think>` (all of it if there is none): its last `\boxed{...}`,
-    or without a box a closing "the answer is (C)" or "= 12". If the reference is a letter A-J,
-    letters are compared; else Math-Verify compares values. Hostile input can take very long here:
-    use a `Verifier` for text from a model.
+    Reads the text after the last `</think>`: its last `\boxed{...}`, or a closing "the answer is
+    (C)" or "= 12". Letters A-J are compared as letters; else Math-Verify compares values. Works in
+    a main thread alone. Use a `Verifier` for what a model wrote: it may be hostile.
     """
-    # Math-Verify's time limit is a signal, which only a main thread can receive.
-    in_main = threading.current_thread() is threading.main_thread()
-    return grade(completion, answer, ALGEBRA_S if in_main else None).correct
+    return grade(completion, answer, limit_s=5).correct
 
 
 def grade(completion: str, answer: str, limit_s: int | None = None) -> Grade:
@@ -96,9 +72,8 @@ def grade(completion: str, answer: str, limit_s: int | None = None) -> Grade:
         return Grade(read == letter, read)
     if read == answer:
         return Grade(True, read)
-    said = completion.rpartition("</think>")[2][-CLOSING_CHARS:]
-    if read is not None:
-        said = rf"\boxed{{{read}}}"
+    closing = completion.rpartition("</think>")[2][-CLOSING_CHARS:]
+    said = closing if read is None else rf"\boxed{{{read}}}"
     if len(said) > MAX_CHARS or HUGE.search(said):
         return Grade(False, read)
     from math_verify import verify
@@ -109,14 +84,12 @@ def grade(completion: str, answer: str, limit_s: int | None = None) -> Grade:
 
 
 def extract(completion: str, answer: str) -> str | None:
-    """The answer that a completion gives, read without algebra, so fast on any text.
+    """The answer that a completion gives, read without algebra, so fast on any text: its last box.
 
-    The last box; if the reference is a letter, the letter in it or in the closing. None if there
-    is neither: `grade` then looks for a value in the closing.
+    If the reference is a letter: the letter in it, or in the closing. None if there is neither.
     """
     text = completion.rpartition("</think>")[2]
-    found = [text[start:end].strip() for start, end in boxes(text)]
-    box = next(filter(None, reversed(found)), None)
+    box = next(filter(None, (text[i:j].strip() for i, j in reversed(boxes(text)))), None)
     if not reference_letter(answer):
         return box
     return said_letter(text[-CLOSING_CHARS:]) if box is None else read_letter(box) or box
@@ -131,8 +104,14 @@ def parse_values(text: str, limit_s: int | None) -> list:
     return parse(text, kinds, parsing_timeout=limit_s)
 
 
-# ------------------------------------------------------------------------------------------------
-# Boxes
+def as_text(value: str | float) -> str:
+    """A reference as text; a number is written out: 27.0 as 27, 5e-05 as 0.00005."""
+    if isinstance(value, str):
+        return value
+    if type(value) in (int, float) and Decimal(value).is_finite():
+        return str(int(value)) if value == int(value) else f"{Decimal(repr(value)):f}"
+    raise TypeError(f"a reference must be text or a number, got {value!r:.80}")
+
 
 BOX = r"\\(?:boxed|fbox)\s*\{"
 BRACES = re.compile(rf"{BOX}|\\[{{}}]|\\\\(?!boxed|fbox)|[{{}}]")
@@ -140,18 +119,15 @@ BRACES = re.compile(rf"{BOX}|\\[{{}}]|\\\\(?!boxed|fbox)|[{{}}]")
 
 def boxes(text: str) -> list[tuple[int, int]]:
     r"""Where the contents of complete `\boxed{...}` are in a text: (start, end), by start."""
-    first = re.search(BOX, text)
     spans, unclosed = [], []  # for each unclosed brace: where a box's content starts, or None
-    for brace in BRACES.finditer(text, first.start()) if first else ():
-        if brace[0] == "}":
-            content = unclosed.pop() if unclosed else None
-            if content is not None:
-                spans.append((content, brace.start()))
+    for brace in BRACES.finditer(text):
+        if brace[0] == "}" and unclosed:
+            spans.append((unclosed.pop(), brace.start()))
         elif brace[0] == "{":
             unclosed.append(None)
-        elif brace[0] not in (r"\{", r"\}", r"\\"):
+        elif brace[0] not in ("}", r"\{", r"\}", r"\\"):
             unclosed.append(brace.end())
-    return sorted(spans)
+    return sorted((start, end) for start, end in spans if start is not None)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -189,16 +165,12 @@ def read_letter(box: str) -> str | None:
 
 
 def said_letter(closing: str) -> str | None:
-    """The letter of the last "the answer is (C)" in a text without a box, or alone at its end.
-
-    A sentence with two letters names none.
-    """
+    """The letter of the last "the answer is (C)", or alone at the end; two letters name none."""
     text = plain(closing)
     for match in reversed([*SAID.finditer(text)]):
         sentence = re.split(r"[.!?](?: |$)", text[match.start(1) :], maxsplit=1)[0]
         return match[1] if set(LETTER.findall(sentence)) <= {match[1]} else None
-    alone = ALONE.search(text)
-    return alone and alone[1]
+    return (alone := ALONE.search(text)) and alone[1]
 
 
 def plain(text: str) -> str:
@@ -209,17 +181,15 @@ def plain(text: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------
-# Many answers
+# Many completions
 
 
-class Verifier:
+class Verifier(contextlib.AbstractContextManager):
     """Worker processes that grade. They start at once. Use as a context manager.
 
     Args:
         num_workers: processes that grade at the same time.
-        timeout_s: CPU seconds that one answer may take before it counts as wrong; by the clock,
-            WAITING_S more. Default: 0.8, for a reward function 10. Of 10,000 pairs of MATH-500's
-            answers the slowest took 0.2 s.
+        timeout_s: CPU seconds that one answer may take; default: 0.8, for a reward function 10.
         reward: "path/to/file.py:function" replaces the verifier. From a completion and an example,
             its row as attributes, the function makes a number in [0, 1].
 
@@ -231,65 +201,45 @@ class Verifier:
     ):
         self.timeout_s = timeout_s or (REWARD_TIMEOUT_S if reward else TIMEOUT_S)
         self.reward = reward
-        options = [str(self.timeout_s)] + ([reward] if reward else [])
+        options = [str(self.timeout_s)] + [reward] * bool(reward)
         self.workers = [_Worker(options) for _ in range(num_workers)]
-        if reward:  # a bad one is refused now, not after the first rollout
-            try:
-                for worker in self.workers:
-                    worker.wait_until_ready()
-            except BaseException:
-                self.__exit__()
-                raise
-
-    def __enter__(self) -> Verifier:
-        return self
+        for worker in self.workers if reward else ():
+            worker.wait_until_ready()  # a bad one is refused now, not after the first rollout
 
     def __exit__(self, *_) -> None:
         for worker in self.workers:
             worker.end()
 
-    def score(
-        self, completions: Sequence[str], references: Sequence[Reference]
-    ) -> list[bool] | list[float]:
-        """Which completions are right: (N,), (N,) -> (N,) verdicts, in the order of the inputs.
+    def score(self, completions: Sequence[str], references: Sequence[str | dict]) -> list[float]:
+        """Which completions are right: (N,), (N,) -> (N,) verdicts, true or false.
 
-        With a reward function the references are the examples' rows, as dicts (id, question,
-        solution, answer, source, and any other column), and the verdicts are its numbers.
-
-        Raises ValueError if the lengths differ, TypeError if a reference is neither text nor a
-        number, RewardError if grading itself fails, ChildProcessError if a worker cannot start.
+        With a reward function the references are the examples' rows, as dicts, the verdicts its
+        numbers. Raises TypeError for another kind of reference, RewardError if grading fails.
         """
         return [graded.correct for graded in self.grade(completions, references)]
 
-    def grade(self, completions: Sequence[str], references: Sequence[Reference]) -> list[Grade]:
+    def grade(self, completions: Sequence[str], references: Sequence[str | dict]) -> list[Grade]:
         """Like `score`, and which answers were read: None for one that exceeds a limit."""
         if not self.reward:
             references = list(map(as_text, references))
-        idle = queue.SimpleQueue()
-        for worker in self.workers:
-            idle.put(worker)
+        pairs = list(zip(completions, references, strict=True))
+        grades, places = [Grade(False, None)] * len(pairs), iter(range(len(pairs)))
 
-        def grade_one(pair: tuple[str, Reference]) -> Grade:
-            worker = idle.get()
-            try:
-                return worker.grade(pair, self.timeout_s + WAITING_S)
-            finally:
-                idle.put(worker)
+        def work(worker: _Worker) -> None:
+            for n in places:  # all workers take from the same iterator
+                grades[n] = worker.grade(pairs[n], self.timeout_s + WAITING_S)
 
         with ThreadPoolExecutor(len(self.workers)) as pool:  # a thread waits for each worker
-            return list(pool.map(grade_one, zip(completions, references, strict=True)))
+            list(pool.map(work, self.workers))
+        return grades
 
 
 class _Worker:
     """A process that grades answers. When it dies, a new one takes its place."""
 
     def __init__(self, options: list[str]):
-        self.options = options
-        self.start()
-
-    def start(self) -> None:
-        # A fresh Python, because forking is unsafe with CUDA or threads, and multiprocessing's
-        # spawn would import the trainer's script (torch, vLLM, ...) again.
+        self.options, self.ready = options, False
+        # A fresh Python: forking is unsafe with CUDA, and spawning imports torch, vLLM, ... again.
         self.pipe, theirs = Pipe()
         self.process = subprocess.Popen(
             [sys.executable, os.path.abspath(__file__), str(theirs.fileno()), *self.options],
@@ -299,21 +249,14 @@ class _Worker:
             process_group=0,  # Ctrl-C in a terminal does not reach it
         )
         theirs.close()
-        self.ready = False
 
     def wait_until_ready(self) -> None:
-        """Raise RewardError if the reward function cannot be loaded."""
-        if self.ready:
-            return
-        try:
-            error = self.pipe.recv()
-        except (EOFError, OSError) as died:
-            raise ChildProcessError("a verifier process died while it started") from died
-        if error:
+        """Raises EOFError if the worker died while it started: that is no wrong answer."""
+        if not self.ready and (error := self.pipe.recv()):
             raise RewardError(error)
         self.ready = True
 
-    def grade(self, pair: tuple[str, Reference], clock_s: float) -> Grade:
+    def grade(self, pair: tuple[str, str | dict], clock_s: float) -> Grade:
         self.wait_until_ready()
         try:
             self.pipe.send(pair)
@@ -322,7 +265,7 @@ class _Worker:
             reply = self.pipe.recv()
         except (EOFError, OSError):  # it died of this answer, or waits for too long
             self.end()
-            self.start()
+            self.__init__(self.options)
             return Grade(False, None)
         if isinstance(reply, str):
             raise RewardError(reply)
@@ -338,37 +281,29 @@ class _Worker:
 def load_reward(reward: str) -> Callable[[str, dict], Grade]:
     """The function that "path/to/file.py:function" names, made to return a Grade."""
     path, _, name = reward.rpartition(":")
-    if not os.path.isfile(path):
-        raise RewardError(f"{reward}: there is no file {path!r}; expected file.py:function")
     sys.path.append(sys.path.pop(0))  # our folder, last: `import evaluate` is not ours
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))  # it may import its neighbours
-    function = runpy.run_path(path).get(name)
+    function = runpy.run_path(path).get(name) if os.path.isfile(path) else None
     if not callable(function):
-        raise RewardError(f"{reward}: {path} has no function {name!r}")
+        raise RewardError("no such function; expected path/to/file.py:function")
 
     def judge(completion: str, row: dict) -> Grade:
-        value = function(completion, types.SimpleNamespace(**row))
-        if not (isinstance(value, numbers.Real) and 0 <= value <= 1):
-            raise ValueError(f"{name} returned {value!r:.80}, which is no number in [0, 1]")
-        return Grade(float(value), None)
+        value = float(function(completion, types.SimpleNamespace(**row)))
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name} returned {value}, which is not in [0, 1]")
+        return Grade(value, None)
 
     return judge
 
 
 def _serve(pipe: Connection, timeout_s: float, reward: str | None = None) -> None:
-    """A worker: grade what comes through the pipe, until the trainer ends."""
-    # A launcher may signal all processes, but the trainer decides when we end. Unlike SIG_IGN, a
-    # handler is not inherited by programs that a reward function starts.
-    signal.signal(signal.SIGINT, lambda *_: None)
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    """Grade what comes through the pipe, until the trainer ends."""
+    signal.signal(signal.SIGTERM, lambda *_: None)  # of a launcher: the trainer ends us
     try:
         judge = load_reward(reward) if reward else grade
-    except RewardError as error:
-        pipe.send(str(error))
-        return
-    except (Exception, SystemExit):
-        pipe.send(f"{reward} cannot be loaded:\n{traceback.format_exc()}")
-        return
+    except (Exception, SystemExit) as error:
+        why = "" if isinstance(error, RewardError) else f"\n{traceback.format_exc()}"
+        return pipe.send(f"{reward} cannot be loaded: {error}{why}")
     if not reward:
         logging.disable(logging.CRITICAL)  # Math-Verify warns about every answer it cannot read
         for answer in ("1", r"\frac{1}{2}", "0.5x", r"(3, \sqrt{2})"):
@@ -378,25 +313,18 @@ def _serve(pipe: Connection, timeout_s: float, reward: str | None = None) -> Non
     with contextlib.suppress(EOFError, ConnectionError):  # the trainer has ended
         pipe.send(None)  # ready
         while True:
-            pipe.send(_limited(judge, *pipe.recv(), timeout_s, reward or "the verifier"))
-
-
-def _limited(judge: Callable, completion: str, reference: Reference, timeout_s: float, name: str):
-    """A grade as a tuple, or the traceback of an error that is not the answer's."""
-    signal.setitimer(signal.ITIMER_PROF, timeout_s)  # CPU time: SIGPROF ends this process
-    signal.setitimer(signal.ITIMER_REAL, timeout_s + WAITING_S)  # if the trainer is dead
-    try:
-        return tuple(judge(completion, reference))
-    except (MemoryError, RecursionError):
-        return (False, None)
-    except Exception:
-        row = reference.get("id") if isinstance(reference, dict) else reference
-        return f"{name}, row {row!r}:\n{traceback.format_exc()}"
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.setitimer(signal.ITIMER_REAL, 0)
+            completion, reference = pipe.recv()
+            signal.setitimer(signal.ITIMER_PROF, timeout_s)  # CPU time: SIGPROF ends this process
+            try:
+                reply = tuple(judge(completion, reference))
+            except (MemoryError, RecursionError):
+                reply = (False, None)
+            except Exception:  # ours, or the reward function's: it ends the run
+                row = reference.get("id") if isinstance(reference, dict) else reference
+                reply = f"{reward or 'the verifier'}, row {row!r}:\n{traceback.format_exc()}"
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            pipe.send(reply)
 
 
 if __name__ == "__main__":
-    os.set_inheritable(int(sys.argv[1]), False)  # not for programs that a reward function starts
     _serve(Connection(int(sys.argv[1])), float(sys.argv[2]), *sys.argv[3:])
