@@ -15,13 +15,12 @@ from run import parse_args, provenance
 
 SECTIONS = ("step", "sft", "logprobs", "rollout", "verify", "start")
 FAILED = "Failed."  # a section that prints nothing
-BY_HAND = "\n## Measured once\n"  # the page from here on stays as it is
 HEAD = """# Benchmarks
 
-What each part costs next to what one would use instead: a line for each goal, the tables behind
-them, and what was measured once. [Costs](docs/costs.md) says what follows, and where ours is
-slower. Written by `make bench`: medians over turns, in which what is compared alternates. Ratios
-carry over to other machines, seconds do not."""
+What each part costs next to what one would use instead: a line for each goal, and the tables
+behind them. [Costs](docs/costs.md) says what follows, and where ours is slower. Written by
+`make bench`: medians over turns, in which what is compared alternates. Ratios carry over to other
+machines, seconds do not."""
 
 
 def machine() -> str:
@@ -34,9 +33,7 @@ def machine() -> str:
 
 
 def write_page(sections: dict[str, str], output: Path) -> None:
-    """Write the sections and a table of their goals, and keep what was written by hand."""
-    text = output.read_text() if output.exists() else ""
-    by_hand = "".join(text.partition(BY_HAND)[1:])
+    """Write the sections, under a table of their goals."""
     goals = [
         [f"[{name}](#{name}): {part}", *others]
         for name, section in sections.items()
@@ -46,7 +43,7 @@ def write_page(sections: dict[str, str], output: Path) -> None:
     for name, section in sections.items():
         parts += [f"## {name}", re.sub(f"\n*{GOAL}", "", section, flags=re.M)]
     with atomic_write(output) as partial:
-        partial.write_text("\n\n".join(parts) + "\n" + by_hand)
+        partial.write_text("\n\n".join(parts) + "\n")
 
 
 def main(output: Path = Path("BENCHMARKS.md")) -> None:

@@ -53,9 +53,9 @@ def test_extra_memory_is_the_peak_beyond_what_was_there_and_what_is_returned():
     assert 120 * mib <= extra <= 150 * mib
 
 
-def test_the_page_begins_with_all_goals_and_keeps_what_was_written_by_hand(tmp_path):
+def test_the_page_begins_with_all_goals(tmp_path):
     output = tmp_path / "BENCHMARKS.md"
-    output.write_text(f"old\n{page.BY_HAND}\nby hand\n")
+    output.write_text("old\n")
     goals = "\n\n".join(
         [
             measure.goal("speed", "theirs", 1.31, "≥ 1.3"),
@@ -63,13 +63,12 @@ def test_the_page_begins_with_all_goals_and_keeps_what_was_written_by_hand(tmp_p
             measure.goal("size", "theirs", 7, "none: it is small"),
         ]
     )
-    for _ in range(2):  # what is kept does not grow
-        page.write_page({"sft": f"a table\n\n{goals}"}, output)
-        top, section = output.read_text().split("## sft")
-        assert "speed | theirs | 1.31 | ≥ 1.3: reached" in top and "old" not in top
-        assert "time | theirs | 1.20 | ≤ 1.1: NOT reached" in top
-        assert "size | theirs | 7.00 | none: it is small" in top
-        assert section == f"\n\na table\n{page.BY_HAND}\nby hand\n"
+    page.write_page({"sft": f"a table\n\n{goals}"}, output)
+    top, section = output.read_text().split("## sft")
+    assert "speed | theirs | 1.31 | ≥ 1.3: reached" in top and "old" not in top
+    assert "time | theirs | 1.20 | ≤ 1.1: NOT reached" in top
+    assert "size | theirs | 7.00 | none: it is small" in top
+    assert section == "\n\na table\n"
 
 
 @pytest.fixture(scope="module")
