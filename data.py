@@ -47,16 +47,9 @@ class InputError(ValueError):
     """Something the user gave is wrong; the message is one line that says what and where."""
 
 
-def print_anywhere() -> None:
-    """From now on, print a question mark for a character that the terminal cannot show."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")
-
-
 @contextmanager
 def one_line_errors() -> Iterator[None]:
     """End the command with one line after Ctrl-C, or after an error that the user can fix."""
-    print_anywhere()
     try:
         yield
     except KeyboardInterrupt:
@@ -182,10 +175,15 @@ class Example:
         return {**{name: getattr(self, name) for name in FIELDS}, **self.extra}
 
 
-def load_examples(path_or_hub_id: str) -> list[Example]:
-    """Read a training file. Raises InputError that says which row is bad, and why."""
+def load_examples(path_or_hub_id: str, fixed: dict | None = None) -> list[Example]:
+    """Read a training file. Raises InputError that says which row is bad, and why.
+
+    `fixed` takes the place of some columns, in every row; then a row needs no id either.
+    """
     examples, seen = [], {}
     for where, row in read_rows(path_or_hub_id):
+        if fixed:
+            row = {"id": f"row-{len(examples)}", **row, **fixed}
         extra = {name: value for name, value in row.items() if name not in FIELDS}
         example = Example(*get_texts(where, row, *FIELDS), extra, where)
         if example.id in seen:

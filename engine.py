@@ -20,80 +20,36 @@ import math
 import os
 import socket
 import sys
-import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch.distributed.distributed_c10d import _get_default_store
 from torch.nn import Module
 
-from data import (
-    InputError,
-    MicroBatch,
-    Trajectory,
-    collate,
-    split_micro_batches,
-    stop_token_ids,
-)
+from data import InputError, MicroBatch, Trajectory, collate, split_micro_batches, stop_token_ids
 from logprobs import LogprobModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-    from run import TrainArgs
 
 GATHER_BYTES = 2**30  # parameters gathered at a time under ZeRO-3
 CPU_REDUCE_BUCKET = 2**22  # parameters; ZeRO allocates its buckets anew for each pass
 STATE_BYTES = 2**28  # parameters whose state goes into one file
 STATE_KEYS = ("master", "exp_avg", "exp_avg_sq")  # the fp32 weight, and Adam's moments
 IDLE = Trajectory("idle", [0], [0])  # what a rank reads in a pass when it has no row left
-DIED, FAILED, DONE = 0, 1, 2  # a rank's last word to the rank before it; DIED: there was none
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-DRIVER = Path("/proc/driver/nvidia/version")  # CUDA 13 needs 580 or newer
-ECHO_S = 2.0  # seconds that an error waits, as it may only be the echo of another rank's
+HALF_AN_HOUR = timedelta(minutes=30)
 
 
 # ------------------------------------------------------------------------------------------------
 # Ranks
-
-
-def init_ranks(backend: str) -> None:
-    """Join the process group of the launcher; without one, be the only rank. A collective.
-
-    From here on, all ranks end when one dies.
-    """
-    refuse_unusable_gpu()
-    os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's name
-    alone = {}
-    if "RANK" not in os.environ:
-        if torch.cuda.device_count() > 1:
-            script = os.path.basename(sys.argv[0])
-            reason = f"start with `deepspeed {script} ...`, or set CUDA_VISIBLE_DEVICES=0"
-            raise InputError(f"{torch.cuda.device_count()} GPUs: {reason}")
-        os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-        alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    elif unset := {"LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} - os.environ.keys():
-        raise InputError(f"RANK is set, and {', '.join(sorted(unset))} is not: use a launcher")
-    share_cores()
-    # A rank may wait for hours while another downloads or samples.
-    dist.init_process_group(backend, timeout=timedelta(days=1), **alone)
-    watch()
-
-
-def refuse_unusable_gpu() -> None:
-    """Raise InputError if there is a GPU that this torch cannot use: the CPU would train."""
-    wanted = os.environ.get("CUDA_VISIBLE_DEVICES") != "" and DRIVER.exists()
-    if wanted and not torch.cuda.is_available():
-        driver = DRIVER.read_text().partition("\n")[0].removeprefix("NVRM version: ")
-        reason = f"torch {torch.__version__} (CUDA {torch.version.cuda}) cannot use the GPU"
-        raise InputError(f"{reason} with {driver}; CUDA_VISIBLE_DEVICES= trains on the CPU")
 
 
 def init_distributed() -> None:
@@ -106,93 +62,44 @@ def init_distributed() -> None:
         init_ranks("gloo")
 
 
-def share_cores() -> None:
-    """Give each rank of this host its share of the cores, unless OMP_NUM_THREADS is set.
+def init_ranks(backend: str, timeout: timedelta = HALF_AN_HOUR) -> None:
+    """Join the process group of the launcher; without one, be the only rank. A collective.
 
-    Without that variable vLLM leaves torch a single thread.
+    Args:
+        timeout: how long a rank may wait for another one in a collective.
     """
-    threads = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_SIZE", 1)))
-    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1":
-        del os.environ["OMP_NUM_THREADS"]  # set by torchrun, not by the user
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"].partition(",")[0]))  # "8,2": nested
-
-
-def keep_freed_memory() -> None:
-    """Let glibc keep freed memory for the next pass: new pages take a tenth of an update's time."""
-    with contextlib.suppress(AttributeError):  # another libc
-        for option in M_TRIM_THRESHOLD, M_MMAP_THRESHOLD:
-            ctypes.CDLL(None).mallopt(option, 2**31 - 1)
-
-
-_ring = None  # the process group in which each rank listens to the next one
-
-
-def watch() -> None:
-    """From now on, end this process when another rank dies or fails. A collective.
-
-    The ranks form a ring, and each waits for a last word from the next. If that rank is killed, its
-    connection breaks, which ends this one and so, around the ring, all others. The next collective
-    would notice late: a rank may sample for minutes before it.
-    """
-    global _ring
-    if dist.get_world_size() > 1:
-        _ring = dist.new_group(backend="gloo", timeout=timedelta(days=30))
-        notice_vanished_hosts()
-        threading.Thread(target=_listen, daemon=True).start()
-
-
-def notice_vanished_hosts() -> None:
-    """Let the system probe all connections: a host that vanishes closes none of them."""
-    options = {socket.TCP_KEEPIDLE: 15, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 5}
-    kind = (socket.AF_INET, socket.SOCK_STREAM)
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        with contextlib.suppress(OSError), socket.fromfd(fd, *kind) as connection:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, seconds in options.items():
-                connection.setsockopt(socket.IPPROTO_TCP, option, seconds)
-
-
-def _listen() -> None:
-    word, neighbour = torch.tensor([DIED]), (dist.get_rank() + 1) % dist.get_world_size()
-    with contextlib.suppress(RuntimeError):
-        dist.recv(word, src=neighbour, group=_ring)
-    if word == DONE:
-        return
-    if word == DIED:
-        reason = f"rank {neighbour} was killed (out of memory?), or its host is gone"
-        advice = "`--resume` continues from the newest checkpoint"
-        print(f"\nerror: {reason}; {advice}", file=sys.stderr)
-    _tell(FAILED)
-    os._exit(1)
-
-
-def _tell(word: int) -> None:
-    """Send the last word of this rank to the rank that listens to it."""
-    if _ring is not None:
-        with contextlib.suppress(RuntimeError):  # that rank has ended
-            neighbour = (dist.get_rank() - 1) % dist.get_world_size()
-            dist.send(torch.tensor([word]), dst=neighbour, group=_ring)
+    os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's name
+    alone = {}
+    if "RANK" not in os.environ:
+        if torch.cuda.device_count() > 1:
+            script = os.path.basename(sys.argv[0])
+            reason = f"start with `deepspeed {script} ...`, or set CUDA_VISIBLE_DEVICES=0"
+            raise InputError(f"{torch.cuda.device_count()} GPUs: {reason}")
+        os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+        alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    share_cores()
+    dist.init_process_group(backend, timeout=timeout, **alone)
 
 
 def finish(status: int) -> NoReturn:
-    """End this rank after its work, and leave the others alone."""
-    _tell(DONE)
+    """End this rank, at once: Python's own end would take four seconds."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # Python's own end would take four seconds
+    os._exit(status)
 
 
 def fail(reason: str, status: int = 1) -> NoReturn:
-    """End all ranks with one message, without cleaning up: others may be waiting for this one."""
-    rank = int(os.environ.get("RANK", 0))
-    if rank > 0:
-        time.sleep(ECHO_S)
-    if rank == 0 or status == 1:
-        print(f"error{f' on rank {rank}' if rank else ''}: {reason}", file=sys.stderr)
-    sys.stderr.flush()
-    _tell(FAILED)
-    os._exit(status)
+    """End this rank; if it is the first that fails, say why. The launcher ends the others."""
+    with contextlib.suppress(OSError, RuntimeError):  # rank 0, which keeps the store, has ended
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            store = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            socket.create_connection(store, timeout=10).close()
+            first = _get_default_store().add("failed", 1) == 1
+        else:
+            first = True
+        if first:
+            print(f"error: {reason}", file=sys.stderr)
+    finish(status)
 
 
 def on_rank_0(function: Callable):
@@ -257,7 +164,21 @@ def cast_parameters(model: Module, dtype: torch.dtype) -> None:
         parameter.data = parameter.data.to(dtype)
 
 
-def load_engine(args: TrainArgs, checkpoint: Path | None = None) -> Engine:
+class EngineArgs(Protocol):
+    """What the engine reads of a script's arguments; run.py's `TrainArgs` explain them."""
+
+    model: str
+    max_length: int
+    learning_rate: float
+    max_grad_norm: float
+    precision: str
+    zero_stage: int
+    attn: str
+    gradient_checkpointing: bool
+    cpu_offload: bool
+
+
+def load_engine(args: EngineArgs, checkpoint: Path | None = None) -> Engine:
     """An engine for `--model`, or one that continues from a checkpoint. A collective."""
     engine = Engine(load_model(str(checkpoint or args.model), args.max_length), args)
     if checkpoint:
@@ -284,16 +205,12 @@ def import_deepspeed():
 class Engine:
     """A DeepSpeed engine around a causal language model: AdamW, constant learning rate, ZeRO.
 
-    Args:
-        model: the model to train, in full.
-        args: learning_rate, max_grad_norm, precision, zero_stage, attn, gradient_checkpointing and
-            cpu_offload of `TrainArgs`. A single rank runs stage 3 as 2: it would only add waiting
-            and a second copy of the weights.
+    A single rank runs stage 3 as 2: it would only add waiting, and a second copy of the weights.
     """
 
     max_stage_alone = 2  # the tests on one GPU set 3
 
-    def __init__(self, model: PreTrainedModel, args: TrainArgs):
+    def __init__(self, model: PreTrainedModel, args: EngineArgs):
         if args.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         self.learning_rate, self.max_grad_norm = args.learning_rate, args.max_grad_norm
@@ -400,7 +317,7 @@ class Engine:
         return {
             "loss": loss,
             "grad_norm": grad_norm,
-            "clipped": grad_norm > self.max_grad_norm,
+            "clipped": float(grad_norm > self.max_grad_norm),
             "learning_rate": self.learning_rate,
             **self.counts,
         }
@@ -482,7 +399,6 @@ class Engine:
         the number of ranks and the ZeRO stage may change.
         """
         (folder / "state").mkdir(parents=True, exist_ok=True)
-        files = {}  # written after the collectives, so that ranks do not wait for each other's disk
         if self.num_steps == 0:  # stopped in its first rollout: there are no moments yet
             self._allocate_moments()
         for number, bucket in enumerate(self._buckets(STATE_BYTES)):
@@ -494,15 +410,8 @@ class Engine:
                     if writes:
                         tensors[f"{name}.{key}"] = tensor.cpu()
             if writes:
-                files[folder / "state" / f"{number:05d}.safetensors"] = tensors
-            if dist.get_world_size() == 1:
-                self._write(files)
-        self._write(files)
-
-    def _write(self, files: dict[Path, dict[str, torch.Tensor]]) -> None:
-        """Write the state's files, and forget them."""
-        for path in list(files):
-            save_file(files.pop(path), path, metadata={"step": str(self.num_steps)})
+                path = folder / "state" / f"{number:05d}.safetensors"
+                save_file(tensors, path, metadata={"step": str(self.num_steps)})
 
     def load_state(self, folder: Path) -> None:
         """Read what `save_state` wrote, into an engine that was made from the same folder's model.
@@ -556,3 +465,27 @@ class Engine:
             set_weight(parameter, value)
         else:
             set_moment(parameter, value, key)
+
+
+# ------------------------------------------------------------------------------------------------
+# On a CPU
+
+
+def share_cores() -> None:
+    """Give each rank of this host its share of the cores, unless OMP_NUM_THREADS is set.
+
+    Without that variable vLLM leaves torch a single thread.
+    """
+    threads = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_SIZE", 1)))
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1":
+        del os.environ["OMP_NUM_THREADS"]  # set by torchrun, not by the user
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"].partition(",")[0]))  # "8,2": nested
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep freed memory for the next pass: new pages take a tenth of an update."""
+    trim_threshold, mmap_threshold = -1, -3  # of malloc.h
+    with contextlib.suppress(AttributeError):  # another libc
+        for option in trim_threshold, mmap_threshold:
+            ctypes.CDLL(None).mallopt(option, 2**31 - 1)

@@ -8,9 +8,9 @@
     python -m paper.tables compare runs/sft/eval runs/oswft/eval  # paired difference, p-value
 
 The protocol is the paper's (section 4.1): temperature 0.6, top-p 0.95, top-k 20, up to 8k tokens;
-16 answers to each competition problem, one to each of MATH-500 and GPQA-Diamond. Each rank appends
-its answers, with their verdicts, to samples.rank<n>.jsonl. results.json is computed from these
-files. To continue an evaluation that was stopped, give the same command again.
+16 answers to each competition problem, one to each of MATH-500 and GPQA-Diamond. The answers, with
+their verdicts, are kept in samples.*.jsonl. results.json is computed from these files. To continue
+an evaluation that was stopped, give the same command again.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ import math
 import os
 import shlex
 import sys
-import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -38,24 +37,25 @@ import torch.distributed as dist
 from data import (
     ASK_FREE,
     ASK_LETTER,
-    FIELDS,
     PROMPT,
     Example,
     InputError,
     derive_seed,
     get_texts,
     instruction,
+    load_examples,
     load_tokenizer,
     messages,
     prompt_text,
     read_rows,
     refuse_special_tokens,
     write_json,
+    write_rows,
 )
 from engine import init_ranks, load_config, on_rank_0
 from rollout import Rollout
 from run import claim, read_args, run_script, write_args
-from verify import RewardError, Verifier
+from verify import Verifier
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -75,7 +75,6 @@ class Args:
 
     # The protocol
     num_samples: int | None = None  # answers to a problem; default: 16 (math500, gpqa_diamond: 1)
-    k: tuple[int, ...] = ()  # of pass@k in the table; default: 1 and num_samples
     temperature: float = 0.6  # of sampling; 0 takes the likeliest token
     top_p: float = 0.95  # of sampling
     top_k: int = 20  # of sampling; 0 for all tokens
@@ -88,12 +87,10 @@ class Args:
     vllm_tensor_parallel: ClassVar[int] = 1
     vllm_sleep: ClassVar[bool] = False
     verifier_workers: int = 2  # processes per rank that check answers
-    # file.py:function of your own, which gives 1 to a right answer, or "verifier";
-    # default: what the model was trained with
-    reward: str | None = None
+    reward: str | None = None  # file.py:function of your own, which gives 1 to a right answer
 
 
-# An evaluation with another value of one of these needs another folder.
+# Changing any of these needs a new folder.
 PROTOCOL = ("temperature", "top_p", "top_k", "max_completion_length", "precision", "seed", "reward")
 
 
@@ -194,21 +191,17 @@ BENCHMARKS = {
 }
 
 
-def load_benchmark(
-    name: str, data_dir: Path | None = None, option: str = "--data_dir"
-) -> list[Example]:
+def load_benchmark(name: str, data_dir: Path | None = None) -> list[Example]:
     """The problems of a benchmark, from the hub or from `<data_dir>/<name>.jsonl`.
 
     Raises InputError if it cannot be read, or has another number of problems than the paper's.
-    `option` is the command line's name for `data_dir`, for messages.
     """
     benchmark = BENCHMARKS[name]
     source = str(data_dir / f"{name}.jsonl") if data_dir else benchmark.hub_id
     try:
         problems = read_benchmark(name, read_rows(source, benchmark.split))
     except InputError as error:
-        advice = f"; or give a folder that has {name}.jsonl with {option}"
-        raise InputError(f"{name}: {error}{'' if data_dir else advice}") from error
+        raise InputError(f"{name}: {error}; a folder may have {name}.jsonl (see --help)") from error
     if len(problems) != benchmark.num_problems:
         raise InputError(
             f"{source}: has {len(problems)} problems, but {name} has {benchmark.num_problems}; "
@@ -249,18 +242,8 @@ def load_own(path: Path) -> list[Example]:
     """Read a JSONL file of your own: rows with `question`, `answer` and, if you like, `id`."""
     # A file with the name of a benchmark of the paper is not that benchmark.
     name = f"own_{path.stem}" if path.stem in BENCHMARKS else path.stem
-    problems, seen = [], set()
-    for where, row in read_rows(str(path)):
-        question, answer = get_texts(where, row, "question", "answer")
-        id = str(row.get("id", f"row-{len(problems)}"))
-        if id in seen:
-            raise InputError(f"{where}: id '{id}' was used before")
-        seen.add(id)
-        extra = {name: value for name, value in row.items() if name not in FIELDS}
-        problems.append(Example(id, question, "", answer, name, extra, where))
-    if not problems:
-        raise InputError(f"{path}: the data set is empty")
-    return problems
+    problems = load_examples(str(path), {"solution": "none", "source": name})
+    return [replace(problem, solution="") for problem in problems]
 
 
 def load_problems(args: Args) -> dict[str, list[Example]]:
@@ -283,56 +266,42 @@ def ask(problem: Example) -> str:
     return ASK_LETTER if problem.source == "gpqa_diamond" else ASK_FREE
 
 
-def fingerprint(problem: Example) -> str:
-    """A hash of the whole prompt and the reference."""
-    turns = [turn["content"] for turn in messages(problem.question, ask(problem))]
-    return hashlib.sha256("\n".join([*turns, problem.answer]).encode()).hexdigest()[:16]
+def fingerprint(problems: Sequence[Example]) -> str:
+    """A hash of a benchmark's prompts and references."""
+    read = [(p.id, messages(p.question, ask(p)), p.answer) for p in problems]
+    return hashlib.sha256(json.dumps(read).encode()).hexdigest()[:16]
 
 
 # ------------------------------------------------------------------------------------------------
 # Samples
 
 
-def append(rows: Sequence[dict], path: Path) -> None:
-    """Add rows to a file. It may end with half a row, if its writer was killed."""
-    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-    with path.open("ab+") as out:
-        out.seek(max(0, out.tell() - 1))
-        if out.read() not in (b"", b"\n"):
-            out.write(b"\n")
-        out.write("".join(lines).encode())
-
-
 def read_samples(folder: Path) -> dict[str, list[dict]]:
-    """The rows of each benchmark, sorted, whichever rank wrote them.
-
-    Half a row is skipped, and of duplicates one counts.
-    """
+    """The rows of each benchmark, sorted, whichever rank wrote them. Of duplicates one counts."""
     rows, samples = {}, {}
     for path in folder.glob("samples.rank*.jsonl"):
-        with path.open("rb") as lines:
-            for line in lines:
-                with suppress(ValueError, TypeError, KeyError):
-                    row = json.loads(line)
-                    rows[row["benchmark"], len(row["id"]), row["id"], row["sample"]] = row
+        for _, row in read_rows(str(path)):
+            rows[row["benchmark"], len(row["id"]), row["id"], row["sample"]] = row
     for (name, *_), row in sorted(rows.items()):
         samples.setdefault(name, []).append(row)
     return samples
 
 
-def complete_samples(folder: Path) -> tuple[dict[str, list[dict]], list[str]]:
-    """The samples of each benchmark that is complete; and a complaint about each other one."""
-    asked, samples = read_args(folder).get("benchmarks", {}), read_samples(folder)
-    complete, complaints = {}, []
-    for name in sorted(asked, key=[*BENCHMARKS, *asked].index):
-        rows, total = samples.get(name, []), asked[name]["problems"] * asked[name]["samples"]
+def complete_samples(folder: Path) -> dict[str, list[dict]]:
+    """The samples of each benchmark that has all of its answers; a note about each other one.
+
+    Raises InputError if no benchmark has.
+    """
+    samples, complete = read_samples(folder), {}
+    for name, asked in read_args(folder).get("benchmarks", {}).items():
+        rows, total = samples.get(name, []), asked["problems"] * asked["samples"]
         if len(rows) == total:
             complete[name] = rows
         else:
-            complaints.append(f"{folder}: {name} is not complete, it has {len(rows)} of {total}")
-    if not asked:
-        complaints.append(f"{folder}: is not the folder of an evaluation")
-    return complete, complaints
+            print(f"note: {folder}: {name} has {len(rows)} of {total} answers", file=sys.stderr)
+    if not complete:
+        raise InputError(f"{folder}: no benchmark is complete")
+    return complete
 
 
 def right_counts(rows: Sequence[dict]) -> tuple[np.ndarray, int]:
@@ -352,11 +321,8 @@ def right_counts(rows: Sequence[dict]) -> tuple[np.ndarray, int]:
 
 def evaluate(args: Args) -> int:
     """Sample what is missing, on all ranks; rank 0 scores and prints. Returns the exit status."""
-    init_ranks("gloo")
-    folder, run = args.output_dir or default_folder(args.model), run_of(args.model)
-    trained_with = read_args(run)["args"].get("reward") if run else None
-    reward = args.reward or trained_with or "verifier"
-    args = replace(args, reward=None if reward == "verifier" else reward)
+    init_ranks("gloo", timeout=timedelta(days=7))  # at the end, ranks wait for the slowest
+    folder = args.output_dir or default_folder(args.model)
     problems = on_rank_0(lambda: load_problems(args))
     tokenizer = load_tokenizer(args.model)
     missing = on_rank_0(lambda: find_missing(args, folder, tokenizer, problems))
@@ -364,17 +330,9 @@ def evaluate(args: Args) -> int:
         answer_missing(args, folder, tokenizer, missing)
     dist.barrier()
     if dist.get_rank() == 0:
-        for complaint in score_and_print(folder, args.k):  # about benchmarks of earlier calls
-            print(f"note: {complaint}", file=sys.stderr)
+        score_and_print(folder)
         print(f"\nwritten: {folder}; pictures: python -m paper.plot {shlex.quote(str(folder))}")
     return 0
-
-
-def run_of(model: str) -> Path | None:
-    """The training run whose folder a model is in, if it is in one."""
-    folder = Path(model).resolve().parent
-    record = read_args(folder) if Path(model).is_dir() else {}
-    return folder if "args" in record and "benchmarks" not in record else None
 
 
 def default_folder(model: str) -> Path:
@@ -382,8 +340,8 @@ def default_folder(model: str) -> Path:
 
     For any other model: runs/Qwen3-4B/eval for /models/Qwen3-4B and for Qwen/Qwen3-4B of the hub.
     """
-    name, run = Path(model).resolve().name, run_of(model)
-    if run is None:
+    run, name = Path(model).resolve().parent, Path(model).resolve().name
+    if not read_args(run):
         return Path("runs", name, "eval")
     return run / ("eval" if name == "final" else f"eval-{name}")
 
@@ -412,10 +370,8 @@ def find_missing(
 
     Raises InputError for bad input, or if the folder holds a run or another evaluation.
     """
-    num_samples = {n: BENCHMARKS[n].num_samples if n in BENCHMARKS else 16 for n in problems}
-    if args.num_samples is not None:
-        num_samples = dict.fromkeys(problems, args.num_samples)
-    choose_k(args.k, num_samples)
+    if args.num_samples is not None and args.num_samples < 1:
+        raise InputError(f"--num_samples must be at least 1, got {args.num_samples}")
     if not 0 < args.vllm_memory <= 1:
         raise InputError(f"--vllm_memory is a share, above 0, at most 1, got {args.vllm_memory}")
     every = [problem for part in problems.values() for problem in part]
@@ -437,17 +393,14 @@ def find_missing(
 
     asked, missing = before.get("benchmarks", {}), []
     for name, part in problems.items():
-        prints, rows = {p.id: fingerprint(p) for p in part}, samples.get(name, [])
-        if any(prints.get(row["id"]) != row["fingerprint"] for row in rows):
+        same, rows = fingerprint(part), samples.get(name, [])
+        if rows and asked.get(name, {}).get("fingerprint") != same:
             raise InputError(f"{folder} has other problems of {name}: choose another --output_dir")
         done = {(row["id"], row["sample"]) for row in rows}
-        count = max([num_samples[name], *(n + 1 for _, n in done)])  # the same for all problems
-        asked[name] = {"problems": len(part), "samples": count}
+        default = BENCHMARKS[name].num_samples if name in BENCHMARKS else 16
+        count = max([args.num_samples or default, *(n + 1 for _, n in done)])  # for all problems
+        asked[name] = {"problems": len(part), "samples": count, "fingerprint": same}
         missing += [(p, n) for n in range(count) for p in part if (p.id, n) not in done]
-
-    run = run_of(args.model)
-    if run and read_args(run).get("prompt", PROMPT) != PROMPT:
-        print(f"note: {args.model} was trained with other prompts", file=sys.stderr)
     if missing:
         (folder / "results.json").unlink(missing_ok=True)
     write_args(folder, **{**before, "args": now, "prompt": PROMPT, "benchmarks": asked})
@@ -478,7 +431,7 @@ def answer_missing(
         for start in range(0, len(missing), chunk):
             if rank == 0:
                 print(f"{start:,} of {len(missing):,} answers are done", file=sys.stderr)
-            began, part = time.perf_counter(), slice(start, start + chunk)
+            part = slice(start, start + chunk)
             completions = rollout.generate(
                 prompts[part],
                 num_samples=1,
@@ -489,8 +442,6 @@ def answer_missing(
                 top_k=args.top_k,
                 progress=True,
             )
-            tokens = sum(len(completion.token_ids) for completion in completions)
-            speed = tokens / (time.perf_counter() - began)
             asked = [missing[start + completion.query] for completion in completions]
             references = [p.columns if args.reward else p.answer for p, _ in asked]
             grades = verifier.grade([completion.text for completion in completions], references)
@@ -504,15 +455,14 @@ def answer_missing(
                     "answer": problem.answer,  # the reference
                     "finish_reason": completion.finish_reason,  # "stop", or "length": cut off
                     "tokens": len(completion.token_ids),
-                    "seconds": len(completion.token_ids) / speed,
-                    "fingerprint": fingerprint(problem),
                     "text": completion.text,
                 }
                 for (problem, sample), completion, grade in zip(
                     asked, completions, grades, strict=True
                 )
             ]
-            append(rows, folder / f"samples.rank{rank}.jsonl")
+            number = len(list(folder.glob(f"samples.rank{rank}.*.jsonl")))
+            write_rows(rows, folder / f"samples.rank{rank}.{number}.jsonl")
 
 
 # ------------------------------------------------------------------------------------------------
@@ -534,39 +484,20 @@ def summarize(rows: Sequence[dict]) -> dict:
     }
 
 
-def score_and_print(folder: Path, k: tuple[int, ...]) -> list[str]:
-    """Write results.json from the samples alone, print it, and return what is not complete."""
-    samples, complaints = complete_samples(folder)
-    if not samples:
-        (folder / "results.json").unlink(missing_ok=True)
-        raise InputError("\n".join(complaints))
-    every = [row for rows in samples.values() for row in rows]
-    # All benchmarks are sampled together, so they have one speed, that of one device.
-    speed = sum(row["tokens"] for row in every) / math.fsum(row["seconds"] for row in every)
-    results = {n: {**summarize(rows), "tokens_per_second": speed} for n, rows in samples.items()}
-    chosen = choose_k(k, {name: result["samples"] for name, result in results.items()})
+def score_and_print(folder: Path) -> None:
+    """Write results.json from the samples alone, and print it."""
+    samples = complete_samples(folder)
+    results = {name: summarize(rows) for name, rows in samples.items()}
     write_json(results, folder / "results.json")
 
     print(f"\n{'':16}problems answers truncated no answer tokens  pass@k in % [95 % interval]")
     for name, r in results.items():
-        scores = [f"@{n} {percent(r[f'pass@{n}'], r[f'pass@{n}_interval'])}" for n in chosen[name]]
+        k = dict.fromkeys((1, r["samples"]))
+        scores = [f"@{n} {percent(r[f'pass@{n}'], r[f'pass@{n}_interval'])}" for n in k]
         print(
             f"{name:16}{r['problems']:8}{r['samples']:8}{r['truncated_share']:10.1%}"
             f"{r['no_answer_share']:10.1%}{r['completion_length_mean']:7.0f}  {'  '.join(scores)}"
         )
-    print(f"{speed:,.0f} tokens/s on one device")
-    return complaints
-
-
-def choose_k(k: tuple[int, ...], num_samples: dict[str, int]) -> dict[str, tuple[int, ...]]:
-    """Which pass@k to show for each benchmark: `k` up to its n answers; default: 1 and n."""
-    most = max(num_samples.values())
-    if not 1 <= min(k, default=1) <= max(k, default=1) <= most:
-        raise InputError(f"k of pass@k must be between 1 and the number of answers, {most}")
-    return {
-        name: tuple(m for m in k if m <= n) if k else tuple(dict.fromkeys((1, n)))
-        for name, n in num_samples.items()
-    }
 
 
 def percent(score: float, bounds: tuple[float, float], sign: str = "") -> str:
@@ -576,4 +507,4 @@ def percent(score: float, bounds: tuple[float, float], sign: str = "") -> str:
 
 
 if __name__ == "__main__":
-    run_script(evaluate, Args, __doc__, (RewardError,))
+    run_script(evaluate, Args, __doc__)

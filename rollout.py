@@ -129,17 +129,11 @@ def import_vllm():
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, where the weights are
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # which vLLM reads after some warnings
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # it ignores per-request seeds
     os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")  # else attention in fp32 rounds to tf32
     if not torch.cuda.is_available():
-        os.environ["TORCHDYNAMO_DISABLE"] = "1"  # seconds to compile one function, for no speed
-        from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
-
-        # Ranks that sample together use gloo, not vLLM 0.32's shared memory: its name is the same
-        # for all runs on a host, so a second run would fail.
-        CpuCommunicator._all_group_ranks_share_shm_group_name = lambda self: False
+        prepare_cpu()
     import vllm
 
     return vllm
@@ -234,11 +228,9 @@ class Rollout:
         num_samples: int,
         max_tokens: int,
         seeds: Sequence[int],
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int = 0,
         logprobs: int = 0,
         progress: bool = False,
+        **sampling: float,
     ) -> list[Completion]:
         """Sample `num_samples` completions of each prompt; they share the prompt's computation.
 
@@ -250,21 +242,16 @@ class Rollout:
             max_tokens: of a completion; prompt and completion together fit into `max_length`.
             seeds: one per prompt. The same call after `load_weights` gives the same completions;
                 batched with other prompts, or with a filled prefix cache, numbers round otherwise.
-            logprobs: the completions of the first `logprobs` prompts carry log-probabilities.
-                These take time: a softmax over the whole vocabulary for every token.
+            logprobs: how many prompts' completions carry log-probabilities. These take time.
             progress: show a bar on rank 0.
-
-        Returns:
-            this rank's completions, in the order of their prompts.
+            sampling: temperature, top_p, top_k as vLLM knows them.
         """
         share = range(self.group, len(prompts), self.num_groups)
         # No penalties, logit bias or bad words: vLLM's sleep discards their tensors.
         params = [
             self.vllm.SamplingParams(
+                **sampling,
                 n=num_samples,
-                temperature=temperature,
-                top_p=top_p,
-                top_k=top_k,
                 max_tokens=min(max_tokens, self.max_length - len(prompts[index])),
                 stop_token_ids=self.stop_token_ids,
                 seed=seeds[index],
@@ -301,6 +288,21 @@ class Rollout:
             finish_reason=sample.finish_reason,
             logprobs=list(sample.logprobs.logprobs) if sample.logprobs else [],
         )
+
+
+# ------------------------------------------------------------------------------------------------
+# On a CPU
+
+
+def prepare_cpu() -> None:
+    """What must be set before vLLM is imported."""
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # seconds to compile one function, for no speed
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+
+    # Ranks that sample together use gloo, not vLLM 0.32's shared memory: its name is the same for
+    # all runs on a host, so a second run would fail.
+    CpuCommunicator._all_group_ranks_share_shm_group_name = lambda self: False
 
 
 def cpu_options(args: RolloutArgs, max_length: int) -> dict:

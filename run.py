@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import fcntl
 import functools
 import gc
-import hashlib
 import importlib.metadata
 import json
 import os
-import re
 import secrets
 import shlex
 import shutil
@@ -41,26 +38,22 @@ from data import (
     PROMPT,
     InputError,
     TokenizedExample,
+    atomic_write,
     batch_indices,
     count_unknown,
     hash_examples,
     load_examples,
     load_tokenizer,
-    print_anywhere,
     read_rows,
     tokenize_examples,
     write_json,
     write_rows,
 )
 from engine import Engine, fail, finish, load_config, on_rank_0
+from verify import RewardError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-MEMORY_FLAGS = (
-    "flags that save memory: --max_tokens_per_micro_batch, --zero_stage 3, "
-    "--gradient_checkpointing, --cpu_offload, --vllm_memory, --vllm_tensor_parallel, --vllm_sleep"
-)
 
 # ------------------------------------------------------------------------------------------------
 # Arguments
@@ -166,7 +159,6 @@ def parse_args(args_class: type, description: str | None, **options):
     """Read a dataclass, or a function's arguments, from the command line; rank 0 alone speaks."""
     import tyro  # imported lazily: only a command line needs it
 
-    print_anywhere()
     return tyro.cli(
         args_class,
         args=[arg for arg in sys.argv[1:] if not arg.startswith("--local_rank")],  # the launcher's
@@ -193,28 +185,24 @@ def saved_args(args_class: type) -> dict:
     return {"default": args_class(**{**record["args"], "output_dir": folder, "resume": folder})}
 
 
-def run_script(
-    main: Callable,
-    args_class: type,
-    description: str | None,
-    expected: tuple[type[Exception], ...] = (),
-) -> NoReturn:
+def run_script(main: Callable, args_class: type, description: str | None) -> NoReturn:
     """Parse the command line, run `main(args)`, and end with the exit status that it returns.
 
-    If the user can fix an error (InputError, OSError, FloatingPointError and the `expected` types),
-    rank 0 prints one line and all ranks exit. Any other error shows its traceback.
+    An error that the user can fix is one line, any other shows its traceback; either comes once.
     """
     gc.set_threshold(100_000, 50, 50)  # Python's own (700) takes a fifth of the imports' time
     try:
         args = parse_args(args_class, description, **saved_args(args_class))
+    except InputError as error:  # the same on every rank
+        sys.exit(f"error: {error}" if os.environ.get("RANK", "0") == "0" else 1)
+    try:
         status = main(args)
     except KeyboardInterrupt:
         fail("stopped; the same command continues (a training run: --resume)", status=130)
-    except (InputError, OSError, FloatingPointError, *expected) as error:
+    except (InputError, RewardError, OSError, FloatingPointError) as error:
         fail(str(error))
-    except Exception as error:
-        too_little = re.search("(?<!illegal )memory", str(error), re.IGNORECASE)
-        fail(traceback.format_exc() + MEMORY_FLAGS * bool(too_little))
+    except Exception:
+        fail(traceback.format_exc())
     finish(status)
 
 
@@ -252,9 +240,8 @@ def write_args(folder: Path, **record) -> None:
 
 def checkpoints(folder: Path) -> dict[int, Path]:
     """The checkpoints of a run by their step, the oldest first."""
-    names = {path.name.removeprefix("checkpoint-"): path for path in folder.glob("checkpoint-*")}
-    # By number: as text, step 1,000,000 would come before step 999,999.
-    return dict(sorted((int(step), path) for step, path in names.items() if step.isdecimal()))
+    found = {path.name.removeprefix("checkpoint-"): path for path in folder.glob("checkpoint-*")}
+    return dict(sorted((int(step), path) for step, path in found.items() if step.isdecimal()))
 
 
 def claim_output_dir(args: TrainArgs) -> Path | None:
@@ -296,19 +283,9 @@ def find_checkpoint(args: TrainArgs) -> Path | None:
     record, now = read_args(folder), {**settings(args), "world_size": dist.get_world_size()}
     before = {**record["args"], "world_size": record["world_size"]}
     changed = [f"{k} {before.get(k)} -> {v}" for k, v in now.items() if before.get(k) != v]
-    same_name = now.get("reward") == before.get("reward")
-    if same_name and record.get("reward_hash") != hash_reward(args):
-        raise InputError(f"{args.reward} is not what it was when {folder} began")
     start = checkpoint or f"{folder}, without a checkpoint"
     print(f"{start}: resumed; changed: {', '.join(changed) or 'nothing'}", file=sys.stderr)
     return checkpoint
-
-
-def hash_reward(args: TrainArgs) -> str | None:
-    """A hash of the file of `--reward`, if it is used."""
-    reward = getattr(args, "reward", None)
-    content = Path(reward.rpartition(":")[0]).read_bytes() if reward else None
-    return content and hashlib.sha256(content).hexdigest()
 
 
 def settings(args: TrainArgs) -> dict:
@@ -367,45 +344,19 @@ class Stopwatch:
         return seconds
 
 
-class Logger:
-    """`--logger`: every step once in Weights & Biases or trackio, also after a resume.
-
-    It starts with the rows of metrics.jsonl that the tracker lacks. No logger ends a run: after
-    its first error it gets nothing more, until the run is resumed.
-    """
-
-    def __init__(self, name: str, folder: Path, run_id: str, config: dict, rows: Sequence[dict]):
-        options = {"project": "osw-ft", "name": run_id, "config": config, "resume": "allow"}
-        quiet = contextlib.nullcontext()
-        if name == "wandb":
-            options |= {"id": run_id, "name": folder.name, "dir": folder}
-        if name == "trackio":  # it reads the variables at import
-            os.environ.setdefault("TRACKIO_DIR", str(folder.absolute() / "trackio"))
-            os.environ.setdefault("TRACKIO_STORAGE_MODE", "sqlite")  # others need a local disk
-            quiet = contextlib.redirect_stdout(None)  # it prints a command without TRACKIO_DIR
-            print(f"metrics: TRACKIO_DIR={shlex.quote(os.environ['TRACKIO_DIR'])} trackio show")
-        self.module = None if name == "none" else importlib.import_module(name)
-        with quiet:
-            run = self._try("init", **options)
-        self.first_step = getattr(run, "starting_step", getattr(run, "_next_step", 0))
-        for row in rows:
-            self.log(row)
-
-    def log(self, row: dict) -> None:
-        """Log a row, unless its step is there already."""
-        values = {key: +value for key, value in row.items()}  # a bool becomes 0 or 1
-        if (step := values.pop("step")) >= self.first_step:
-            self._try("log", values, step=step)
-
-    def close(self) -> None:
-        self._try("finish")
-
-    def _try(self, call: str, *args, **options):
-        try:
-            return self.module and getattr(self.module, call)(*args, **options)
-        except Exception as error:
-            print(f"the logger failed, the run continues: {error}", file=sys.stderr)
-            self.module = None
+def start_logger(name: str, folder: Path, run_id: str, config: dict):
+    """The module wandb or trackio, which gets every step too; a resumed run continues there."""
+    options = {"project": "osw-ft", "name": run_id, "config": config, "resume": "allow"}
+    if name == "wandb":
+        options |= {"id": run_id, "name": folder.name, "dir": folder}
+    else:  # it reads the variable at import
+        os.environ.setdefault("TRACKIO_DIR", str(folder.absolute() / "trackio"))
+    try:
+        logger = importlib.import_module(name)
+        logger.init(**options)
+    except Exception as error:  # they have their own types
+        raise InputError(f"--logger {name}: {error}") from error
+    return logger
 
 
 class Stop(BaseException):
@@ -445,7 +396,7 @@ class Run:
             raise InputError(f"{checkpoint} is beyond the {self.num_steps} steps of this run")
         self.first_step = self.step  # those done before this process began
         self.saved_step = self.step if checkpoint else None
-        self.writes = dist.get_rank() == 0
+        self.writes, self.logger = dist.get_rank() == 0, None
         if self.writes:
             self._open_files({"vllm_runner": rollout.model_runner} if rollout else {})
         self.interrupted = self.interruptible = False
@@ -464,24 +415,21 @@ class Run:
         self.lap = self.clock.lap  # counts the seconds since the last lap for a phase: "train_s"
 
     def _open_files(self, runner: dict) -> None:
-        before, now = read_args(self.folder), datetime.datetime.now().isoformat(timespec="seconds")
+        before = read_args(self.folder)
         run_id = before.get("run_id", secrets.token_hex(4))
-        start = {"step": self.step, "time": now, "world_size": dist.get_world_size(), **runner}
         record = {"args": settings(self.args), "world_size": dist.get_world_size(), **runner}
         data_hash = before.get("data_hash") or hash_examples(self.examples)
-        record |= {"run_id": run_id, "prompt": PROMPT, "data_hash": data_hash}
-        record["reward_hash"] = hash_reward(self.args)
-        history = [*before.get("history", []), {**start, **provenance()}]
-        write_args(self.folder, **record, history=history)
+        write_args(self.folder, **record, run_id=run_id, prompt=PROMPT, data_hash=data_hash)
         print(textwrap.fill(f"{self.args}, {self.num_steps} steps", 100), file=sys.stderr)
         path = self.folder / "metrics.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        rows = [json.loads(line) for line in lines[: self.step]]  # later steps are done again
-        write_rows(rows, path)
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        with atomic_write(path) as partial:
+            partial.write_text("".join(lines[: self.step]))  # later steps are done again
         for leftover in self.folder.glob("partial-*"):
             shutil.rmtree(leftover)
         self.metrics = path.open("a")
-        self.logger = Logger(self.args.logger, self.folder, run_id, record["args"], rows)
+        if self.args.logger != "none":
+            self.logger = start_logger(self.args.logger, self.folder, run_id, record["args"])
 
     def __enter__(self) -> Run:
         return self
@@ -494,7 +442,8 @@ class Run:
         self.bar.close()
         if self.writes:
             self.metrics.close()
-            self.logger.close()
+        if self.logger:
+            self._try(self.logger.finish)
         if self.writes and kind is None:
             print(metrics_table([row for _, row in read_rows(str(self.folder / "metrics.jsonl"))]))
             print(*sorted(self.folder.glob("[!.]*")), sep="\n")
@@ -542,7 +491,17 @@ class Run:
         self.bar.update(1)
         self.metrics.write(json.dumps(row) + "\n")
         self.metrics.flush()
-        self.logger.log(row)
+        if self.logger:
+            del row["step"]  # it has a place of its own
+            self._try(self.logger.log, row, step=self.step)
+
+    def _try(self, call: Callable, *args, **options) -> None:
+        """Call the logger. An error ends no run: the logger gets nothing more."""
+        try:
+            call(*args, **options)
+        except Exception as error:
+            print(f"\n--logger failed, the run continues: {error}", file=sys.stderr)
+            self.logger = None
 
     def save_rollouts(
         self,

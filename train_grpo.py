@@ -33,7 +33,7 @@ from data import InputError, TokenizedExample, Trajectory
 from engine import Engine, init_distributed, load_engine
 from rollout import Completion, Rollout, completion_stats, judge, trajectories, vllm_gap
 from run import RolloutArgs, Run, claim_output_dir, load_training_data, run_script
-from verify import RewardError, Verifier
+from verify import Verifier
 
 
 @dataclass(kw_only=True)
@@ -230,4 +230,4 @@ def main(args: Args) -> int:
 
 
 if __name__ == "__main__":
-    run_script(main, Args, __doc__, (RewardError,))
+    run_script(main, Args, __doc__)

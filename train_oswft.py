@@ -30,7 +30,7 @@ from data import TokenizedExample, derive_seed
 from engine import Engine, init_distributed, load_engine
 from rollout import Rollout, completion_stats, judge, vllm_gap
 from run import RolloutArgs, Run, claim_output_dir, load_training_data, run_script
-from verify import RewardError, Verifier
+from verify import Verifier
 
 
 @dataclass(kw_only=True)
@@ -173,4 +173,4 @@ def main(args: Args) -> int:
 
 
 if __name__ == "__main__":
-    run_script(main, Args, __doc__, (RewardError,))
+    run_script(main, Args, __doc__)

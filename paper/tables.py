@@ -17,7 +17,6 @@ from data import InputError, one_line_errors
 from evaluate import (
     BENCHMARKS,
     PROTOCOL,
-    choose_k,
     complete_samples,
     middle_95,
     pass_at_k_curve,
@@ -30,16 +29,13 @@ from paper import label
 from run import read_args
 
 
-def score(folder: Path, k: tuple[int, ...] = ()) -> None:
+def score(folder: Path) -> None:
     """Compute results.json from the samples alone, and print it.
 
     Args:
         folder: of an evaluation.
-        k: of pass@k; default: 1 and the number of samples.
     """
-    complaints = evaluate.score_and_print(folder, k)
-    if complaints:
-        raise InputError("\n".join(complaints))
+    evaluate.score_and_print(folder)
 
 
 def table(folders: tuple[Path, ...], k: tuple[int, ...] = ()) -> None:
@@ -52,7 +48,8 @@ def table(folders: tuple[Path, ...], k: tuple[int, ...] = ()) -> None:
     if not folders:
         raise InputError("which evaluations? python -m paper.tables table runs/*/eval")
     runs = load_evaluations(folders)
-    names = list(dict.fromkeys(name for _, counts in runs for name in counts))
+    found = dict.fromkeys(name for _, counts in runs for name in counts)
+    names = sorted(found, key=[*BENCHMARKS, *found].index)
     fewest = {name: min(counts[name][1] for _, counts in runs if name in counts) for name in names}
     chosen = choose_k(k, fewest)
     names = [name for name in names if chosen[name]]
@@ -96,6 +93,17 @@ def compare(first: Path, second: Path, k: tuple[int, ...] = ()) -> None:
             )
 
 
+def choose_k(k: tuple[int, ...], num_samples: dict[str, int]) -> dict[str, tuple[int, ...]]:
+    """Which pass@k to show for each benchmark: `k` up to its n answers; default: 1 and n."""
+    most = max(num_samples.values())
+    if k and not 1 <= min(k) <= max(k) <= most:
+        raise InputError(f"k of pass@k must be between 1 and the number of answers, {most}")
+    return {
+        name: tuple(m for m in k if m <= n) if k else tuple(dict.fromkeys((1, n)))
+        for name, n in num_samples.items()
+    }
+
+
 def paired_difference(
     first: tuple[np.ndarray, int], second: tuple[np.ndarray, int], k: int
 ) -> tuple[float, tuple[float, float], float]:
@@ -127,11 +135,9 @@ def load_evaluations(
     """(label, `right_counts` of each benchmark) of complete evaluations of the same problems."""
     runs, problems = [], {}
     for folder in folders:
-        samples, complaints = complete_samples(folder)
-        if complaints:
-            raise InputError("\n".join(complaints))
-        for name, rows in samples.items():
-            own = {(row["id"], row["fingerprint"]) for row in rows}
+        samples, asked = complete_samples(folder), read_args(folder)["benchmarks"]
+        for name in samples:
+            own = asked[name]["fingerprint"]
             known, where = problems.setdefault(name, (own, folder))
             if known != own:
                 raise InputError(f"{folder}: {name} has other problems or prompts than in {where}")

@@ -320,7 +320,7 @@ def load_questions(benchmarks_dir: Path | None) -> dict[str, list[str]]:
     for name, benchmark in BENCHMARKS.items():
         problems = []
         if benchmarks_dir is None:
-            problems = load_benchmark(name, option="--benchmarks_dir")
+            problems = load_benchmark(name)
         elif (path := benchmarks_dir / f"{name}.jsonl").is_file():
             problems = read_benchmark(name, read_rows(str(path)))
         # Without options: GPQA-Diamond's are added by us, in an order of our own.

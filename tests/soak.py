@@ -92,10 +92,9 @@ class Job:
         return self.progress()
 
     def results(self) -> dict[str, bytes | list]:
-        """Every file that must be the same; metrics and answers without their seconds."""
+        """Every file that must be the same; metrics without their seconds."""
         if self.script not in SCRIPTS:
-            samples = read_samples(self.folder).items()
-            return {name: [{**row, "seconds": 0} for row in rows] for name, rows in samples}
+            return read_samples(self.folder)
         files = {"metrics": metrics(self.folder)}
         for path in [*self.folder.glob("rollouts/*"), self.folder / "final" / "model.safetensors"]:
             files[path.name] = path.read_bytes()

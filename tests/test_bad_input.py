@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from safetensors import SafetensorError
 
-import engine
 import run
 import train_grpo
 import train_oswft
@@ -25,7 +25,6 @@ from run import (
     Run,
     checkpoints,
     claim_output_dir,
-    hash_reward,
     load_training_data,
     settings,
     write_args,
@@ -88,23 +87,14 @@ def test_a_mistyped_argument_is_explained(monkeypatch, capsys):
     assert "--learning_rat" in printed.out + printed.err
 
 
-def test_a_run_works_without_git_utf_8_and_with_two_numbers_of_threads(tiny, tmp_path):
-    output = tmp_path / "résumé"
+def test_a_run_works_without_git_and_with_two_numbers_of_threads(tiny, tmp_path):
+    output = tmp_path / "run"
     call = ["--model", tiny / "model", "--data", tiny / "train.jsonl", *TINY_LENGTHS]
     call += ["--output_dir", output, "--max_steps", "1", "--train_batch_size", "4"]
-    env = {"PATH": "", "PYTHONIOENCODING": "ascii", "OMP_NUM_THREADS": "1,1"}
+    env = {"PATH": "", "OMP_NUM_THREADS": "1,1"}
     done = run_alone(*call, script="train_sft.py", env={**os.environ, **env})
-    assert done.returncode == 0 and "r?sum?" in done.stdout, done.stderr
+    assert done.returncode == 0, done.stderr
     assert run.read_args(output)["git_commit"] is None
-
-
-def test_half_a_launchers_environment_is_named(monkeypatch):
-    for name in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1"}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(InputError, match="LOCAL_RANK, MASTER_ADDR, MASTER_PORT"):
-        engine.init_ranks("gloo")
 
 
 @pytest.mark.parametrize(
@@ -157,31 +147,6 @@ def test_vllms_batch_invariant_mode_is_not_for_training(monkeypatch):
     with pytest.raises(InputError, match="VLLM_BATCH_INVARIANT"):
         Args(model="m", data="d").check()
     train_sft.Args(model="m", data="d").check()  # it samples nothing
-
-
-def test_where_memory_was_too_small_the_flags_that_save_it_are_named(monkeypatch):
-    def main(args):
-        raise RuntimeError(errors[-1])
-
-    monkeypatch.setattr(sys, "argv", ["train_oswft.py", "--model", "m", "--data", "d"])
-    monkeypatch.setattr(run, "fail", sys.exit)
-    errors = ["an illegal memory access was encountered", "CUDA out of memory"]
-    with pytest.raises(SystemExit, match=r"(?s)CUDA out of memory.*--gradient_checkpointing"):
-        run.run_script(main, Args, "")
-    errors.pop()
-    with pytest.raises(SystemExit, match=r"(?s)illegal memory access((?!--cpu_offload).)*$"):
-        run.run_script(main, Args, "")
-
-
-def test_a_gpu_whose_driver_is_too_old_is_named_and_no_cpu_trains(tmp_path, monkeypatch):
-    (tmp_path / "version").write_text("NVRM version: NVIDIA  570.86.15  Thu\nGCC version: 12\n")
-    monkeypatch.setattr(engine, "DRIVER", tmp_path / "version")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    with pytest.raises(InputError, match=r"570\.86"):
-        engine.refuse_unusable_gpu()
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    engine.refuse_unusable_gpu()
 
 
 # ---- resume
@@ -240,20 +205,6 @@ def test_a_folder_belongs_to_one_process_at_a_time(resume, one_rank, tmp_path):
             claim_output_dir(args)
     args.resume = args.output_dir
     assert claim_output_dir(args) is None
-
-
-def test_a_reward_file_that_has_changed_is_refused(one_rank, tmp_path, monkeypatch):
-    monkeypatch.setenv("LOCAL_SIZE", "1")
-    (tmp_path / "own.py").write_text("def f(completion, example): return 1")
-    args = Args(model="m", data="d", reward=f"{tmp_path}/own.py:f")
-    args.output_dir = args.resume = str(tmp_path / "run")
-    write_args(tmp_path / "run", args=settings(args), world_size=1, reward_hash=hash_reward(args))
-    claim_output_dir(args)
-    (tmp_path / "own.py").write_text("def f(completion, example): return 0")
-    with pytest.raises(InputError, match="is not what it was"):
-        claim_output_dir(args)
-    args.reward = f"{tmp_path}/own.py:g"  # another one, and the run says so
-    claim_output_dir(args)
 
 
 def test_other_data_is_refused_and_the_same_data_may_lie_elsewhere(one_rank, tiny, tmp_path):
@@ -335,6 +286,15 @@ def test_a_first_batch_without_a_right_answer_is_told(make_run, capsys):
         for right, told in ((0.0, True), (1.0, False)):
             run.save_rollouts(run.examples[:1], [], torch.tensor([[0.0, right]]))
             assert ("warning: no answer" in capsys.readouterr().err) == told
+
+
+def test_a_logger_that_fails_is_told_once_and_the_run_goes_on(make_run, capsys):
+    with make_run() as run:
+        run.logger = SimpleNamespace(log=lambda row, step: 1 / 0)
+        for step in (1, 2):
+            run.log({"train_tokens": 1})
+            assert run.step == step
+    assert capsys.readouterr().err.count("--logger failed, the run continues: division") == 1
 
 
 def test_a_run_that_fails_closes_its_files_and_saves_nothing(make_run, tmp_path):

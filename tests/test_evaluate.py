@@ -20,7 +20,7 @@ import pytest
 import data
 import evaluate
 from conftest import NO_CPU_VLLM, ROOT, SHARED, launch, needs_shared, needs_vllm
-from data import ASK_FREE, ASK_LETTER, PROMPT, Example, InputError, load_tokenizer, write_rows
+from data import ASK_FREE, ASK_LETTER, Example, InputError, load_tokenizer, write_rows
 from demo.tiny import init
 from demo.world import NUM_HELDOUT
 from evaluate import BENCHMARKS, Args, load_benchmark, load_own, pass_at_k, with_options
@@ -137,15 +137,15 @@ def test_your_own_problems_need_question_and_answer(tmp_path):
             load_own(path)
 
 
-def test_a_fingerprint_covers_the_whole_prompt_and_the_reference(monkeypatch):
+def test_a_fingerprint_covers_all_prompts_and_references(monkeypatch):
     problem = Example("1", "1+1?", "", "2", "own")
-    prints = {evaluate.fingerprint(replace(problem, **{n: "B"})) for n in ("question", "answer")}
+    print_of = lambda **changes: evaluate.fingerprint([problem, replace(problem, **changes)])  # noqa: E731
+    prints = {print_of(**{name: "B"}) for name in ("question", "answer", "id")}
     for name in ("SYSTEM_PROMPT", "ASK_FREE"):
         monkeypatch.setattr(data, name, "C")
-        prints.add(evaluate.fingerprint(problem))
+        prints.add(print_of())
     monkeypatch.undo()
-    assert evaluate.fingerprint(replace(problem, id="2")) == evaluate.fingerprint(problem)
-    assert len(prints | {evaluate.fingerprint(problem)}) == 5
+    assert len(prints | {print_of()}) == 6 and print_of() == print_of(solution="B")
 
 
 # ---- what is kept, and what follows from it
@@ -190,16 +190,8 @@ def stop(signum: int, folder: Path, tiny: Path) -> tuple[int, str]:
     return process.returncode, errors
 
 
-def read(folder: Path) -> dict[str, list[dict]]:
-    """The samples of an evaluation, without what a clock measured."""
-    samples = evaluate.read_samples(folder)
-    return {name: [{**row, "seconds": None} for row in rows] for name, rows in samples.items()}
-
-
 def results_of(folder: Path) -> dict[str, dict]:
-    """The results of an evaluation, without what a clock measured."""
-    results = json.loads((folder / "results.json").read_text())
-    return {name: {**result, "tokens_per_second": None} for name, result in results.items()}
+    return json.loads((folder / "results.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +215,7 @@ def test_the_tiny_model_knows_the_easy_tier_and_the_middle_and_the_hard_partly(f
     assert list(results) == list(TIERS)  # as they were asked for
     easy, middle, hard = (results[tier]["pass@1"] for tier in TIERS)
     assert easy > 0.9 and 0.85 > middle > hard > 0.2
-    for tier, rows in read(finished).items():
+    for tier, rows in evaluate.read_samples(finished).items():
         assert len({(row["id"], row["sample"]) for row in rows}) == len(rows) == NUM_ANSWERS // 3
         for name, values in {
             "pass@1": [row["correct"] for row in rows],
@@ -240,32 +232,28 @@ def test_a_killed_and_a_stopped_evaluation_go_on_over_two_ranks_as_if_nothing_ha
     finished, tiny, tmp_path
 ):
     folder = tmp_path / "an evaluation"
-    first, second = (folder / f"samples.rank{n}.jsonl" for n in range(2))
     stop(signal.SIGKILL, folder, tiny)
-    first.write_text(first.read_text()[:-20])  # half a row, as a kill may leave one
     code, errors = stop(signal.SIGINT, folder, tiny)  # as Ctrl-C does
     assert code == 130 and "Traceback" not in errors
-    kept = first.read_text().splitlines()
-    assert 152 <= len(kept) < NUM_ANSWERS
-    # Of 200 at a time, at last one answer is missing: one rank has nothing to do.
-    kept = kept[: 152 + (len(kept) - 152) // 200 * 200]  # with the half row
-    first.write_text("".join(line + "\n" for line in kept))
+    kept = {path.name: path.read_bytes() for path in folder.glob("samples.*")}
+    assert sorted(kept) == [f"samples.rank0.{n}.jsonl" for n in range(len(kept))]
     (tmp_path / "often.py").write_text(OFTEN)
     launch(tmp_path / "often.py", *settings(tiny, folder), ranks=2)
-    ours, theirs = (path.read_text().splitlines() for path in (first, second))
-    assert ours[: len(kept)] == kept  # not sampled again: their times are the same
-    assert len(ours) + len(theirs) == NUM_ANSWERS + 1  # each answer once, and the half row
+    for name, content in kept.items():  # not sampled again
+        assert (folder / name).read_bytes() == content
+    written = [len(path.read_text().splitlines()) for path in folder.glob("samples.*")]
+    assert sum(written) == NUM_ANSWERS and len(written) > len(kept) + 1
     # Other answers are batched together: rounding may choose another token, but it hardly does.
-    for name, rows in read(finished).items():
-        same = [a == b for a, b in zip(read(folder)[name], rows, strict=True)]
+    for name, rows in evaluate.read_samples(finished).items():
+        same = [a == b for a, b in zip(evaluate.read_samples(folder)[name], rows, strict=True)]
         assert sum(same) >= 0.98 * len(same), (name, sum(same))
 
 
 def test_results_follow_from_the_samples_alone(finished, copied):
     (copied / "results.json").unlink()
-    written = (copied / "samples.rank0.jsonl").read_text().splitlines(keepends=True)
-    (copied / "samples.rank0.jsonl").write_text("".join(written[::-2]))
-    (copied / "samples.rank7.jsonl").write_text("".join(written))  # half of them are duplicates
+    written = (copied / "samples.rank0.0.jsonl").read_text().splitlines(keepends=True)
+    (copied / "samples.rank0.0.jsonl").write_text("".join(written[::-2]))
+    (copied / "samples.rank7.9.jsonl").write_text("".join(written))  # half of them are duplicates
     tables.score(copied)
     ours, theirs = (json.loads((f / "results.json").read_text()) for f in (copied, finished))
     assert ours == theirs
@@ -307,7 +295,6 @@ def test_each_model_is_evaluated_into_a_folder_of_its_own(tmp_path, monkeypatch)
     for folder in (run / "final", run / "checkpoint-000050", model):
         folder.mkdir(parents=True)
     write_args(run, args={})
-    write_args(model.parent, args={}, benchmarks={})  # an evaluation's: this makes no run of it
     monkeypatch.chdir(tmp_path)
     for name, folder in [
         ("runs/oswft/final", run / "eval"),
@@ -326,15 +313,17 @@ def write_evaluation(folder: Path, num_samples: int, temperature=0.6, **right: l
     rows = [
         {
             **{"benchmark": name, "id": f"{name}-{n}", "sample": k, "correct": k < count},
-            **{"extracted": None, "finish_reason": "stop", "tokens": 10, "seconds": 0.5},
-            "fingerprint": str(n),
+            **{"extracted": None, "finish_reason": "stop", "tokens": 10},
         }
         for name, counts in right.items()
         for n, count in enumerate(counts)
         for k in range(num_samples)
     ]
-    write_rows(rows, folder / "samples.rank0.jsonl")
-    asked = {n: {"problems": len(counts), "samples": num_samples} for n, counts in right.items()}
+    write_rows(rows, folder / "samples.rank0.0.jsonl")
+    asked = {
+        name: {"problems": len(counts), "samples": num_samples, "fingerprint": str(len(counts))}
+        for name, counts in right.items()
+    }
     args = {**dict.fromkeys(evaluate.PROTOCOL), "temperature": temperature}
     write_args(folder, args=args, benchmarks=asked)
     return folder
@@ -370,28 +359,25 @@ def test_a_comparison_pairs_the_problems(tmp_path, capsys):
 
 def test_each_benchmark_gets_the_k_that_its_answers_allow():
     num_samples = {"aime24": 16, "math500": 1}
-    assert evaluate.choose_k((), num_samples) == {"aime24": (1, 16), "math500": (1,)}
-    assert evaluate.choose_k((4, 8), num_samples) == {"aime24": (4, 8), "math500": ()}
-    for k, most in (((2,), 1), ((0,), 1), ((), 0)):
+    assert tables.choose_k((), num_samples) == {"aime24": (1, 16), "math500": (1,)}
+    assert tables.choose_k((4, 8), num_samples) == {"aime24": (4, 8), "math500": ()}
+    for k, most in (((2,), 1), ((0,), 1)):
         with pytest.raises(InputError):
-            evaluate.choose_k(k, {"math500": most})
+            tables.choose_k(k, {"math500": most})
 
 
-@pytest.mark.parametrize("damage", ["{half\n", "7\n", "\n", '{"benchmark": "own"}\n', "é"])
-def test_a_damaged_row_does_not_count(damage, tmp_path):
+def test_an_incomplete_benchmark_is_left_out_and_said(tmp_path, capsys):
     folder = write_evaluation(tmp_path / "eval", 2, own=[1, 2], more=[1, 1])
-    path = folder / "samples.rank0.jsonl"
-    good = path.read_text().splitlines(keepends=True)
-    path.write_text("".join([*good[:1], *good[2:], damage]))
-    evaluate.append([], path)
-    assert evaluate.read_samples(folder)["own"] == [json.loads(good[n]) for n in (0, 2, 3)]
+    path = folder / "samples.rank0.0.jsonl"
+    rows = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(rows[1:]))
+    tables.score(folder)
+    assert list(results_of(folder)) == ["more"]
+    assert "own has 3 of 4 answers" in capsys.readouterr().err
+    path.write_text("".join(rows[1:-1]))
     for refused in (tables.score, lambda folder: tables.compare(folder, folder)):
         with pytest.raises(InputError):
             refused(folder)
-    assert list(results_of(folder)) == ["more"]
-    evaluate.append([json.loads(good[1])], path)  # never to half a row
-    tables.score(folder)
-    assert list(results_of(folder)) == ["own", "more"]
 
 
 # ---- what is refused
@@ -401,7 +387,6 @@ def test_a_damaged_row_does_not_count(damage, tmp_path):
     "values",
     [
         {"num_samples": 0},
-        {"k": (9,)},
         {"benchmarks": ("aime26",)},
         {"benchmarks": ("aime24",), "data_dir": Path("absent")},
         {"benchmark_file": (Path("absent.jsonl"),)},
@@ -433,7 +418,9 @@ def test_answers_of_another_model_protocol_or_problem_are_not_mixed(
     for name, value in values.items():
         with pytest.raises(InputError, match="choose another --output_dir"):
             find_missing(tiny, copied, **{name: value})
-    assert read(copied) == read(finished) and read_args(copied) == read_args(finished)
+    assert evaluate.read_samples(copied) == evaluate.read_samples(finished) and read_args(
+        copied
+    ) == read_args(finished)
     find_missing(tiny, tmp_path / "empty")  # this process leaves the other folder
     with (copied / ".lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -441,30 +428,22 @@ def test_answers_of_another_model_protocol_or_problem_are_not_mixed(
             find_missing(tiny, copied)
 
 
-def test_a_model_is_judged_by_the_reward_that_it_was_trained_with(
-    tiny, tmp_path, monkeypatch, one_rank, capsys
-):
-    model = shutil.copytree(tiny / "model", tmp_path / "run" / "final")
+def test_a_reward_of_ones_own_judges_the_answers(tiny, tmp_path, monkeypatch, one_rank):
     code = "def short(completion, example): return len(completion) < example.limit"
     (tmp_path / "own.py").write_text(code)
-    prompt = {**PROMPT, "system": "Be brief."}
-    write_args(tmp_path / "run", args={"reward": f"{tmp_path}/own.py:short"}, prompt=prompt)
-    own = tmp_path / "own.jsonl"
-    write_rows([{"question": "?", "answer": "1", "limit": 3}], own)
+    write_rows([{"question": "?", "answer": "1", "limit": 3}], tmp_path / "own.jsonl")
 
     def generate(prompts, **kwargs):
         return [Completion(n, [1], "x" * n, "stop", []) for n in range(len(prompts))]
 
     stub = SimpleNamespace(model_runner=None, generate=generate)
     monkeypatch.setattr(evaluate, "Rollout", lambda *args, **kwargs: stub)
-    monkeypatch.setattr(evaluate, "init_ranks", lambda backend: None)
-    for reward, right in (None, 3), ("verifier", 0):
-        folder = tmp_path / f"eval-{reward}"
-        args = Args(model=str(model), benchmark_file=(own,), output_dir=folder, reward=reward)
-        args.max_completion_length = 48
-        evaluate.evaluate(args)
-        assert results_of(folder)["own"]["pass@1"] == right / 16
-    assert "trained with other prompts" in capsys.readouterr().err
+    monkeypatch.setattr(evaluate, "init_ranks", lambda *args, **kwargs: None)
+    args = Args(model=str(tiny / "model"), benchmark_file=(tmp_path / "own.jsonl",))
+    args.output_dir, args.reward = tmp_path / "eval", f"{tmp_path}/own.py:short"
+    args.max_completion_length = 48
+    evaluate.evaluate(args)
+    assert results_of(tmp_path / "eval")["own"]["pass@1"] == 3 / 16
 
 
 def test_the_version_of_a_model_on_the_hub_is_its_commit(tmp_path, monkeypatch):
@@ -493,7 +472,9 @@ def test_real_problems_with_the_real_vocabulary(tmp_path):
     problems = {name: result["problems"] for name, result in results.items()}
     assert problems == {"aime24": 30, "aime25": 30, "math500": 500, "own_amc23": 40}
     assert results["math500"]["pass@1"] < 0.02 and results["math500"]["truncated_share"] > 0.9
-    answers = {row["answer"] for rows in read(tmp_path / "eval").values() for row in rows}
+    answers = {
+        row["answer"] for rows in evaluate.read_samples(tmp_path / "eval").values() for row in rows
+    }
     assert {"204", "336^\\circ", "p - q"} <= answers
     with pytest.raises(InputError):
         load_benchmark("amc23", SHARED / "data")  # it has 40 problems, the paper's has 46

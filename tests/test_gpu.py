@@ -94,7 +94,7 @@ def test_a_killed_run_takes_its_last_steps_again_alike_and_its_model_is_evaluate
     for ours, theirs in zip(rows[4:6], before, strict=True):
         assert ours == pytest.approx(theirs, rel=tolerance, abs=1e-5)
     record = json.loads((run / "args.json").read_text())
-    assert record["vllm_runner"] in ("V1", "V2") and record["history"][1]["step"] == 4
+    assert record["vllm_runner"] in ("V1", "V2")
 
     command = [sys.executable, "evaluate.py", "--model", run / "final"]
     command += ["--benchmark_file", tiny / "heldout" / "easy.jsonl", "--num_samples", "4"]

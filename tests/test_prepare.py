@@ -1,16 +1,13 @@
 """The importers, the letters that curation reads, and what show and stats print."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from test_templates import CASES, make_tokenizer
 
-from conftest import ROOT, SHARED, needs_shared
+from conftest import SHARED, needs_shared
 from data import ASK_LETTER, InputError, load_examples, write_rows
 from prepare.convert import convert
 from prepare.letters import end_in_box, final_letter, option_labels
@@ -170,10 +167,3 @@ def test_without_a_tokenizer_or_a_row_show_says_what_is_missing(curated):
     curated.with_suffix(".report.json").unlink()
     with pytest.raises(InputError, match="give --tokenizer"):
         show(str(curated))
-
-
-def test_the_command_prints_to_an_output_that_takes_only_ascii(curated):
-    call = [sys.executable, "-m", "prepare.look", "stats", curated]
-    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(call, cwd=ROOT, env=env, capture_output=True, text=True)
-    assert done.returncode == 0 and "?" in done.stdout, done.stderr
