@@ -1,9 +1,8 @@
 """What the model reads: files, examples, prompts, token ids, batches.
 
-A training file is JSONL, one object a line, with `id, question, solution, answer, source`. The
-options of a multiple-choice question are part of `question`, and `answer` is then the letter. Other
-columns are kept for your own reward function. A Hugging Face hub id (`owner/name`, or
-`owner/name:config`) works in place of a path.
+A training file is JSONL with `id, question, solution, answer, source`. Options of a multiple-choice
+question are part of `question`, and `answer` is then the letter. Other columns are kept for a
+reward function of yours. A hub id (`owner/name`, `owner/name:config`) works in place of a path.
 """
 
 from __future__ import annotations
@@ -14,20 +13,21 @@ import hashlib
 import json
 import os
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
 
-from verify import as_text
+from verify import as_text, reference_letter
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase
+
+Tokenizer: TypeAlias = "PreTrainedTokenizerBase"
 
 # The prompt, inside the model's chat template. Edit it here; a run's args.json records it.
 SYSTEM_PROMPT = ""  # a system turn before the question; "": none
@@ -37,7 +37,6 @@ PROMPT = {"system": SYSTEM_PROMPT, "free answer": ASK_FREE, "multiple choice": A
 TODAY = datetime.date(2026, 1, 1)  # for templates that ask: the same prompt on every day
 
 FIELDS = ("id", "question", "solution", "answer", "source")  # of a row of a training file
-AROUND_LETTER = r"(?:\\(?:boxed|fbox|mbox|(?:text|math)[a-z]*)\b|[][(){}$.\s])*"  # \text{(C)}, [C]
 MARK = "Aa 0987654321"  # a turn's text, searched for in what a chat template writes
 TOKENIZER_BATCH = 200  # examples in one call of the tokenizer
 MAX_PADDING = 512  # padding tokens that cost as much as one extra forward and backward pass
@@ -47,28 +46,12 @@ class InputError(ValueError):
     """Something the user gave is wrong; the message is one line that says what and where."""
 
 
-@contextmanager
-def one_line_errors() -> Iterator[None]:
-    """End the command with one line after Ctrl-C, or after an error that the user can fix."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        sys.exit(130)
-    except (InputError, OSError) as error:
-        sys.exit(f"error: {error}")
-
-
-# ------------------------------------------------------------------------------------------------
-# Files
+# ---- Files ---------------------------------------------------------------------------------------
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """A temporary path to write to, renamed to `path` at the end: no reader sees half a file.
-
-    Raises OSError if it cannot be written, as on a full disk; then `path` has not changed.
-    """
+    """A temporary path to write to, renamed to `path` at the end: no reader sees half a file."""
     partial = path.with_name(path.name + ".partial")
     try:
         yield partial
@@ -95,19 +78,16 @@ def write_json(value: dict, path: Path) -> None:
 
 
 def read_rows(path_or_hub_id: str, split: str = "train") -> Iterator[tuple[str, dict]]:
-    """Yield (where, row) for every row of a JSONL file or of a split of a hub data set.
-
-    `where` is "file:line", for messages. Raises InputError for a missing file, or a line that is
-    not a JSON object.
-    """
+    """Yield ("file:line", row) for every row of a JSONL file or of a split of a hub data set."""
     path = Path(path_or_hub_id)
     if path.is_file():
-        if path.suffix in (".gz", ".xz", ".zst", ".bz2"):
-            raise InputError(f"{path}: is compressed; unpack it first")
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield f"{path}:{number}", parse_row(line, f"{path}:{number}")
+                try:
+                    if line.strip():
+                        yield f"{path}:{number}", json.loads(line)
+                except ValueError as error:
+                    raise InputError(f"{path}:{number}: not JSON ({error})") from error
     elif re.fullmatch(r"[\w-]+/[\w.-]+(?<!\.json)(?<!\.jsonl)(:[\w.-]+)?", path_or_hub_id):
         import datasets  # takes seconds to import, and only hub ids need it
 
@@ -123,40 +103,20 @@ def read_rows(path_or_hub_id: str, split: str = "train") -> Iterator[tuple[str, 
         raise InputError(f"{path_or_hub_id}: no such file")
 
 
-def parse_row(line: bytes, where: str) -> dict:
-    """Read one line of JSONL. Raises InputError if it is no JSON object of proper text."""
-    try:
-        row = json.loads(line)
-        if b"\\u" in line:
-            json.dumps(row, ensure_ascii=False).encode()  # fails on half a surrogate pair
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{where}: not JSON ({error})") from error
-    if not isinstance(row, dict):
-        raise InputError(f"{where}: expected a JSON object, got {type(row).__name__}")
-    return row
-
-
 def get_texts(where: str, row: dict, *names: str) -> list[str]:
-    """A row's fields as text without white space around it; a number is written out, 27.0 as 27.
-
-    Raises InputError if one is missing, or neither text nor a number.
-    """
+    """A row's fields as text. Raises InputError for one that is neither text nor a number."""
     texts = []
     for name in names:
-        if name not in row:
-            raise InputError(f"{where}: field '{name}' is missing")
         try:
-            text = as_text(row[name]).strip()  # no number where pandas writes NaN for none
-        except TypeError:
-            text = ""
-        if not text:
+            texts.append(as_text(row[name]).strip())
+        except (KeyError, TypeError):  # TypeError: pandas writes NaN for none
+            texts.append("")
+        if not texts[-1]:
             raise InputError(f"{where}: field '{name}' must be a non-empty text or a number")
-        texts.append(text)
     return texts
 
 
-# ------------------------------------------------------------------------------------------------
-# Examples
+# ---- Examples ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -195,13 +155,12 @@ def load_examples(path_or_hub_id: str, fixed: dict | None = None) -> list[Exampl
     return examples
 
 
-# ------------------------------------------------------------------------------------------------
-# Prompts
+# ---- Prompts -------------------------------------------------------------------------------------
 
 
 def instruction(answer: str) -> str:
     """What the prompt asks for. A letter as reference means multiple choice."""
-    return ASK_LETTER if re.fullmatch(rf"{AROUND_LETTER}[A-J]{AROUND_LETTER}", answer) else ASK_FREE
+    return ASK_LETTER if reference_letter(answer) else ASK_FREE
 
 
 def messages(question: str, ask: str) -> list[dict[str, str]]:
@@ -210,22 +169,19 @@ def messages(question: str, ask: str) -> list[dict[str, str]]:
     return [*system, {"role": "user", "content": f"{question}\n{ask}" if ask else question}]
 
 
-def prompt_text(tokenizer: PreTrainedTokenizerBase, question: str, ask: str) -> str:
+def prompt_text(tokenizer: Tokenizer, question: str, ask: str) -> str:
     """The prompt as the model reads it, up to where its answer begins."""
     return render(tokenizer, messages(question, ask), add_generation_prompt=True)
 
 
-def render(tokenizer: PreTrainedTokenizerBase, turns: list[dict], **options) -> str:
+def render(tokenizer: Tokenizer, turns: list[dict], **options) -> str:
     """What the chat template makes of the turns."""
     options |= {"tokenize": False, "strftime_now": TODAY.strftime}
     return tokenizer.apply_chat_template(turns, **options)
 
 
-def load_tokenizer(path_or_hub_id: str) -> PreTrainedTokenizerBase:
-    """Load a tokenizer. Raises InputError if its chat template cannot be trained or sampled with.
-
-    Training, sampling and evaluation have to read the same prompt, and stop where a turn ends.
-    """
+def load_tokenizer(path_or_hub_id: str) -> Tokenizer:
+    """Load a tokenizer. Raises InputError if its template cannot be trained or sampled with."""
     hub_id, folder = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path_or_hub_id), Path(path_or_hub_id)
     if not hub_id and not folder.is_dir():
         raise InputError(f"{path_or_hub_id}: no such folder")
@@ -243,7 +199,7 @@ def load_tokenizer(path_or_hub_id: str) -> PreTrainedTokenizerBase:
         raise InputError(f"{path_or_hub_id}: the tokenizer has no chat template")
     end_of_turn_id(tokenizer)
     asked = render(tokenizer, [{"role": "user", "content": "1"}], add_generation_prompt=True)
-    thinking = r"(\s|</?think>)+$"  # only one of the two may open it, or leave it empty
+    thinking = r"(\s|</?think>)+$"  # either side may hold an opened or an empty <think>
     if re.sub(thinking, "", asked) != re.sub(thinking, "", around_answer(tokenizer)[0]):
         reason = "the chat template does not end the prompt where it begins the assistant's turn"
         raise InputError(f"{path_or_hub_id}: {reason}")
@@ -257,7 +213,7 @@ def load_tokenizer(path_or_hub_id: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def around_answer(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
+def around_answer(tokenizer: Tokenizer) -> tuple[str, str]:
     """What the chat template writes before an assistant's text, and after it."""
     turns = [{"role": "user", "content": "1"}, {"role": "assistant", "content": MARK}]
     before, found, after = render(tokenizer, turns).rpartition(MARK)
@@ -266,7 +222,7 @@ def around_answer(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
     return before, after
 
 
-def end_of_turn_id(tokenizer: PreTrainedTokenizerBase) -> int:
+def end_of_turn_id(tokenizer: Tokenizer) -> int:
     """The token with which the chat template closes an assistant turn, e.g. `<|im_end|>`.
 
     For Qwen3-Base it is not the tokenizer's EOS (`<|endoftext|>`). Raises InputError if the
@@ -276,21 +232,17 @@ def end_of_turn_id(tokenizer: PreTrainedTokenizerBase) -> int:
     tokens = tokenizer.added_tokens_decoder.items()
     closing = [(token.content, id) for id, token in tokens if after.startswith(token.content)]
     if not closing:
-        raise InputError(
-            "the chat template does not close the assistant's turn with a special token"
-        )
+        raise InputError("the chat template closes the assistant's turn without a special token")
     return max(closing)[1]  # the longest
 
 
-def stop_token_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def stop_token_ids(tokenizer: Tokenizer) -> list[int]:
     """Where sampling stops: the end of turn first, then EOS if it is another token."""
     stops = [end_of_turn_id(tokenizer), tokenizer.eos_token_id]
     return list(dict.fromkeys(token for token in stops if token is not None))
 
 
-def refuse_special_tokens(
-    tokenizer: PreTrainedTokenizerBase, texts: Iterable[tuple[str, str]]
-) -> None:
+def refuse_special_tokens(tokenizer: Tokenizer, texts: Iterable[tuple[str, str]]) -> None:
     """Raise InputError if one of the texts, given as (what it is, text), holds a special token.
 
     It searches the text, not the ids: a character that the vocabulary lacks has the id of `<unk>`.
@@ -304,8 +256,7 @@ def refuse_special_tokens(
             raise InputError(f"{what} holds the special token '{found[0]}'")
 
 
-# ------------------------------------------------------------------------------------------------
-# Token ids
+# ---- Token ids -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -329,23 +280,18 @@ class TokenizedExample(Trajectory):
 
 def tokenize_examples(
     examples: Sequence[Example],
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     max_length: int,
     max_completion_length: int,
 ) -> tuple[list[TokenizedExample], dict[str, int]]:
-    """Turn examples into token ids. What does not fit is dropped; nothing is ever truncated.
+    """Turn examples into token ids; returns those that fit, and how many do not, by reason.
 
     Prompt and solution are tokenized apart, because sampling continues from the prompt's ids.
 
     Args:
-        max_length: tokens of prompt plus expert solution (and of prompt plus rollout).
-        max_completion_length: tokens of one rollout; the prompt has to leave room for it, unless
-            it is `max_length` or more (for SFT, which samples nothing).
-
-    Returns:
-        the examples that fit, and how many were dropped for which reason.
-
-    Raises InputError for a row that holds special tokens, or whose `<think>` the prompt rules out.
+        max_length: tokens of prompt and solution together, and of prompt and rollout.
+        max_completion_length: tokens of a rollout, for which a prompt has to leave room; unless it
+            is `max_length` or more (for SFT, which samples nothing).
     """
     fields = ("question", "solution")
     texts = ((f"{e.where}: field '{name}'", getattr(e, name)) for e in examples for name in fields)
@@ -371,10 +317,7 @@ def tokenize_examples(
 
 
 def solution_after(prompt: str, example: Example) -> str:
-    """The solution as it follows this prompt, which may have opened or closed `<think>`.
-
-    Raises InputError if the two do not fit.
-    """
+    """The solution as it follows this prompt, which may have opened or closed `<think>`."""
     solution, asked = example.solution.strip(), prompt.rstrip()
     if asked.endswith("<think>"):
         if "</think>" not in solution:
@@ -387,7 +330,7 @@ def solution_after(prompt: str, example: Example) -> str:
     return solution
 
 
-def count_unknown(examples: Iterable[TokenizedExample], tokenizer: PreTrainedTokenizerBase) -> int:
+def count_unknown(examples: Iterable[TokenizedExample], tokenizer: Tokenizer) -> int:
     """How many examples hold a character that the vocabulary lacks."""
     unknown = tokenizer.unk_token_id
     if unknown in (None, tokenizer.bos_token_id, *stop_token_ids(tokenizer)):
@@ -404,15 +347,13 @@ def hash_examples(examples: Iterable[TokenizedExample]) -> str:
     return digest.hexdigest()
 
 
-# ------------------------------------------------------------------------------------------------
-# Batches
+# ---- Batches -------------------------------------------------------------------------------------
 
 
 def batch_indices(num_examples: int, batch_size: int, batch: int, seed: int) -> list[int]:
-    """Which examples make up batch number `batch`, counted from 0.
+    """Which examples make up batch number `batch`, counted from 0: the same on any number of ranks.
 
-    The stream of examples is one seeded permutation per epoch, end to end, cut into batches. It is
-    a function of its arguments alone, so a resumed run or another number of ranks sees the same.
+    One seeded permutation per epoch, end to end, is cut into batches.
     """
     positions = range(batch * batch_size, (batch + 1) * batch_size)
     places = (divmod(position, num_examples) for position in positions)
@@ -476,11 +417,9 @@ class MicroBatch:
 def collate(
     trajectories: Sequence[Trajectory], rows: Sequence[int], learn: bool = True
 ) -> MicroBatch:
-    """Pack the named rows. The mask goes by position, never by pad id.
+    """Pack the rows with these indices. The mask goes by position, never by pad id.
 
-    Args:
-        rows: indices into `trajectories`.
-        learn: false gives an all-false mask, so the rows have no loss.
+    Without `learn` it is all false, so the rows have no loss.
     """
     length = max(len(trajectories[i]) for i in rows)
     tokens = torch.zeros(len(rows), length, dtype=torch.long)

@@ -48,8 +48,7 @@ IDLE = Trajectory("idle", [0], [0])  # what a rank reads in a pass when it has n
 HALF_AN_HOUR = timedelta(minutes=30)
 
 
-# ------------------------------------------------------------------------------------------------
-# Ranks
+# ---- Ranks ---------------------------------------------------------------------------------------
 
 
 def init_distributed() -> None:
@@ -63,18 +62,10 @@ def init_distributed() -> None:
 
 
 def init_ranks(backend: str, timeout: timedelta = HALF_AN_HOUR) -> None:
-    """Join the process group of the launcher; without one, be the only rank. A collective.
-
-    Args:
-        timeout: how long a rank may wait for another one in a collective.
-    """
+    """Join the process group of the launcher; without one, be the only rank. A collective."""
     os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's name
     alone = {}
     if "RANK" not in os.environ:
-        if torch.cuda.device_count() > 1:
-            script = os.path.basename(sys.argv[0])
-            reason = f"start with `deepspeed {script} ...`, or set CUDA_VISIBLE_DEVICES=0"
-            raise InputError(f"{torch.cuda.device_count()} GPUs: {reason}")
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
         alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     share_cores()
@@ -91,12 +82,11 @@ def finish(status: int) -> NoReturn:
 def fail(reason: str, status: int = 1) -> NoReturn:
     """End this rank; if it is the first that fails, say why. The launcher ends the others."""
     with contextlib.suppress(OSError, RuntimeError):  # rank 0, which keeps the store, has ended
+        first = os.environ.get("RANK", "0") == "0"  # before there is a store, all say the same
         if dist.is_initialized() and dist.get_world_size() > 1:
             store = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
             socket.create_connection(store, timeout=10).close()
             first = _get_default_store().add("failed", 1) == 1
-        else:
-            first = True
         if first:
             print(f"error: {reason}", file=sys.stderr)
     finish(status)
@@ -116,19 +106,13 @@ def gather(items: list) -> list:
     return [item for part in lists for item in part]
 
 
-# ------------------------------------------------------------------------------------------------
-# The engine
+# ---- The engine ----------------------------------------------------------------------------------
 
 
 def load_config(
     path_or_hub_id: str, max_length: int, max_completion_length: int = 0
 ) -> PreTrainedConfig:
-    """Load a config. Raises InputError for a model of more than text, or lengths that do not fit.
-
-    Args:
-        max_length: tokens of prompt and completion together.
-        max_completion_length: it leaves room for a prompt.
-    """
+    """Load a config. Raises InputError for a model of more than text, or too long lengths."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(path_or_hub_id, trust_remote_code=False)
@@ -136,9 +120,8 @@ def load_config(
         raise InputError(f"{path_or_hub_id}: reads more than text ({config.model_type})")
     limit = getattr(config, "max_position_embeddings", None) or math.inf  # some models have none
     if max_length > limit or max_completion_length >= max_length:
-        asked = f"{max_length}, and the completion alone {max_completion_length}"
-        asked = f"prompt and completion may have {asked} (--max_length, --max_completion_length)"
-        raise InputError(f"{path_or_hub_id}: reads {limit} tokens, but {asked}")
+        asked = f"--max_length {max_length}, --max_completion_length {max_completion_length}"
+        raise InputError(f"{path_or_hub_id}: reads {limit} tokens, which does not fit {asked}")
     return config
 
 
@@ -226,9 +209,8 @@ class Engine:
         except (ValueError, ImportError) as error:
             raise InputError(str(error)) from error
         # fused: one kernel, on CPUs too
-        self.adam = torch.optim.AdamW(
-            model.parameters(), lr=args.learning_rate, weight_decay=0.0, fused=True
-        )
+        settings = {"lr": args.learning_rate, "weight_decay": 0.0, "fused": True}
+        self.adam = torch.optim.AdamW(model.parameters(), **settings)
         config = {
             "train_micro_batch_size_per_gpu": 1,  # nominal: `passes` says which pass is the last
             "bf16": {"enabled": bf16},
@@ -266,8 +248,7 @@ class Engine:
             rows: the whole global batch, the same on every rank.
             max_tokens: in one pass of one rank, padding included.
             keep: (N,) false for rows without a gradient, those of weight or advantage 0. They cost
-                no pass; a loss's normalizer counts them. If none is kept, Adam steps from its
-                momentum alone, as it does on a gradient of zero.
+                no pass, and a loss's normalizer counts them. If none is kept, Adam steps anyway.
         """
         kept = range(len(rows)) if keep is None else keep.nonzero()[:, 0].tolist()
         lengths = [len(rows[i]) for i in kept]
@@ -296,11 +277,7 @@ class Engine:
         self.engine.backward(loss * dist.get_world_size(), scale_wrt_gas=False)
 
     def step(self) -> dict[str, float]:
-        """Clip the gradient and update the weights. A collective.
-
-        Returns:
-            loss, grad_norm (before clipping), clipped, learning_rate; of the passes before it,
-            skipped_sequences and train_tokens.
+        """Clip the gradient and update the weights; returns metrics of the step. A collective.
 
         Raises FloatingPointError if loss or gradient is not finite; no weight has moved then.
         """
@@ -332,9 +309,7 @@ class Engine:
     ) -> torch.Tensor:
         """log pi of all rows under the current weights, without a gradient. A collective.
 
-        Returns:
-            (N, T) fp32 on this engine's device, the same on every rank; zero outside the mask of
-            `collate`, and in rows that are not kept.
+        Returns (N, T) fp32, the same on every rank; zero outside the mask and in rows not kept.
         """
         longest = max(map(len, rows)) - 1
         scores = torch.zeros(len(rows), longest, device=self.device)
@@ -344,8 +319,7 @@ class Engine:
         dist.all_reduce(scores)  # each row was scored by one rank
         return scores
 
-    # --------------------------------------------------------------------------------------------
-    # Weights and state
+    # ---- Weights and state -----------------------------------------------------------------------
 
     def named_weights(self, gather_bytes: int = GATHER_BYTES) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every weight in full under the name that it has in a checkpoint; tied ones once.
@@ -414,10 +388,7 @@ class Engine:
                 save_file(tensors, path, metadata={"step": str(self.num_steps)})
 
     def load_state(self, folder: Path) -> None:
-        """Read what `save_state` wrote, into an engine that was made from the same folder's model.
-
-        A collective. Raises KeyError if a parameter is missing.
-        """
+        """Read what `save_state` wrote where the model was loaded from. A collective."""
         self._allocate_moments()
         with contextlib.ExitStack() as stack:
             where, num_steps = {}, 0
@@ -467,15 +438,11 @@ class Engine:
             set_moment(parameter, value, key)
 
 
-# ------------------------------------------------------------------------------------------------
-# On a CPU
+# ---- On a CPU ------------------------------------------------------------------------------------
 
 
 def share_cores() -> None:
-    """Give each rank of this host its share of the cores, unless OMP_NUM_THREADS is set.
-
-    Without that variable vLLM leaves torch a single thread.
-    """
+    """Give each rank its share of the cores, unless OMP_NUM_THREADS is set; vLLM would give one."""
     threads = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_SIZE", 1)))
     if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1":
         del os.environ["OMP_NUM_THREADS"]  # set by torchrun, not by the user

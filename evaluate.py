@@ -1,16 +1,13 @@
 """How good is a model? Pass@1 and Pass@k on the paper's seven benchmarks, with error bars.
 
-    python evaluate.py --model runs/oswft/final                   # all seven, into runs/oswft/eval
-    python evaluate.py --model ... --benchmarks aime24 math500 --data_dir copies  # without the hub
+    deepspeed --quiet evaluate.py --model runs/oswft/final        # all seven, into runs/oswft/eval
     python evaluate.py --model ... --benchmark_file mine.jsonl    # rows with question and answer
-    deepspeed --quiet evaluate.py --model ...                     # the same, spread over GPUs
     python -m paper.tables table runs/*/eval                      # Markdown, like Table 1
     python -m paper.tables compare runs/sft/eval runs/oswft/eval  # paired difference, p-value
 
 The protocol is the paper's (section 4.1): temperature 0.6, top-p 0.95, top-k 20, up to 8k tokens;
-16 answers to each competition problem, one to each of MATH-500 and GPQA-Diamond. The answers, with
-their verdicts, are kept in samples.*.jsonl. results.json is computed from these files. To continue
-an evaluation that was stopped, give the same command again.
+16 answers to each competition problem, one to each of MATH-500 and GPQA-Diamond. samples.*.jsonl
+keep the answers and their verdicts. The same command continues an evaluation that was stopped.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: its threads would spin
 
@@ -40,6 +37,7 @@ from data import (
     PROMPT,
     Example,
     InputError,
+    Tokenizer,
     derive_seed,
     get_texts,
     instruction,
@@ -56,9 +54,6 @@ from engine import init_ranks, load_config, on_rank_0
 from rollout import Rollout
 from run import claim, read_args, run_script, write_args
 from verify import Verifier
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 RESAMPLES = 10_000  # of a bootstrap or a permutation test
 DRAWN = 100  # of them at a time: all at once take gigabytes
@@ -94,8 +89,7 @@ class Args:
 PROTOCOL = ("temperature", "top_p", "top_k", "max_completion_length", "precision", "seed", "reward")
 
 
-# ------------------------------------------------------------------------------------------------
-# Scores and their error bars
+# ---- Scores and their error bars -----------------------------------------------------------------
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
@@ -122,12 +116,10 @@ def pass_at_k_curve(num_samples: int, k: int) -> np.ndarray:
 def resample(
     counts: np.ndarray, num_samples: int, problems: np.ndarray, k: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """pass@k of every problem in R data sets that are drawn anew: (R, N).
+    """pass@k of every problem in R data sets of the drawn problems (R, N): (R, N).
 
-    Args:
-        counts: (N,) right answers to each problem, of `num_samples`.
-        problems: (R, N) which problems were drawn. For k > 1 the answers to each are drawn anew,
-            too: of n answers, c of them right, a binomial number of right ones.
+    The counts (N,) are of right answers to each problem, of `num_samples`. For k > 1 the answers
+    are drawn anew too: of n answers, c of them right, a binomial number of right ones.
     """
     drawn = counts[problems]
     if k > 1:
@@ -138,8 +130,7 @@ def resample(
 def middle_95(means: np.ndarray, estimate: float, least: float, most: float) -> tuple:
     """The middle 95 % of the resampled means, moved so that they centre on the estimate.
 
-    The estimate is unbiased and the means are not: drawing with replacement loses some of the
-    rare right answers, so pass@16 of 16 would come out too low.
+    It is unbiased and they are not: drawing with replacement loses some rare right answers.
     """
     low, high = np.quantile(means, (0.025, 0.975)) + (estimate - means.mean())
     return max(least, min(estimate, float(low))), min(most, max(estimate, float(high)))
@@ -148,11 +139,7 @@ def middle_95(means: np.ndarray, estimate: float, least: float, most: float) -> 
 def score_with_interval(
     counts: np.ndarray, num_samples: int, k: int
 ) -> tuple[float, tuple[float, float]]:
-    """pass@k of a benchmark in [0, 1], and its 95 % bootstrap interval.
-
-    Args:
-        counts: (N,) right answers to each problem, of `num_samples`.
-    """
+    """pass@k in [0, 1] from counts (N,) of right answers, and its 95 % bootstrap interval."""
     estimate = float(pass_at_k_curve(num_samples, k)[counts].mean())
     rng, means = np.random.default_rng(0), []
     for _ in range(0, RESAMPLES, DRAWN):
@@ -161,8 +148,7 @@ def score_with_interval(
     return estimate, middle_95(np.concatenate(means), estimate, 0.0, 1.0)
 
 
-# ------------------------------------------------------------------------------------------------
-# Problems: examples without a solution, whose source is the benchmark
+# ---- Problems: examples without a solution, whose source is the benchmark ------------------------
 
 
 @dataclass(frozen=True)
@@ -176,7 +162,7 @@ class Benchmark:
     year: str = ""  # only the problems of this year
 
 
-AMC = "scottgeng00/amc_22-24"
+AMC, GPQA_HUB = "scottgeng00/amc_22-24", "Idavidrein/gpqa:gpqa_diamond"
 GPQA = ("Question", "Correct Answer", *(f"Incorrect Answer {n}" for n in (1, 2, 3)))
 BENCHMARKS = {
     "aime24": Benchmark("AIME 24", "HuggingFaceH4/aime_2024", "train", 30, 16),
@@ -185,17 +171,12 @@ BENCHMARKS = {
     "amc23": Benchmark("AMC 23", AMC, "test", 46, 16, year="2023"),
     "amc24": Benchmark("AMC 24", AMC, "test", 45, 16, year="2024"),
     "math500": Benchmark("MATH-500", "HuggingFaceH4/MATH-500", "test", 500, 1),
-    "gpqa_diamond": Benchmark(
-        "GPQA-Diamond", "Idavidrein/gpqa:gpqa_diamond", "train", 198, 1, GPQA
-    ),
+    "gpqa_diamond": Benchmark("GPQA-Diamond", GPQA_HUB, "train", 198, 1, GPQA),
 }
 
 
 def load_benchmark(name: str, data_dir: Path | None = None) -> list[Example]:
-    """The problems of a benchmark, from the hub or from `<data_dir>/<name>.jsonl`.
-
-    Raises InputError if it cannot be read, or has another number of problems than the paper's.
-    """
+    """The problems of a benchmark, from the hub or from `<data_dir>/<name>.jsonl`."""
     benchmark = BENCHMARKS[name]
     source = str(data_dir / f"{name}.jsonl") if data_dir else benchmark.hub_id
     try:
@@ -203,10 +184,8 @@ def load_benchmark(name: str, data_dir: Path | None = None) -> list[Example]:
     except InputError as error:
         raise InputError(f"{name}: {error}; a folder may have {name}.jsonl (see --help)") from error
     if len(problems) != benchmark.num_problems:
-        raise InputError(
-            f"{source}: has {len(problems)} problems, but {name} has {benchmark.num_problems}; "
-            "use --benchmark_file for problems of your own"
-        )
+        reason = f"has {len(problems)} problems, but {name} has {benchmark.num_problems}"
+        raise InputError(f"{source}: {reason}; --benchmark_file takes problems of your own")
     return problems
 
 
@@ -226,10 +205,7 @@ def read_benchmark(name: str, rows: Iterable[tuple[str, dict]]) -> list[Example]
 
 
 def with_options(question: str, right: str, wrong: Sequence[str]) -> tuple[str, str]:
-    """Append labelled options to a question; returns it and the letter of the right one.
-
-    They are sorted by a hash: it looks random, and is the same on every machine.
-    """
+    """A question with labelled options, in the order of a hash, and the letter of the right one."""
     options = sorted(
         [right, *wrong],
         key=lambda option: hashlib.sha256(f"{question}\n{option}".encode()).digest(),
@@ -272,8 +248,7 @@ def fingerprint(problems: Sequence[Example]) -> str:
     return hashlib.sha256(json.dumps(read).encode()).hexdigest()[:16]
 
 
-# ------------------------------------------------------------------------------------------------
-# Samples
+# ---- Samples -------------------------------------------------------------------------------------
 
 
 def read_samples(folder: Path) -> dict[str, list[dict]]:
@@ -288,10 +263,7 @@ def read_samples(folder: Path) -> dict[str, list[dict]]:
 
 
 def complete_samples(folder: Path) -> dict[str, list[dict]]:
-    """The samples of each benchmark that has all of its answers; a note about each other one.
-
-    Raises InputError if no benchmark has.
-    """
+    """The samples of each benchmark that has all of its answers; a note about each other one."""
     samples, complete = read_samples(folder), {}
     for name, asked in read_args(folder).get("benchmarks", {}).items():
         rows, total = samples.get(name, []), asked["problems"] * asked["samples"]
@@ -305,18 +277,14 @@ def complete_samples(folder: Path) -> dict[str, list[dict]]:
 
 
 def right_counts(rows: Sequence[dict]) -> tuple[np.ndarray, int]:
-    """Of a complete benchmark: right answers to each problem (N,), and answers to each.
-
-    Two evaluations of the same problems give them in the same order.
-    """
+    """Of a complete benchmark: right answers to each problem (N,), by id, and answers to each."""
     counts = Counter()
     for row in rows:
         counts[row["id"]] += row["correct"]
     return np.array(list(counts.values())), len(rows) // len(counts)
 
 
-# ------------------------------------------------------------------------------------------------
-# Sampling
+# ---- Sampling ------------------------------------------------------------------------------------
 
 
 def evaluate(args: Args) -> int:
@@ -336,10 +304,7 @@ def evaluate(args: Args) -> int:
 
 
 def default_folder(model: str) -> Path:
-    """Where an evaluation goes. In a run: eval/ for final/, eval-checkpoint-000050/ for that one.
-
-    For any other model: runs/Qwen3-4B/eval for /models/Qwen3-4B and for Qwen/Qwen3-4B of the hub.
-    """
+    """A run's eval/ for its final/, eval-checkpoint-000050/ for that; else runs/<model>/eval."""
     run, name = Path(model).resolve().parent, Path(model).resolve().name
     if not read_args(run):
         return Path("runs", name, "eval")
@@ -353,27 +318,22 @@ def model_version(model: str) -> str:
 
         return Path(hf_hub_download(model, "config.json")).parent.name
     digest = hashlib.sha256()
-    for file in sorted(Path(model).iterdir()):
-        if file.suffix in (".safetensors", ".bin", ".json", ".jinja", ".txt"):
-            with file.open("rb") as content:
-                digest.update(hashlib.file_digest(content, "sha256").digest())
+    for path in sorted(Path(model).iterdir()):
+        if path.suffix in (".safetensors", ".bin", ".json", ".jinja", ".txt"):
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
 
 
 def find_missing(
     args: Args,
     folder: Path,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     problems: dict[str, list[Example]],
 ) -> list[tuple[Example, int]]:
-    """Write args.json; returns what is still to be sampled: (problem, number of its answer).
-
-    Raises InputError for bad input, or if the folder holds a run or another evaluation.
-    """
-    if args.num_samples is not None and args.num_samples < 1:
-        raise InputError(f"--num_samples must be at least 1, got {args.num_samples}")
-    if not 0 < args.vllm_memory <= 1:
-        raise InputError(f"--vllm_memory is a share, above 0, at most 1, got {args.vllm_memory}")
+    """Write args.json; returns what is still to be sampled: (problem, number of its answer)."""
+    if (args.num_samples or 1) < 1 or not 0 < args.vllm_memory <= 1:
+        raise InputError("--num_samples is at least 1, --vllm_memory a share above 0, at most 1")
     every = [problem for part in problems.values() for problem in part]
     refuse_special_tokens(tokenizer, ((problem.where, problem.question) for problem in every))
     longest = max(map(len, tokenize_prompts(tokenizer, every)))
@@ -407,15 +367,13 @@ def find_missing(
     return missing
 
 
-def tokenize_prompts(
-    tokenizer: PreTrainedTokenizerBase, problems: Sequence[Example]
-) -> list[list[int]]:
+def tokenize_prompts(tokenizer: Tokenizer, problems: Sequence[Example]) -> list[list[int]]:
     texts = [prompt_text(tokenizer, problem.question, ask(problem)) for problem in problems]
     return tokenizer(texts, add_special_tokens=False).input_ids
 
 
 def answer_missing(
-    args: Args, folder: Path, tokenizer: PreTrainedTokenizerBase, missing: list[tuple[Example, int]]
+    args: Args, folder: Path, tokenizer: Tokenizer, missing: list[tuple[Example, int]]
 ) -> None:
     """Sample this rank's share of the answers, check them, and append them to its file."""
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch's, about vLLM's calls
@@ -440,11 +398,11 @@ def answer_missing(
                 temperature=args.temperature,
                 top_p=args.top_p,
                 top_k=args.top_k,
-                progress=True,
             )
             asked = [missing[start + completion.query] for completion in completions]
             references = [p.columns if args.reward else p.answer for p, _ in asked]
             grades = verifier.grade([completion.text for completion in completions], references)
+            graded = zip(asked, completions, grades, strict=True)
             rows = [
                 {
                     "benchmark": problem.source,
@@ -457,16 +415,13 @@ def answer_missing(
                     "tokens": len(completion.token_ids),
                     "text": completion.text,
                 }
-                for (problem, sample), completion, grade in zip(
-                    asked, completions, grades, strict=True
-                )
+                for (problem, sample), completion, grade in graded
             ]
             number = len(list(folder.glob(f"samples.rank{rank}.*.jsonl")))
             write_rows(rows, folder / f"samples.rank{rank}.{number}.jsonl")
 
 
-# ------------------------------------------------------------------------------------------------
-# Results
+# ---- Results -------------------------------------------------------------------------------------
 
 
 def summarize(rows: Sequence[dict]) -> dict:

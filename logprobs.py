@@ -124,10 +124,8 @@ class LogprobModel(torch.nn.Module):
         wrapped = cls(model)
         gap = (wrapped(tokens[:, :-1], tokens[0, 1:], positions) - own).abs().mean().item()
         if not gap < MAX_GAP:
-            raise ValueError(
-                f"{type(model).__name__} is not supported: its log-probabilities, as they would be "
-                f"trained, are {gap:.2g} nats a token away from those of its own logits"
-            )
+            reason = f"log-probabilities are {gap:.2g} nats a token away from its own logits'"
+            raise ValueError(f"{type(model).__name__} is not supported: the trained {reason}")
         return wrapped
 
     def forward(

@@ -13,7 +13,6 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -22,21 +21,18 @@ from tqdm import tqdm
 from data import (
     InputError,
     TokenizedExample,
+    Tokenizer,
     Trajectory,
     derive_seed,
     pad_completions,
     stop_token_ids,
 )
-from engine import gather
+from engine import Engine, gather
 from run import RolloutArgs
 from verify import Verifier
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 CPU_SEQUENCES = 256  # that a CPU samples at a time
 CHECKED_QUERIES = 8  # of a batch, whose first answers the trainer scores too
-ALL = slice(0, sys.maxsize)  # queries
 MAX_VLLM_GAP = 0.1  # nats a token, on average: rounding in bf16 gives 0.01
 
 
@@ -47,81 +43,6 @@ class Completion:
     text: str  # without it
     finish_reason: str  # "stop", or "length" if the token limit cut it off
     logprobs: list[float]  # of each token, under the distribution it was sampled from; or none
-
-
-def completion_stats(completions: Sequence[Completion], part: slice) -> dict[str, float]:
-    """What the metrics say about the answers to a part of the queries; lengths in tokens."""
-    completions = [c for c in completions if part.start <= c.query < part.stop]
-    lengths = [len(completion.token_ids) for completion in completions]
-    truncated = [completion.finish_reason == "length" for completion in completions]
-    return {
-        "completion_length_mean": sum(lengths) / len(lengths),
-        "completion_length_max": max(lengths),
-        "truncated_share": sum(truncated) / len(truncated),
-        "rollout_tokens": sum(lengths),
-    }
-
-
-def trajectories(
-    queries: Sequence[TokenizedExample], completions: Sequence[Completion], part: slice = ALL
-) -> list[Trajectory]:
-    """The answers to a part of the queries as rows for the trainer, each with its prompt."""
-    return [
-        Trajectory(queries[c.query].id, queries[c.query].prompt_ids, c.token_ids)
-        for c in completions
-        if part.start <= c.query < part.stop
-    ]
-
-
-def judge(
-    verifier: Verifier,
-    queries: Sequence[TokenizedExample],
-    completions: Sequence[Completion],
-    args: RolloutArgs,
-) -> tuple[list[Completion], torch.Tensor]:
-    """Check this rank's completions, and share them with all ranks. A collective.
-
-    Returns:
-        all B * K completions in the order of the queries; rewards (B, K) in [0, 1], 1 if right.
-    """
-    examples = [queries[completion.query].example for completion in completions]
-    references = [example.columns if args.reward else example.answer for example in examples]
-    verdicts = verifier.score([completion.text for completion in completions], references)
-    judged = gather(list(zip(completions, verdicts, strict=True)))
-    judged.sort(key=lambda pair: pair[0].query)
-    rewards = torch.tensor([float(verdict) for _, verdict in judged])  # (B * K,)
-    return [completion for completion, _ in judged], rewards.view(len(queries), -1)
-
-
-def vllm_gap(
-    engine,
-    queries: Sequence[TokenizedExample],
-    completions: Sequence[Completion],
-    args: RolloutArgs,
-    refuse: bool,
-) -> dict[str, float]:
-    """How far apart vLLM's and the trainer's log-probabilities of some samples are. A collective.
-
-    Args:
-        completions: B * K of them, in the order of the queries; those of the first
-            CHECKED_QUERIES carry log-probabilities.
-        refuse: raise InputError if the two are different models.
-
-    Returns:
-        the mean and the largest difference of a token, in nats.
-    """
-    checked = completions[: CHECKED_QUERIES * args.num_rollouts : args.num_rollouts]
-    answers = trajectories(queries, checked)
-    sampled = pad_completions([c.logprobs for c in checked], answers).to(engine.device)
-    scores = engine.score(answers, args.max_tokens_per_micro_batch, args.temperature)  # (N, T)
-    gaps = (scores - sampled).abs()
-    mean = gaps.sum().item() / sum(len(c.token_ids) for c in checked)
-    if refuse and not mean < MAX_VLLM_GAP:
-        raise InputError(
-            f"{args.model}: vLLM samples from another model than is trained: their "
-            f"log-probabilities differ by {mean:.2g} nats a token"
-        )
-    return {"vllm_gap_mean": mean, "vllm_gap_max": gaps.max().item()}
 
 
 def import_vllm():
@@ -143,8 +64,7 @@ class Rollout:
     """A vLLM engine that samples from the weights it was last given.
 
     Args:
-        args: model (of which only the config is read: `load_weights` brings the weights),
-            precision, vllm_memory, vllm_tensor_parallel and vllm_sleep of `RolloutArgs`.
+        args: with the model, of which only the config is read, and vLLM's flags.
         max_length: tokens of prompt and completion together.
         load_weights_from_disk: start with the model's own weights (for evaluation).
     """
@@ -152,7 +72,7 @@ class Rollout:
     def __init__(
         self,
         args: RolloutArgs,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Tokenizer,
         max_length: int,
         load_weights_from_disk: bool = False,
     ):
@@ -182,9 +102,9 @@ class Rollout:
         )
         # When it is freed, vLLM would destroy all process groups, which are not its own.
         self.llm.llm_engine.engine_core._finalizer.detach()
-        # Each draws its own numbers from a seed. On a GPU vLLM chooses V2, on a CPU V1.
-        config = self.llm.llm_engine.vllm_config
-        self.model_runner = "V2" if config.use_v2_model_runner else "V1"
+        # From the same seed the two runners draw different numbers.
+        uses_v2 = self.llm.llm_engine.vllm_config.use_v2_model_runner
+        self.model_runner = "V2" if uses_v2 else "V1"
         self.sleep()
 
     def load_weights(self, named_weights: Iterator[tuple[str, torch.Tensor]]) -> None:
@@ -217,7 +137,6 @@ class Rollout:
             seeds=[derive_seed(args.seed, batch, n, q.id) for n, q in enumerate(queries)],
             temperature=args.temperature,
             logprobs=CHECKED_QUERIES,
-            progress=True,
         )
         self.sleep()
         return completions
@@ -229,22 +148,20 @@ class Rollout:
         max_tokens: int,
         seeds: Sequence[int],
         logprobs: int = 0,
-        progress: bool = False,
         **sampling: float,
     ) -> list[Completion]:
         """Sample `num_samples` completions of each prompt; they share the prompt's computation.
 
         All ranks pass all prompts, and each answers its share: every n-th prompt, for n engines.
-        Of the ranks that sample together only the first returns the completions.
+        Of ranks that sample together only the first returns its completions, in the order of their
+        prompts. The same call after `load_weights` gives the same ones, up to rounding.
 
         Args:
             prompts: token ids.
             max_tokens: of a completion; prompt and completion together fit into `max_length`.
-            seeds: one per prompt. The same call after `load_weights` gives the same completions;
-                batched with other prompts, or with a filled prefix cache, numbers round otherwise.
+            seeds: one per prompt.
             logprobs: how many prompts' completions carry log-probabilities. These take time.
-            progress: show a bar on rank 0.
-            sampling: temperature, top_p, top_k as vLLM knows them.
+            sampling: temperature, top_p, top_k.
         """
         share = range(self.group, len(prompts), self.num_groups)
         # No penalties, logit bias or bad words: vLLM's sleep discards their tensors.
@@ -263,11 +180,10 @@ class Rollout:
         ]
         every = 0.5 if sys.stderr.isatty() else 10  # seconds
         bar = functools.partial(tqdm, leave=False, mininterval=every, delay=every, unit="answer")
-        # vLLM adds a random suffix to the numbers of its requests: those of an aborted call differ.
         outputs = self.llm.generate(
             [{"prompt_token_ids": list(map(int, prompts[index]))} for index in share],
             params,
-            use_tqdm=bar if progress and dist.get_rank() == 0 else False,
+            use_tqdm=bar if dist.get_rank() == 0 else False,
         )
         if self.member > 0:
             return []
@@ -290,8 +206,71 @@ class Rollout:
         )
 
 
-# ------------------------------------------------------------------------------------------------
-# On a CPU
+# ---- What becomes of the answers -----------------------------------------------------------------
+
+
+Groups = Sequence[Sequence[Completion]]  # (B, K): K completions of each query
+
+
+def judge(
+    verifier: Verifier, queries: Sequence[TokenizedExample], answers: Sequence[Completion]
+) -> tuple[Groups, torch.Tensor]:
+    """Check this rank's answers, and share them: all ranks' completions (B, K), rewards (B, K).
+
+    A reward is 1 if the answer is right; one of your own lies in [0, 1]. A collective.
+    """
+    examples = [queries[answer.query].example for answer in answers]
+    references = [example.columns if verifier.reward else example.answer for example in examples]
+    verdicts = verifier.score([answer.text for answer in answers], references)
+    completions, rewards = [[] for _ in queries], [[] for _ in queries]
+    for answer, verdict in gather(list(zip(answers, verdicts, strict=True))):
+        completions[answer.query].append(answer)
+        rewards[answer.query].append(float(verdict))
+    return completions, torch.tensor(rewards)
+
+
+def completion_stats(completions: Groups) -> dict[str, float]:
+    """What the metrics say about completions (b, K); lengths in tokens."""
+    lengths = [len(c.token_ids) for group in completions for c in group]
+    truncated = [c.finish_reason == "length" for group in completions for c in group]
+    return {
+        "completion_length_mean": sum(lengths) / len(lengths),
+        "completion_length_max": max(lengths),
+        "truncated_share": sum(truncated) / len(truncated),
+        "rollout_tokens": sum(lengths),
+    }
+
+
+def trajectories(queries: Sequence[TokenizedExample], completions: Groups) -> list[Trajectory]:
+    """Completions (b, K) as b * K rows for the trainer, each with its prompt."""
+    return [
+        Trajectory(queries[c.query].id, queries[c.query].prompt_ids, c.token_ids)
+        for group in completions
+        for c in group
+    ]
+
+
+def vllm_gap(
+    engine: Engine, queries: Sequence, completions: Groups, args: RolloutArgs, refuse: bool
+) -> dict[str, float]:
+    """How far apart vLLM's and the trainer's log-probabilities of some answers are. A collective.
+
+    Of one answer to each of the first CHECKED_QUERIES: the mean and the largest difference of a
+    token, in nats. Raises InputError if `refuse`, and the two are different models.
+    """
+    checked = [group[:1] for group in completions[:CHECKED_QUERIES]]
+    answers = trajectories(queries, checked)
+    sampled = pad_completions([c.logprobs for [c] in checked], answers).to(engine.device)
+    scores = engine.score(answers, args.max_tokens_per_micro_batch, args.temperature)  # (N, T)
+    gaps = (scores - sampled).abs()
+    mean = gaps.sum().item() / sum(len(answer.completion_ids) for answer in answers)
+    if refuse and not mean < MAX_VLLM_GAP:
+        gap = f"their log-probabilities differ by {mean:.2g} nats a token"
+        raise InputError(f"{args.model}: vLLM samples from another model than is trained: {gap}")
+    return {"vllm_gap_mean": mean, "vllm_gap_max": gaps.max().item()}
+
+
+# ---- On a CPU ------------------------------------------------------------------------------------
 
 
 def prepare_cpu() -> None:
@@ -300,8 +279,7 @@ def prepare_cpu() -> None:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 
-    # Ranks that sample together use gloo, not vLLM 0.32's shared memory: its name is the same for
-    # all runs on a host, so a second run would fail.
+    # Use gloo, not vLLM 0.32's shared memory: all runs on a host would have the same name for it.
     CpuCommunicator._all_group_ranks_share_shm_group_name = lambda self: False
 
 
@@ -309,12 +287,10 @@ def cpu_options(args: RolloutArgs, max_length: int) -> dict:
     """What vLLM needs to be told on a CPU."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     ranks_here = int(os.environ.get("LOCAL_SIZE", 1))
+    cache = CPU_SEQUENCES * kv_cache_bytes(args.model, max_length, args.precision)
     return {
         # vLLM touches all of it at the start: ask for no more than can be used
-        "kv_cache_memory_bytes": min(
-            int(args.vllm_memory * memory / ranks_here),
-            CPU_SEQUENCES * kv_cache_bytes(args.model, max_length, args.precision),
-        ),
+        "kv_cache_memory_bytes": min(cache, int(args.vllm_memory * memory / ranks_here)),
         "max_num_seqs": CPU_SEQUENCES,
         "enforce_eager": True,
         # A CPU generator cannot take back the number drawn at a half-read prompt.
@@ -336,10 +312,9 @@ def kv_cache_bytes(model: str, max_length: int, precision: str) -> int:
 
 
 def _repack(model: torch.nn.Module) -> None:
-    """Pack vLLM's matrices again: on a CPU it computes with packed copies of them.
+    """Pack matrices anew: vLLM 0.32 computes with packed copies of them on a CPU.
 
-    When weights are reloaded, vLLM 0.32 keeps the old copies of two kinds: a head that is tied to
-    the embeddings, which gets no weights of its own, and a mixture's experts.
+    After a reload it keeps the old copies of a tied head and of a mixture's experts.
     """
     for module in model.modules():
         method = getattr(module, "quant_method", None)

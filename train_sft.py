@@ -10,9 +10,7 @@ base model that is OSW-FT's offline form (docs/study.md). `--objective dft` is D
 token's own probability (docs/dft.md).
 
     deepspeed --quiet train_sft.py --model Qwen/Qwen3-0.6B-Base --data data/train.jsonl
-    python train_sft.py ...                                 # one process, no launcher
-    deepspeed --quiet --hostfile hosts train_sft.py ...     # several hosts, a shared output_dir
-    deepspeed --quiet train_sft.py --resume runs/sft        # continue a stopped run
+    deepspeed --quiet train_sft.py --resume runs/sft      # more ways to start: train_oswft.py
 """
 
 import math
@@ -42,13 +40,8 @@ class Args(TrainArgs):
     learning_rate: float = 1e-5  # of AdamW, constant
     train_batch_size: int = 128  # queries per optimizer step
 
-    # Lengths, in tokens
-    max_length: int = 5120  # of prompt and solution together; a longer row is dropped
-    max_completion_length: int = 4096  # prompts that the other scripts would drop are dropped
 
-
-# ------------------------------------------------------------------------------------------------
-# The method
+# ---- The method ----------------------------------------------------------------------------------
 
 
 def sft_loss(
@@ -58,7 +51,7 @@ def sft_loss(
     objective: str = "sft",
     weights: torch.Tensor | float = 1.0,
 ) -> torch.Tensor:
-    """- sum of log pi(o*|q) / normalizer.
+    """- sum of log pi(o*|q) / normalizer: a part of the batch's loss.
 
     Args:
         logprobs: (B, T) log pi of each token of the expert solutions.
@@ -66,9 +59,6 @@ def sft_loss(
         normalizer: completion tokens in the *global* batch.
         objective: "sft", or "dft": each token's term times its probability, no gradient through it.
         weights: (B,) of the solutions, where the data has some.
-
-    Returns:
-        a scalar; summed over any split of the batch, it is the loss of the whole batch.
     """
     token_weights = logprobs.exp().detach() if objective == "dft" else 1.0  # (B, T)
     sequence_logprobs = torch.where(mask.bool(), token_weights * logprobs, 0).sum(dim=1)  # (B,)
@@ -78,8 +68,7 @@ def sft_loss(
 def update(engine: Engine, queries: Sequence[TokenizedExample], args: Args) -> dict[str, float]:
     """One optimizer step on expert solutions; returns its metrics."""
     normalizer = sum(len(query.completion_ids) for query in queries)
-    weights = torch.tensor([get_weight(query, args) for query in queries])
-    weights = weights.to(engine.device)
+    weights = torch.tensor([get_weight(query, args) for query in queries], device=engine.device)
     for batch in engine.passes(queries, args.max_tokens_per_micro_batch, keep=weights > 0):
         logprobs = engine.logprobs(batch)  # (b, T)
         loss = sft_loss(logprobs, batch.mask, normalizer, args.objective, weights[batch.rows])
@@ -90,17 +79,14 @@ def update(engine: Engine, queries: Sequence[TokenizedExample], args: Args) -> d
 
 def get_weight(query: TokenizedExample, args: Args) -> float:
     """A solution's weight. Raises InputError if the data has none, or one below 0."""
-    if args.weight_column is None:
-        return 1.0
-    weight = query.example.columns.get(args.weight_column)
+    name = args.weight_column
+    weight = query.example.columns.get(name) if name else 1.0
     if type(weight) not in (int, float) or not 0 <= weight < math.inf:
-        where, field = query.example.where, args.weight_column
-        raise InputError(f"{where}: field '{field}' must be a number of 0 or more")
+        raise InputError(f"{query.example.where}: field '{name}' must be a number of 0 or more")
     return float(weight)
 
 
-# ------------------------------------------------------------------------------------------------
-# The loop
+# ---- The loop ------------------------------------------------------------------------------------
 
 
 def main(args: Args) -> int:

@@ -50,8 +50,7 @@ class Grade(NamedTuple):
     extracted: str | None  # the answer that was read out of the completion
 
 
-# ------------------------------------------------------------------------------------------------
-# One completion
+# ---- One completion ------------------------------------------------------------------------------
 
 
 def is_correct(completion: str, answer: str) -> bool:
@@ -130,8 +129,7 @@ def boxes(text: str) -> list[tuple[int, int]]:
     return sorted((start, end) for start, end in spans if start is not None)
 
 
-# ------------------------------------------------------------------------------------------------
-# Letters: the patterns read what `plain` returns
+# ---- Letters: the patterns read what `plain` returns ---------------------------------------------
 
 FONTS = (
     r"\\(?:(?:text|math)(?:bf|rm|it|sf|tt|normal|up)?|mbox|boldsymbol|bm|bf|rm|operatorname"
@@ -180,8 +178,7 @@ def plain(text: str) -> str:
     return re.sub(rf"(?:{SPACES})+", " ", text).strip(" \\")
 
 
-# ------------------------------------------------------------------------------------------------
-# Many completions
+# ---- Many completions ----------------------------------------------------------------------------
 
 
 class Verifier(contextlib.AbstractContextManager):

@@ -14,8 +14,7 @@ import psutil
 import torch
 from tqdm import tqdm
 
-from data import one_line_errors
-from run import parse_args
+from run import one_line_errors, parse_args
 
 GOAL = r"^- (.*) ÷ (.*): \*\*(.*)\*\* \((.*)\)$"  # what the lines of `goal` look like
 

@@ -1,6 +1,8 @@
 """The optimizer step of train_sft.py next to TRL's SFTTrainer: python -m bench.sft"""
 
 import tempfile
+import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -26,7 +28,6 @@ from bench.setup import (
 )
 from data import TokenizedExample, load_tokenizer, write_rows
 from engine import keep_freed_memory, share_cores
-from run import Stopwatch
 
 # Of all of TRL's trainers. The learning rate is so small that the model hardly moves.
 SETTINGS = {"num_train_epochs": 1, "learning_rate": 1e-12, "remove_unused_columns": False}
@@ -35,12 +36,16 @@ SETTINGS |= {"logging_strategy": "no", "report_to": "none", "disable_tqdm": True
 SETTINGS |= {"output_dir": tempfile.gettempdir()}  # nothing is saved
 
 
-class Clock(Stopwatch, TrainerCallback):
+class Clock(TrainerCallback):
     """Seconds of an epoch of one of TRL's trainers by phase, and the tokens that it samples."""
 
     def on_epoch_begin(self, *_, **__) -> None:
-        self.tokens = 0
-        self.lap(None)
+        self.tokens, self.seconds, self.last = 0, Counter(), time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds[phase] += now - self.last
+        self.last = now
 
     def on_sampled(self, num_tokens: int) -> None:
         self.tokens += num_tokens
@@ -61,7 +66,7 @@ class Clock(Stopwatch, TrainerCallback):
 
         def epoch() -> dict[str, float]:
             trainer.train()
-            totals = {**self.read(), "rollout_tokens": self.tokens}
+            totals = {**self.seconds, "rollout_tokens": self.tokens}
             return {name: total / trainer.state.global_step for name, total in totals.items()}
 
         return epoch

@@ -65,8 +65,7 @@ class Size:
         return partial(run_steps, script, self.model, self.data, steps, **flags)
 
 
-# ------------------------------------------------------------------------------------------------
-# TRL's trainers. A way to sample takes a model, prompts and a number of answers to each.
+# ---- TRL's trainers. A way to sample takes a model, prompts and a number of answers to each. -----
 
 
 def by_generate(model, prompts: list[list[int]], options: GenerationConfig) -> list[list[int]]:
@@ -153,8 +152,7 @@ def trl_grpo(size: Size, rows: list[TokenizedExample], **sampling) -> Callable:
     return clock.measure(trl.GRPOTrainer, size.model, columns, args=config, reward_funcs=reward)
 
 
-# ------------------------------------------------------------------------------------------------
-# The two sizes
+# ---- The two sizes -------------------------------------------------------------------------------
 
 
 def tabulate(measured: dict[str, list]) -> tuple[str, list[list[float]]]:

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import tyro
 
-from data import InputError, one_line_errors
+from data import InputError
 from demo.study import DEMO, TITLES, Job, call, read_run, run_all
 from demo.world import GAIN, RETENTION, TIERS
-from run import read_args, write_args
+from run import one_line_errors, read_args, write_args
 
 MODELS = ("base", "sft", "oswft", "grpo")  # the lines of the table
 ADVICE = """Gain is pass@1 on middle and hard, which fine-tuning shows, and retention that on keep

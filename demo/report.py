@@ -20,10 +20,11 @@ import pandas as pd
 import tyro
 from sympy import betainc_regularized
 
-from data import InputError, atomic_write, one_line_errors, read_rows
+from data import InputError, atomic_write, read_rows
 from demo.study import RATES, SEEDS, TITLES, WRONG, needs_base_answers
 from demo.world import GAIN, RETENTION, STATIC_SAMPLES, TIERS
 from paper.plot import STYLE
+from run import one_line_errors
 
 DOCS = Path("docs")
 FIRST_SEEDS = tuple(range(10, 18))  # reported by the first study
@@ -55,8 +56,7 @@ class Runs(NamedTuple):
         return f"{TITLES[self.method]}{where} at {self.rate:g}"
 
 
-# ------------------------------------------------------------------------------------------------
-# What is compared
+# ---- What is compared ----------------------------------------------------------------------------
 
 
 def planned(method: str, rate: float) -> Runs:
@@ -117,8 +117,7 @@ MORE: Comparisons = (
 )
 
 
-# ------------------------------------------------------------------------------------------------
-# Statistics
+# ---- Statistics ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -161,8 +160,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-# ------------------------------------------------------------------------------------------------
-# Results
+# ---- Results -------------------------------------------------------------------------------------
 
 
 def read_points(path: Path) -> pd.DataFrame:
@@ -253,8 +251,7 @@ def compare(
     return difference(found.tolist(), ratio) if len(found) > 1 else None
 
 
-# ------------------------------------------------------------------------------------------------
-# Tables
+# ---- Tables --------------------------------------------------------------------------------------
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence]) -> str:
@@ -347,8 +344,7 @@ def unreached_table(points: pd.DataFrame) -> str:
     return markdown(["runs", *(f"seeds below {level}" for level in LEVELS), "of"], rows)
 
 
-# ------------------------------------------------------------------------------------------------
-# The picture
+# ---- The picture ---------------------------------------------------------------------------------
 
 COLORS = {"sft": "#c44e52", "oswft": "#4c72b0", "static": "#55a868", "grpo": "#8172b3"}
 RATE_COLORS = dict(zip(RATES, ("#e08214", "#35978f", "#2d4b8e"), strict=True))
@@ -382,8 +378,7 @@ def draw_kept(points: pd.DataFrame, path: Path) -> None:
     plt.close(figure)
 
 
-# ------------------------------------------------------------------------------------------------
-# The pages
+# ---- The pages -----------------------------------------------------------------------------------
 
 
 def fill(pages: dict[Path, str], tables: dict[str, str]) -> dict[Path, str]:

@@ -19,7 +19,6 @@ from data import (
     derive_seed,
     load_examples,
     load_tokenizer,
-    one_line_errors,
     tokenize_examples,
     write_json,
 )
@@ -27,6 +26,7 @@ from demo.variants import write_training_sets
 from demo.world import MAX_COMPLETION, MAX_LENGTH, STATIC_SAMPLES, TIERS
 from engine import init_ranks
 from rollout import Completion, Rollout, trajectories
+from run import one_line_errors
 from train_oswft import Args
 from verify import Verifier
 
@@ -94,7 +94,7 @@ def kl_from_base(
     completions: Sequence[Completion],
 ) -> list[float]:
     """KL(model || base) along one completion of each query: nats, summed over its tokens."""
-    rows = trajectories(queries, completions)
+    rows = trajectories(queries, [completions])
     batch = collate(rows, range(len(rows)))
     ours, theirs = (m(batch.input_ids).logits.log_softmax(dim=2) for m in (model, base))
     kl = (ours.exp() * (ours - theirs)).sum(dim=2)  # (N, T), exact over the vocabulary

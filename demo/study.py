@@ -28,9 +28,9 @@ from typing import ClassVar
 import tyro
 from tqdm import tqdm
 
-from data import InputError, one_line_errors, read_rows, write_json, write_rows
+from data import InputError, read_rows, write_json, write_rows
 from demo.world import MAX_COMPLETION, MAX_LENGTH
-from run import provenance
+from run import one_line_errors, provenance
 
 SEEDS = tuple(range(18, 26))  # reported: no setting was chosen on them
 CHOOSING_SEEDS = (0, 1)
@@ -152,8 +152,7 @@ def quote(path: Path) -> str:
     return shlex.quote(str(path))
 
 
-# ------------------------------------------------------------------------------------------------
-# One run
+# ---- One run -------------------------------------------------------------------------------------
 
 _running: set[subprocess.Popen] = set()
 
@@ -263,8 +262,7 @@ def machine() -> str:
     return f"{name}, {os.cpu_count()} cores, {platform.machine()}"
 
 
-# ------------------------------------------------------------------------------------------------
-# The study
+# ---- The study -----------------------------------------------------------------------------------
 
 
 def jobs_of(plan: Iterable[tuple]) -> list[Job]:

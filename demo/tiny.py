@@ -28,7 +28,6 @@ from data import (
     collate,
     derive_seed,
     load_tokenizer,
-    one_line_errors,
     prompt_text,
     split_micro_batches,
     stop_token_ids,
@@ -44,6 +43,7 @@ from demo.world import (
     make_question,
     solve,
 )
+from run import one_line_errors
 
 COMMITTED = Path(__file__).parent / "base"
 PRETRAIN_BATCH = 32  # small: what is learnt comes in jumps, after a number of *steps*

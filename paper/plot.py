@@ -24,8 +24,9 @@ import numpy as np
 import tyro
 from matplotlib.figure import Figure
 
-from data import InputError, one_line_errors, read_rows
+from data import InputError, read_rows
 from paper import label
+from run import one_line_errors
 
 LINES = {  # name -> what the y axis shows, over the optimizer steps
     "mean_weight": "mean weight 1 − p̂",

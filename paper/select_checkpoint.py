@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from data import InputError, one_line_errors, read_rows
-from run import checkpoints
+from data import InputError, read_rows
+from run import checkpoints, one_line_errors
 
 
 def select_step(

@@ -13,7 +13,7 @@ import numpy as np
 import tyro
 
 import evaluate
-from data import InputError, one_line_errors
+from data import InputError
 from evaluate import (
     BENCHMARKS,
     PROTOCOL,
@@ -26,7 +26,7 @@ from evaluate import (
     score_with_interval,
 )
 from paper import label
-from run import read_args
+from run import one_line_errors, read_args
 
 
 def score(folder: Path) -> None:

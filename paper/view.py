@@ -35,11 +35,10 @@ from data import (
     atomic_write,
     load_examples,
     load_tokenizer,
-    one_line_errors,
     read_rows,
 )
 from paper.plot import FIGURES, STYLE, draw_figures, read_runs
-from run import checkpoints, read_args
+from run import checkpoints, one_line_errors, read_args
 from verify import extract
 
 COLUMNS = {  # of the table, and what they mean

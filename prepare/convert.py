@@ -12,7 +12,8 @@ from typing import Literal
 import tyro
 from tyro.conf import Positional
 
-from data import Example, InputError, get_texts, one_line_errors, read_rows, write_rows
+from data import Example, InputError, get_texts, read_rows, write_rows
+from run import one_line_errors
 
 
 def convert(

@@ -34,14 +34,13 @@ from data import (
     Example,
     InputError,
     load_tokenizer,
-    one_line_errors,
     read_rows,
     write_json,
     write_rows,
 )
 from evaluate import BENCHMARKS, load_benchmark, read_benchmark
 from prepare.letters import end_in_box, final_letter, option_labels
-from run import provenance
+from run import one_line_errors, provenance
 from verify import FONTS, SPACES, reference_letter
 
 REASONS = (  # why a row is not kept, in the order of the checks
@@ -132,8 +131,7 @@ def curate(args: Args) -> None:
         raise InputError(f"{found}; they are written (--allow_fewer makes this a success)")
 
 
-# ------------------------------------------------------------------------------------------------
-# Reading files, and the workers
+# ---- Reading files, and the workers --------------------------------------------------------------
 
 
 def read_blocks(files: Sequence[Path]) -> Iterator[list[bytes]]:
@@ -176,8 +174,7 @@ def _sift(lines: list[bytes]) -> list[Example | str]:
     return [_SIFTER.sift(line) for line in lines if not line.isspace()]
 
 
-# ------------------------------------------------------------------------------------------------
-# Reading a row
+# ---- Reading a row -------------------------------------------------------------------------------
 
 
 class ReleaseRow(NamedTuple):
@@ -234,8 +231,7 @@ def split_answer(text: object, info: dict) -> tuple[str, str]:
     return info["think_content"].strip(), info["answer_content"].strip()
 
 
-# ------------------------------------------------------------------------------------------------
-# The rules
+# ---- The rules -----------------------------------------------------------------------------------
 
 
 class Sifter:
@@ -333,8 +329,7 @@ def load_questions(benchmarks_dir: Path | None) -> dict[str, list[str]]:
     return questions
 
 
-# ------------------------------------------------------------------------------------------------
-# The draw
+# ---- The draw ------------------------------------------------------------------------------------
 
 
 def digest(*parts: object) -> str:

@@ -21,9 +21,9 @@ from data import (
     instruction,
     load_examples,
     load_tokenizer,
-    one_line_errors,
     tokenize_examples,
 )
+from run import one_line_errors
 
 NO_LIMIT = 2**31  # tokens; no example is longer, so all are kept
 CONTEXT = 4  # tokens that `show` lists on each side of where the loss starts, and at the end

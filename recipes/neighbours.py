@@ -17,8 +17,7 @@ import math
 
 import torch
 
-# ------------------------------------------------------------------------------------------------
-# Tokens of the expert's solution, by the model's own probability
+# ---- Tokens of the expert's solution, by the model's own probability -----------------------------
 
 
 def dft_weights(logprobs: torch.Tensor) -> torch.Tensor:
@@ -69,8 +68,7 @@ def luffy_weights(logprobs: torch.Tensor, gamma: float = 0.1) -> torch.Tensor:
     return gamma * p / (p + gamma) ** 2
 
 
-# ------------------------------------------------------------------------------------------------
-# Solutions and their tokens, by a frozen reference model
+# ---- Solutions and their tokens, by a frozen reference model -------------------------------------
 
 
 def iw_sft_weights(
@@ -108,8 +106,7 @@ def rasft_token_weights(
     return ratio[:, None] * logprobs.detach().exp()
 
 
-# ------------------------------------------------------------------------------------------------
-# Queries, by how many of their sampled answers are right
+# ---- Queries, by how many of their sampled answers are right -------------------------------------
 
 
 def hpt_weights(rewards: torch.Tensor, gate: float = 0.0) -> torch.Tensor:
@@ -166,8 +163,7 @@ def rasft_weights(
     return torch.where(alone[:, 0], 1, advantages[:, 0]), answers
 
 
-# ------------------------------------------------------------------------------------------------
-# The sampled answers themselves, without an expert
+# ---- The sampled answers themselves, without an expert -------------------------------------------
 
 
 def rft_weights(rewards: torch.Tensor) -> torch.Tensor:

@@ -150,7 +150,8 @@ def compare_vllm(engine: Engine, query: TokenizedExample, args: Args) -> str:
         rollout.load_weights(engine.named_weights())
         rollout.load_weights(engine.named_weights())  # the second time vLLM has packed weights
         completions = rollout.generate([query.prompt_ids] * 4, 1, 60, [0, 1, 2, 3], logprobs=4)
-        gap = vllm_gap(engine, [query] * 4, completions, args, refuse=True)
+        groups = [[completion] for completion in completions]
+        gap = vllm_gap(engine, [query] * 4, groups, args, refuse=True)
         return show(gap["vllm_gap_mean"], gap["vllm_gap_max"])
     except InputError:
         raise

@@ -87,7 +87,7 @@ def main(tiny: str, folder: str, tied: str, precision: str, tensor_parallel: str
     assert largest_gap(first) > 3, "the update was not large: this test shows nothing"
     queries = [Trajectory("id", prompt, []) for prompt in prompts]
     try:
-        vllm_gap(engine, queries, first, args, refuse=True)
+        vllm_gap(engine, queries, [[c] for c in first], args, refuse=True)
         raise AssertionError("samples of another model were not refused")
     except InputError as error:
         assert "vLLM samples from another model than is trained" in str(error)
@@ -96,7 +96,7 @@ def main(tiny: str, folder: str, tied: str, precision: str, tensor_parallel: str
     assert second != first
     gap = largest_gap(second)
     assert gap < TOLERANCE[precision], gap
-    shown = vllm_gap(engine, queries, second, args, refuse=True)
+    shown = vllm_gap(engine, queries, [[c] for c in second], args, refuse=True)
     assert 0 <= shown["vllm_gap_mean"] <= shown["vllm_gap_max"] < TOLERANCE[precision]
     if rank == 0:
         print("equal:", tied, precision, tensor_parallel, f"gap {gap:.2g} nats,", end=" ")

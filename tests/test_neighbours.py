@@ -44,8 +44,7 @@ def random_logprobs() -> tuple[torch.Tensor, ...]:
     return *logits, *logprobs
 
 
-# ------------------------------------------------------------------------------------------------
-# Tokens
+# ---- Tokens --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -77,8 +76,7 @@ def test_chords_mu_warms_up_and_then_falls_along_half_a_cosine():
     assert {chord_mu(step, 0, 0, 0.1, 0.1) for step in range(5)} == {0.1}  # CHORD-φ
 
 
-# ------------------------------------------------------------------------------------------------
-# A frozen reference
+# ---- A frozen reference --------------------------------------------------------------------------
 
 
 def test_iw_sft_weighs_a_solution_by_the_geometric_mean_of_its_ratio_up_to_a_cap():
@@ -112,8 +110,7 @@ def test_asfts_penalty_is_the_kl_from_the_reference_and_pulls_back_to_it():
     torch.testing.assert_close(gradient, 0.3 * (p - q))
 
 
-# ------------------------------------------------------------------------------------------------
-# Sampled answers
+# ---- Sampled answers -----------------------------------------------------------------------------
 
 
 def test_hpt_switches_to_the_expert_at_its_gate():
@@ -159,8 +156,7 @@ def test_rft_learns_the_right_answers_and_osft_all():
     assert torch.equal(osft_weights(REWARDS), torch.ones(5, 4))
 
 
-# ------------------------------------------------------------------------------------------------
-# All of them
+# ---- All of them ---------------------------------------------------------------------------------
 
 
 def test_no_gradient_flows_through_any_weight():

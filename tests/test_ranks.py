@@ -88,13 +88,6 @@ def test_a_rank_that_is_done_ends_no_other(run_ranks):
     assert code == 0 and "error" not in errors and seconds > 3
 
 
-def test_without_a_launcher_a_process_is_the_only_rank_and_two_gpus_need_one():
-    env = {name: value for name, value in os.environ.items() if name != "MASTER_PORT"}
-    code = (
-        "import engine, torch; engine.init_ranks('gloo'); print(engine.gather([1]));"
-        "torch.cuda.device_count = lambda: 2; del engine.os.environ['RANK'];"
-        "engine.init_ranks('gloo')"
-    )
-    command = [sys.executable, "-c", code]
-    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-    assert result.stdout == "[1]\n" and "InputError: 2 GPUs: start with" in result.stderr
+def test_without_a_launcher_a_process_is_the_only_rank():
+    code = "import engine; engine.init_ranks('gloo'); print(engine.gather([1]))"
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT) == b"[1]\n"

@@ -93,11 +93,10 @@ def test_ids_beyond_the_tokenizer_are_never_decoded():
 
 def test_completion_stats_worked_out_by_hand():
     completions = [
-        Completion(0, [1, 2, 3], "a", "stop", [0.0] * 3),
-        Completion(1, [1] * 9, "b", "length", [0.0] * 9),
-        Completion(2, [1] * 99, "of another step", "length", [0.0] * 99),
+        [Completion(0, [1, 2, 3], "a", "stop", [0.0] * 3)],
+        [Completion(1, [1] * 9, "b", "length", [0.0] * 9)],
     ]
-    assert completion_stats(completions, slice(0, 2)) == {
+    assert completion_stats(completions) == {
         "completion_length_mean": 6.0,
         "completion_length_max": 9,
         "truncated_share": 0.5,

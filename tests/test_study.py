@@ -66,8 +66,7 @@ DOCS = ROOT / "docs"
 FIRST, SECOND = DOCS / "study" / "first.jsonl", DOCS / "study" / "second.jsonl"
 
 
-# ------------------------------------------------------------------------------------------------
-# The world
+# ---- The world -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("style", ["plain", "scratch"])
@@ -108,8 +107,7 @@ def test_the_base_has_not_seen_the_retention_tiers_in_the_experts_style():
     assert {tier for style, tier in PRETRAIN_MIX if style != "plain"} == {*TRAIN_MIX}
 
 
-# ------------------------------------------------------------------------------------------------
-# The runs
+# ---- The runs ------------------------------------------------------------------------------------
 
 
 def pretend(command: str, log: Path) -> None:
@@ -331,8 +329,7 @@ def test_a_tenth_of_the_references_is_wrong_in_the_same_rows_of_three_sets(train
     assert solution.weight.equals(clean.weight)
 
 
-# ------------------------------------------------------------------------------------------------
-# Scores and statistics
+# ---- Scores and statistics -----------------------------------------------------------------------
 
 
 def test_an_interval_and_its_p_value_are_students():
@@ -406,8 +403,7 @@ def test_a_curve_that_falls_below_a_level_and_rises_again_counts_where_it_first_
     assert at_level(curve, 91, "retention") is None
 
 
-# ------------------------------------------------------------------------------------------------
-# What is committed
+# ---- What is committed ---------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -48,8 +48,7 @@ def g0(seed: int = 0) -> torch.Tensor:
     return torch.autograd.grad(logprobs[mask].sum(), theta)[0].flatten()
 
 
-# ------------------------------------------------------------------------------------------------
-# Theorem 1 and its remarks
+# ---- Theorem 1 and its remarks -------------------------------------------------------------------
 
 
 @each_k
@@ -139,8 +138,7 @@ def test_a_tenth_of_wrong_references_carries_45_percent_of_the_weight_where_most
     assert (weights[:100].sum() / weights.sum()).item() == pytest.approx(0.45, abs=0.005)
 
 
-# ------------------------------------------------------------------------------------------------
-# Section 2.1: the constant c, and Equation 6
+# ---- Section 2.1: the constant c, and Equation 6 -------------------------------------------------
 
 
 def squared_errors(p: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -199,8 +197,7 @@ def test_the_baseline_of_least_variance_is_not_p_but_that_of_the_scores_norms():
     assert variance(best) < variance(p) and variance(best) <= min(others)
 
 
-# ------------------------------------------------------------------------------------------------
-# The corollary, and variance
+# ---- The corollary, and variance -----------------------------------------------------------------
 
 
 def second_moment(shares: list[float], gradients: torch.Tensor, k: int) -> float:
@@ -276,8 +273,7 @@ def test_a_smaller_second_moment_does_not_mean_fewer_steps():
     assert steps["oswft"] == pytest.approx(2 * steps["sft"], rel=0.01)
 
 
-# ------------------------------------------------------------------------------------------------
-# Theorem 2
+# ---- Theorem 2 -----------------------------------------------------------------------------------
 
 
 class World(NamedTuple):
@@ -507,8 +503,7 @@ def test_longer_runs_help_where_the_update_is_a_gradient_and_not_where_it_circle
     assert long > 0.9 * short
 
 
-# ------------------------------------------------------------------------------------------------
-# Outside the theory: Adam and clipping
+# ---- Outside the theory: Adam and clipping -------------------------------------------------------
 
 ALL_WRONG = torch.zeros(4, 4)  # weight 1
 ONE_WRONG = torch.tensor([[1.0, 1.0, 1.0, 0.0]] * 4)  # weight 1/4, a power of two: no rounding

@@ -101,8 +101,7 @@ def check_answers(exercise: SimpleNamespace) -> None:
         assert close or value == right, f"{name} is not {value!r}: {hint}"
 
 
-# ------------------------------------------------------------------------------------------------
-# For each file a function of its name, which returns what there is to see
+# ---- For each file a function of its name, which returns what there is to see --------------------
 
 
 def ex1_weights(exercise: SimpleNamespace) -> str:
