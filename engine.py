@@ -120,8 +120,8 @@ def load_config(
         raise InputError(f"{path_or_hub_id}: reads more than text ({config.model_type})")
     limit = getattr(config, "max_position_embeddings", None) or math.inf  # some models have none
     if max_length > limit or max_completion_length >= max_length:
-        asked = f"--max_length {max_length}, --max_completion_length {max_completion_length}"
-        raise InputError(f"{path_or_hub_id}: reads {limit} tokens, which does not fit {asked}")
+        asked = f"{max_length} tokens, {max_completion_length} of them for --max_completion_length"
+        raise InputError(f"{path_or_hub_id}: reads {limit} tokens at once, too few for {asked}")
     return config
 
 
