@@ -213,20 +213,20 @@ Groups = Sequence[Sequence[Completion]]  # (B, K): K completions of each query
 
 
 def judge(
-    verifier: Verifier, queries: Sequence[TokenizedExample], answers: Sequence[Completion]
+    verifier: Verifier, queries: Sequence[TokenizedExample], completions: Sequence[Completion]
 ) -> tuple[Groups, torch.Tensor]:
-    """Check this rank's answers, and share them: all ranks' completions (B, K), rewards (B, K).
+    """Check this rank's completions, and share them: all ranks' (B, K), with rewards (B, K).
 
     A reward is 1 if the answer is right; one of your own lies in [0, 1]. A collective.
     """
-    examples = [queries[answer.query].example for answer in answers]
+    examples = [queries[c.query].example for c in completions]
     references = [example.columns if verifier.reward else example.answer for example in examples]
-    verdicts = verifier.score([answer.text for answer in answers], references)
-    completions, rewards = [[] for _ in queries], [[] for _ in queries]
-    for answer, verdict in gather(list(zip(answers, verdicts, strict=True))):
-        completions[answer.query].append(answer)
-        rewards[answer.query].append(float(verdict))
-    return completions, torch.tensor(rewards)
+    verdicts = verifier.score([c.text for c in completions], references)
+    groups, rewards = [[] for _ in queries], [[] for _ in queries]
+    for completion, verdict in gather(list(zip(completions, verdicts, strict=True))):
+        groups[completion.query].append(completion)
+        rewards[completion.query].append(float(verdict))
+    return groups, torch.tensor(rewards)
 
 
 def completion_stats(completions: Groups) -> dict[str, float]:
@@ -259,11 +259,11 @@ def vllm_gap(
     token, in nats. Raises InputError if `refuse`, and the two are different models.
     """
     checked = [group[:1] for group in completions[:CHECKED_QUERIES]]
-    answers = trajectories(queries, checked)
-    sampled = pad_completions([c.logprobs for [c] in checked], answers).to(engine.device)
-    scores = engine.score(answers, args.max_tokens_per_micro_batch, args.temperature)  # (N, T)
+    rows = trajectories(queries, checked)
+    sampled = pad_completions([c.logprobs for [c] in checked], rows).to(engine.device)
+    scores = engine.score(rows, args.max_tokens_per_micro_batch, args.temperature)  # (N, T)
     gaps = (scores - sampled).abs()
-    mean = gaps.sum().item() / sum(len(answer.completion_ids) for answer in answers)
+    mean = gaps.sum().item() / sum(len(row.completion_ids) for row in rows)
     if refuse and not mean < MAX_VLLM_GAP:
         gap = f"their log-probabilities differ by {mean:.2g} nats a token"
         raise InputError(f"{args.model}: vLLM samples from another model than is trained: {gap}")

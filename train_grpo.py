@@ -103,17 +103,17 @@ def grpo_loss(
 
 def update(
     engine: Engine,
-    answers: Sequence[Trajectory],
+    rows: Sequence[Trajectory],
     advantages: torch.Tensor,
     old_logprobs: torch.Tensor | None,
     args: Args,
 ) -> dict[str, float]:
-    """One optimizer step on B * G answers; advantages (B, G), old_logprobs (B, G, T) or None."""
-    num_tokens = sum(len(answer.completion_ids) for answer in answers)
+    """One optimizer step on B * G rows; advantages (B, G), old_logprobs (B, G, T) or None."""
+    num_tokens = sum(len(row.completion_ids) for row in rows)
     no_signal = (advantages == 0).all(dim=1).float().mean().item()
     advantages = advantages.flatten().to(engine.device)  # (N,)
     sums = torch.zeros(4, device=engine.device)
-    for batch in engine.passes(answers, args.max_tokens_per_micro_batch, keep=advantages != 0):
+    for batch in engine.passes(rows, args.max_tokens_per_micro_batch, keep=advantages != 0):
         logprobs = engine.logprobs(batch, args.temperature)  # (n, T)
         old, advantage = logprobs.detach(), advantages[batch.rows]  # (n, T), (n,)
         if old_logprobs is not None:
@@ -140,8 +140,8 @@ def score_old(
     """log pi_old of the answers, (B, G, T), before the batch's first update. A collective."""
     if args.steps_per_batch == 1:  # then pi_old is the model that is updated
         return None
-    answers, keep = trajectories(queries, completions), advantages.flatten() != 0
-    old = engine.score(answers, args.max_tokens_per_micro_batch, args.temperature, keep)
+    rows, keep = trajectories(queries, completions), advantages.flatten() != 0
+    old = engine.score(rows, args.max_tokens_per_micro_batch, args.temperature, keep)
     return old.view(*advantages.shape, -1)
 
 
@@ -174,13 +174,13 @@ def main(args: Args) -> int:
             rollout.load_weights(engine.named_weights())
             run.lap("sync_s")
             with run.until_stopped():
-                answers = rollout.answer(queries, batch)  # this rank's share
+                completions = rollout.answer(queries, batch)  # this rank's share
             if run.should_stop():  # nothing was learnt since the last step
                 break
             run.lap("rollout_s")
 
             # ---- verify: which answers are right?
-            completions, rewards = judge(verifier, queries, answers)  # all ranks', (B, G)
+            completions, rewards = judge(verifier, queries, completions)  # all ranks', (B, G)
             gap = vllm_gap(engine, queries, completions, args, refuse=run.step == run.first_step)
 
             # ---- weigh: how much better than its group is an answer?
@@ -192,8 +192,8 @@ def main(args: Args) -> int:
             old = score_old(engine, queries, completions, advantages, args)  # (B, G, T), or None
             for part in run.parts(queries):
                 old_part = None if old is None else old[part]
-                answers = trajectories(queries, completions[part])  # b * G of them
-                stats = update(engine, answers, advantages[part], old_part, args)
+                rows = trajectories(queries, completions[part])  # b * G of them
+                stats = update(engine, rows, advantages[part], old_part, args)
                 sampled = completion_stats(completions[part])
                 run.log({"reward": rewards[part].mean().item(), **stats, **gap, **sampled})
     return 0 if run.finished else 130

@@ -135,13 +135,13 @@ def main(args: Args) -> int:
             rollout.load_weights(engine.named_weights())
             run.lap("sync_s")
             with run.until_stopped():
-                answers = rollout.answer(queries, batch)  # this rank's share
+                completions = rollout.answer(queries, batch)  # this rank's share
             if run.should_stop():  # nothing was learnt since the last step
                 break
             run.lap("rollout_s")
 
             # ---- verify: which answers are right?
-            completions, rewards = judge(verifier, queries, answers)  # all ranks', (B, K)
+            completions, rewards = judge(verifier, queries, completions)  # all ranks', (B, K)
             gap = vllm_gap(engine, queries, completions, args, refuse=run.step == run.first_step)
 
             # ---- weigh: w = 1 - p̂
