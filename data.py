@@ -83,11 +83,15 @@ def read_rows(path_or_hub_id: str, split: str = "train") -> Iterator[tuple[str, 
     if path.is_file():
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
                 try:
-                    if line.strip():
-                        yield f"{path}:{number}", json.loads(line)
+                    row = json.loads(line)
                 except ValueError as error:
                     raise InputError(f"{path}:{number}: not JSON ({error})") from error
+                if not isinstance(row, dict):
+                    raise InputError(f"{path}:{number}: expected a JSON object")
+                yield f"{path}:{number}", row
     elif re.fullmatch(r"[\w-]+/[\w.-]+(?<!\.json)(?<!\.jsonl)(:[\w.-]+)?", path_or_hub_id):
         import datasets  # takes seconds to import, and only hub ids need it
 

@@ -109,19 +109,17 @@ def gather(items: list) -> list:
 # ---- The engine ----------------------------------------------------------------------------------
 
 
-def load_config(
-    path_or_hub_id: str, max_length: int, max_completion_length: int = 0
-) -> PreTrainedConfig:
+def load_config(model: str, max_length: int, max_completion_length: int = 0) -> PreTrainedConfig:
     """Load a config. Raises InputError for a model of more than text, or too long lengths."""
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(path_or_hub_id, trust_remote_code=False)
+    config = AutoConfig.from_pretrained(model, trust_remote_code=False)
     if config.get_text_config() is not config:
-        raise InputError(f"{path_or_hub_id}: reads more than text ({config.model_type})")
+        raise InputError(f"{model}: reads more than text ({config.model_type})")
     limit = getattr(config, "max_position_embeddings", None) or math.inf  # some models have none
     if max_length > limit or max_completion_length >= max_length:
         asked = f"{max_length} tokens, {max_completion_length} of them for --max_completion_length"
-        raise InputError(f"{path_or_hub_id}: reads {limit} tokens at once, too few for {asked}")
+        raise InputError(f"{model}: reads {limit} tokens at once, too few for {asked}")
     return config
 
 

@@ -332,7 +332,7 @@ def find_missing(
     problems: dict[str, list[Example]],
 ) -> list[tuple[Example, int]]:
     """Write args.json; returns what is still to be sampled: (problem, number of its answer)."""
-    if (args.num_samples or 1) < 1 or not 0 < args.vllm_memory <= 1:
+    if not (args.num_samples is None or args.num_samples > 0) or not 0 < args.vllm_memory <= 1:
         raise InputError("--num_samples is at least 1, --vllm_memory a share above 0, at most 1")
     every = [problem for part in problems.values() for problem in part]
     refuse_special_tokens(tokenizer, ((problem.where, problem.question) for problem in every))

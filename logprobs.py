@@ -6,8 +6,7 @@
     logprobs = logprobs.new_zeros(mask.numel()).index_copy(0, positions, logprobs)
     logprobs = logprobs.view(mask.shape)  # (B, T), as `oswft_loss` reads them
 
-The targets are the tokens that follow `input_ids`, both (B, T). The wrapped model has no logits, so
-it cannot `generate`. This file imports torch alone; the models are those of transformers.
+The targets follow `input_ids`, both (B, T). Without logits the wrapped model cannot `generate`.
 """
 
 from __future__ import annotations

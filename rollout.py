@@ -102,9 +102,8 @@ class Rollout:
         )
         # When it is freed, vLLM would destroy all process groups, which are not its own.
         self.llm.llm_engine.engine_core._finalizer.detach()
-        # From the same seed the two runners draw different numbers.
-        uses_v2 = self.llm.llm_engine.vllm_config.use_v2_model_runner
-        self.model_runner = "V2" if uses_v2 else "V1"
+        v2 = self.llm.llm_engine.vllm_config.use_v2_model_runner
+        self.model_runner = "V2" if v2 else "V1"  # from one seed they draw different numbers
         self.sleep()
 
     def load_weights(self, named_weights: Iterator[tuple[str, torch.Tensor]]) -> None:

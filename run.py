@@ -173,18 +173,18 @@ def saved_args(args_class: type) -> dict:
 def run_script(main: Callable, args_class: type, description: str | None) -> NoReturn:
     """Parse the command line, run `main(args)`, and end with the exit status that it returns."""
     gc.set_threshold(100_000, 50, 50)  # Python's own (700) takes a fifth of the imports' time
-    with one_line_errors():
+    with one_line_errors("stopped; the same command continues (a training run: --resume)"):
         status = main(parse_args(args_class, description, **saved_args(args_class)))
     finish(status)
 
 
 @contextlib.contextmanager
-def one_line_errors() -> Iterator[None]:
+def one_line_errors(stopped: str = "stopped") -> Iterator[None]:
     """End with one line after Ctrl-C or an error that the user can fix, else with a traceback."""
     try:
         yield
     except KeyboardInterrupt:
-        fail("stopped; the same command continues (a training run: --resume)", status=130)
+        fail(stopped, status=130)
     except (InputError, RewardError, OSError, FloatingPointError) as error:
         fail(str(error))
     except Exception:
