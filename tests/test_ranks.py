@@ -45,18 +45,21 @@ run.run_script(main, type("Args", (), {"plan": sys.argv[-1]}), "")
 PARSE = "run.parse_args = lambda kind, *_, **__: kind()\nrun.saved_args = lambda kind: {}\n"
 
 
-@pytest.fixture(params=["deepspeed", "torchrun"])
-def run_ranks(tmp_path, request):
-    """Runs a plan on three ranks; returns the exit code, the errors, and the seconds it took."""
-    script = tmp_path / "rank.py"
-    script.write_text(RANK.replace("asked = False\n", f"asked = False\n{PARSE}"))
-    command = {
-        "deepspeed": ["deepspeed", "--log_level", "error", "--num_accelerators"],
-        "torchrun": ["torchrun", "--nproc_per_node"],
-    }[request.param]
-    command = [str(BIN / command[0]), *command[1:], "3", "--master_port", free_port(), str(script)]
+LAUNCHERS = {
+    "deepspeed": ["deepspeed", "--log_level", "error", "--num_accelerators"],
+    "torchrun": ["torchrun", "--nproc_per_node"],
+}
 
-    def run_ranks(plan: str) -> tuple[int, str, float]:
+
+@pytest.fixture
+def run_ranks(tmp_path):
+    """Runs a plan on three ranks; returns the exit code, the errors, and the seconds it took."""
+    path = tmp_path / "rank.py"
+    path.write_text(RANK.replace("asked = False\n", f"asked = False\n{PARSE}"))
+
+    def run_ranks(launcher: str, plan: str) -> tuple[int, str, float]:
+        name, *flags = LAUNCHERS[launcher]
+        command = [str(BIN / name), *flags, "3", "--master_port", free_port(), str(path)]
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         process = subprocess.Popen([*command, plan], cwd=ROOT, env=env, **streams)
@@ -69,22 +72,26 @@ def run_ranks(tmp_path, request):
     return run_ranks
 
 
-@pytest.mark.parametrize("plan", ["one fails", "all fail", "one breaks"])
-def test_an_error_of_one_rank_or_of_all_is_said_once_and_ends_all(run_ranks, plan):
-    code, errors, seconds = run_ranks(plan)
+@pytest.mark.parametrize(
+    ("launcher", "plan"),
+    [("deepspeed", "one fails"), ("deepspeed", "all fail"), ("torchrun", "one breaks")],
+)
+def test_an_error_of_one_rank_or_of_all_is_said_once_and_ends_all(run_ranks, launcher, plan):
+    code, errors, seconds = run_ranks(launcher, plan)
     assert code != 0 and seconds < 30
     [said] = [line for line in errors.splitlines() if line.startswith("error: ")]
     assert "no such file" in said or (plan == "one breaks" and "a bug" in errors), errors
 
 
-def test_a_killed_rank_ends_the_others_of_its_host(run_ranks):
-    code, errors, seconds = run_ranks("one is killed")
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_killed_rank_ends_the_others_of_its_host(run_ranks, launcher):
+    code, errors, seconds = run_ranks(launcher, "one is killed")
     assert code != 0 and seconds < 30, errors
     assert errors.count("error: T") == 1  # a survivor says that its peer is gone
 
 
 def test_a_rank_that_is_done_ends_no_other(run_ranks):
-    code, errors, seconds = run_ranks("works")
+    code, errors, seconds = run_ranks("deepspeed", "works")
     assert code == 0 and "error" not in errors and seconds > 3
 
 
