@@ -39,7 +39,6 @@ from logprobs import LogprobModel
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-
 GATHER_BYTES = 2**30  # parameters gathered at a time under ZeRO-3
 CPU_REDUCE_BUCKET = 2**22  # parameters; ZeRO allocates its buckets anew for each pass
 STATE_BYTES = 2**28  # parameters whose state goes into one file

@@ -353,8 +353,8 @@ class Run(contextlib.AbstractContextManager):
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it
                 signal.signal(number, self._interrupt)
         every = 0.5 if sys.stderr.isatty() else 10  # seconds between redraws
-        bar = functools.partial(tqdm, unit="step", mininterval=every, miniters=0)
-        self.bar = bar(total=self.num_steps, initial=self.step, disable=not self.writes)
+        shown = {"unit": "step", "mininterval": every, "miniters": 0, "disable": not self.writes}
+        self.bar = tqdm(total=self.num_steps, initial=self.step, **shown)
         self.last_lap, self.seconds = time.perf_counter(), {}  # by phase, since the last step
 
     def _open_files(self, runner: dict) -> None:

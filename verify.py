@@ -23,7 +23,7 @@ import traceback
 import types
 import unicodedata
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from decimal import Decimal
 from functools import lru_cache
 from multiprocessing import Pipe
@@ -226,8 +226,10 @@ class Verifier(contextlib.AbstractContextManager):
             for n in places:  # all workers take from the same iterator
                 grades[n] = worker.grade(pairs[n], self.timeout_s + WAITING_S)
 
-        with ThreadPoolExecutor(len(self.workers)) as pool:  # a thread waits for each worker
-            list(pool.map(work, self.workers))
+        with ThreadPoolExecutor(len(self.workers)) as pool, contextlib.ExitStack() as end:
+            end.callback(list, places)  # after an error, or Ctrl-C, no worker takes another answer
+            for done in as_completed([pool.submit(work, worker) for worker in self.workers]):
+                done.result()
         return grades
 
 

@@ -2,7 +2,6 @@
 
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -28,6 +27,7 @@ from bench.setup import (
 )
 from data import TokenizedExample, load_tokenizer, write_rows
 from engine import keep_freed_memory, share_cores
+from run import Run
 
 # Of all of TRL's trainers. The learning rate is so small that the model hardly moves.
 SETTINGS = {"num_train_epochs": 1, "learning_rate": 1e-12, "remove_unused_columns": False}
@@ -39,13 +39,10 @@ SETTINGS |= {"output_dir": tempfile.gettempdir()}  # nothing is saved
 class Clock(TrainerCallback):
     """Seconds of an epoch of one of TRL's trainers by phase, and the tokens that it samples."""
 
-    def on_epoch_begin(self, *_, **__) -> None:
-        self.tokens, self.seconds, self.last = 0, Counter(), time.perf_counter()
+    lap = Run.lap  # of `seconds` and `last_lap`
 
-    def lap(self, phase: str) -> None:
-        now = time.perf_counter()
-        self.seconds[phase] += now - self.last
-        self.last = now
+    def on_epoch_begin(self, *_, **__) -> None:
+        self.tokens, self.seconds, self.last_lap = 0, {}, time.perf_counter()
 
     def on_sampled(self, num_tokens: int) -> None:
         self.tokens += num_tokens
