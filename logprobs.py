@@ -11,12 +11,10 @@ The targets follow `input_ids`, both (B, T). Without logits the wrapped model ca
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from torch.utils.checkpoint import checkpoint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -28,13 +26,7 @@ MAX_GAP = 1e-3  # nats a token, on average: rounding in fp32 gives 1e-5, a forgo
 
 
 class LogprobHead(torch.nn.Module):
-    """Takes the place of `lm_head`: hidden states and targets in, log-probabilities out.
-
-    The vocabulary is taken in chunks. A (tokens x vocabulary) tensor never exists: for 4,096 tokens
-    of Qwen3 it would take 2.5 GB in fp32, three times over. Where the chunks together are larger
-    than `MAX_KEPT`, backward computes their logits again. The head is one module call, as ZeRO-3
-    needs it.
-    """
+    """Takes the place of `lm_head`: hidden states in, log-probabilities out, in one module call."""
 
     def __init__(self, head: torch.nn.Linear, scale: float = 1.0, cap: float | None = None):
         super().__init__()
@@ -45,40 +37,68 @@ class LogprobHead(torch.nn.Module):
         self, hidden: torch.Tensor, targets: torch.Tensor, temperature: float = 1.0
     ) -> torch.Tensor:
         """log softmax(logits / temperature)[target]: (N, H), (N,) -> (N,) fp32."""
-        size = max(1, MAX_LOGITS[hidden.device.type] // max(1, len(hidden)))  # ids in a chunk
-        weights = self.weight.split(size)
-        biases = self.bias.split(size) if self.bias is not None else [None] * len(weights)
-        hidden = hidden.float()  # so that the chunks' gradients are summed in fp32
-        chunk = self.chunk
-        if len(hidden) * len(self.weight) > MAX_KEPT:
-            chunk = partial(checkpoint, chunk, use_reentrant=False, preserve_rng_state=False)
-        chunks = [
-            chunk(hidden, weight, bias, targets - n * size, temperature)
-            for n, (weight, bias) in enumerate(zip(weights, biases, strict=True))
-        ]
-        log_normalizers, target_logits = map(torch.stack, zip(*chunks, strict=True))  # (chunks, N)
-        return target_logits.sum(dim=0) - log_normalizers.logsumexp(dim=0)
+        return ChunkedLogprobs.apply(self, hidden, self.weight, self.bias, targets, temperature)
 
-    def chunk(
-        self,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        targets: torch.Tensor,
-        temperature: float,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """log of the sum of exp(logits), and the target's logit, 0 if it is in another chunk."""
-        logits = F.linear(hidden.to(weight.dtype), weight, bias).float()  # (N, size)
-        if self.scale != 1:
-            logits = logits * self.scale
-        if self.cap:
-            logits = self.cap * (logits / self.cap).tanh()
-        if temperature != 1:
-            logits = logits / temperature
-        inside, index = (targets >= 0) & (targets < len(weight)), targets.clamp(0, len(weight) - 1)
-        logit = logits[torch.arange(len(index)), index]  # `gather` would keep the logits
-        log_normalizer = F.cross_entropy(logits, index, reduction="none") + logit  # fused
-        return log_normalizer, torch.where(inside, logit, 0)
+
+class ChunkedLogprobs(torch.autograd.Function):
+    """The target's logit - log sum exp(logits), a chunk of the vocabulary at a time.
+
+    All logits together, for 4,096 tokens of Qwen3, would take 2.5 GB in fp32, three times over.
+    Backward computes them again, if they were too many to keep, and turns each chunk in place into
+    its gradient, one-hot - softmax.
+    """
+
+    @staticmethod
+    def forward(ctx, head, hidden, weight, bias, targets, temperature):
+        normalizer = torch.full(targets.shape, -torch.inf, device=hidden.device)  # log sum exp
+        target_logits, kept = torch.zeros_like(normalizer), []
+        for _, logits, ids, inside in chunks(head, hidden, weight, bias, targets, temperature):
+            logit = logits.gather(1, ids)[:, 0]
+            nll = F.cross_entropy(logits, ids[:, 0], reduction="none")  # one fused kernel
+            normalizer = normalizer.logaddexp(nll + logit)
+            target_logits += torch.where(inside, logit, 0)
+            kept += [logits] if len(hidden) * len(weight) <= MAX_KEPT else []
+        ctx.save_for_backward(hidden, weight, bias, targets, normalizer, *kept)
+        ctx.head, ctx.temperature = head, temperature
+        return target_logits - normalizer
+
+    @staticmethod
+    def backward(ctx, grad):
+        hidden, weight, bias, targets, normalizer, *kept = ctx.saved_tensors
+        grad_hidden = torch.zeros_like(hidden, dtype=torch.float32)  # summed over the chunks
+        grad_weight = torch.empty_like(weight)
+        grad_bias = None if bias is None else torch.empty_like(bias)
+        for part, logits, ids, inside in chunks(
+            ctx.head, hidden, weight, bias, targets, ctx.temperature, kept
+        ):
+            slope = grad[:, None] * ctx.head.scale / ctx.temperature
+            if ctx.head.cap:  # the derivative of tanh
+                slope = slope * (1 - (logits * ctx.temperature / ctx.head.cap) ** 2)
+            softmax = logits.sub_(normalizer[:, None]).exp_()
+            softmax.scatter_add_(1, ids, -inside.float()[:, None])
+            grad_logits = softmax.mul_(-slope).to(weight.dtype)
+            grad_hidden += grad_logits @ weight[part]
+            torch.mm(grad_logits.T, hidden, out=grad_weight[part])
+            if bias is not None:
+                torch.sum(grad_logits, dim=0, out=grad_bias[part])
+        return None, grad_hidden.to(hidden.dtype), grad_weight, grad_bias, None, None
+
+
+def chunks(head, hidden, weight, bias, targets, temperature, kept=()):
+    """Slices of the vocabulary, their logits (N, size) fp32, the targets in them (N, 1), if any."""
+    size = max(1, MAX_LOGITS[hidden.device.type] // max(1, len(hidden)))  # ids in a chunk
+    for start in range(0, len(weight), size):
+        part = slice(start, min(start + size, len(weight)))
+        inside = (targets >= start) & (targets < part.stop)
+        if kept:
+            logits = kept.pop(0)
+        else:
+            logits = F.linear(hidden, weight[part], None if bias is None else bias[part]).float()
+            if head.cap:
+                logits.mul_(head.scale / head.cap).tanh_().mul_(head.cap / temperature)
+            elif head.scale != temperature:
+                logits *= head.scale / temperature
+        yield part, logits, torch.where(inside, targets - start, 0)[:, None], inside
 
 
 def logit_scale_and_cap(config: PreTrainedConfig) -> tuple[float, float | None]:
@@ -134,13 +154,9 @@ class LogprobModel(torch.nn.Module):
         positions: torch.Tensor,
         temperature: float = 1.0,
     ) -> torch.Tensor:
-        """log pi(target) at each position: (N,) fp32.
+        """log pi(targets) at the positions, with logits / temperature: (N,) fp32.
 
-        Args:
-            input_ids: (B, T) the tokens that are read.
-            targets: (N,) the token that follows each position.
-            positions: (N,) indices into the flattened (B * T,).
-            temperature: the logits are divided by it.
+        `input_ids` are (B, T); positions, (N,), count in the flattened (B * T,); targets are (N,).
         """
         # For OLMo, SmolLM3 and others vLLM changes transformers' class: `base(...)` would fail.
         base, call = self.model.base_model, torch.nn.Module.__call__
