@@ -54,6 +54,7 @@ def init_distributed() -> None:
     """Join the process group, with the backend that training needs. A collective."""
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+        torch.backends.cuda.enable_cudnn_sdp(False)  # as vLLM does: three methods, one kernel
         init_ranks("nccl")
     else:
         keep_freed_memory()
@@ -197,6 +198,8 @@ class Engine:
         alone = dist.get_world_size() == 1
         self.zero_stage = min(args.zero_stage, self.max_stage_alone if alone else 3)
         bf16 = args.precision == "bf16"
+        if torch.cuda.is_available():
+            model.cuda()  # in fp32 the ranks of a host would fill its memory
         cast_parameters(model, torch.float32)  # the check is sharp without rounding
         try:
             model = LogprobModel.checked(model)
@@ -212,7 +215,7 @@ class Engine:
             "train_micro_batch_size_per_gpu": 1,  # nominal: `passes` says which pass is the last
             "bf16": {"enabled": bf16},
             "gradient_clipping": args.max_grad_norm,
-            "zero_optimization": {"stage": self.zero_stage, "overlap_comm": True},
+            "zero_optimization": {"stage": self.zero_stage, "overlap_comm": not alone},
             "zero_force_ds_cpu_optimizer": False,  # torch's AdamW needs no compiler at run time
             "steps_per_print": 10**9,
         }
@@ -223,6 +226,7 @@ class Engine:
         if args.cpu_offload:
             config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
         self.deepspeed = import_deepspeed()
+        dist.barrier()  # a late rank: DeepSpeed's own NCCL group waits for ten minutes only
         self.engine, *_ = self.deepspeed.initialize(model=model, optimizer=self.adam, config=config)
         self.device = self.engine.device
         self.num_steps = 0  # optimizer steps done
@@ -383,6 +387,7 @@ class Engine:
             if writes:
                 path = folder / "state" / f"{number:05d}.safetensors"
                 save_file(tensors, path, metadata={"step": str(self.num_steps)})
+        dist.barrier()  # a slow disk
 
     def load_state(self, folder: Path) -> None:
         """Read what `save_state` wrote where the model was loaded from. A collective."""
@@ -398,6 +403,7 @@ class Engine:
                     tensor = where[f"{name}.{key}"].get_tensor(f"{name}.{key}")
                     self._set_state(parameter, key, tensor)
         self._count_steps(num_steps)
+        dist.barrier()
 
     def _allocate_moments(self) -> None:
         """Adam makes its moments at its first step: take that step, on a gradient of zero."""

@@ -31,7 +31,8 @@ from engine import Engine, gather
 from run import RolloutArgs
 from verify import Verifier
 
-CPU_SEQUENCES = 256  # that a CPU samples at a time
+MAX_SEQUENCES = {"cpu": 256, "cuda": 512}  # at a time; for more vLLM has no CUDA graph
+RESERVE = 4 * 2**30  # bytes of a GPU for CUDA, NCCL, DeepSpeed's bucket, fragments: assumed
 CHECKED_QUERIES = 8  # of a batch, whose first answers the trainer scores too
 MAX_VLLM_GAP = 0.1  # nats a token, on average: rounding in bf16 gives 0.01
 
@@ -53,6 +54,7 @@ def import_vllm():
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # it ignores per-request seeds
     os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")  # else attention in fp32 rounds to tf32
+    os.environ.setdefault("VLLM_ALLREDUCE_USE_FLASHINFER", "0")  # it compiles for minutes
     if not torch.cuda.is_available():
         prepare_cpu()
     import vllm
@@ -89,7 +91,6 @@ class Rollout:
             skip_tokenizer_init=True,  # token ids in, token ids out
             dtype="bfloat16" if args.precision == "bf16" else "float32",
             max_model_len=max_length,
-            gpu_memory_utilization=args.vllm_memory,
             tensor_parallel_size=args.vllm_tensor_parallel,
             distributed_executor_backend="external_launcher",
             load_format="auto" if load_weights_from_disk else "dummy",
@@ -98,7 +99,7 @@ class Rollout:
             logprobs_mode="processed_logprobs",  # of the distribution that is sampled from
             seed=0,  # of the engine; every request has its own
             use_tqdm_on_load=False,
-            **({} if torch.cuda.is_available() else cpu_options(args, max_length)),
+            **(gpu_options if torch.cuda.is_available() else cpu_options)(args, max_length),
         )
         # When it is freed, vLLM would destroy all process groups, which are not its own.
         self.llm.llm_engine.engine_core._finalizer.detach()
@@ -269,7 +270,26 @@ def vllm_gap(
     return {"vllm_gap_mean": mean, "vllm_gap_max": gaps.max().item()}
 
 
-# ---- On a CPU ------------------------------------------------------------------------------------
+# ---- On a GPU, and on a CPU ----------------------------------------------------------------------
+
+
+def gpu_options(args: RolloutArgs, max_length: int) -> dict:
+    """vLLM's share of the memory, and what costs less than its defaults; read, not yet measured."""
+    total = torch.cuda.mem_get_info()[1]
+    cache = MAX_SEQUENCES["cuda"] * kv_cache_bytes(args.model, max_length, args.precision)
+    share = args.vllm_memory or memory_share(torch.cuda.memory_allocated(), total, args.vllm_sleep)
+    return {
+        "gpu_memory_utilization": share,
+        # of a tiny model it would be millions of blocks, an object of Python for each
+        "kv_cache_memory_bytes": cache if cache < share * total / 2 else None,
+        "max_num_seqs": MAX_SEQUENCES["cuda"],
+        "compilation_config": {"pass_config": {"fuse_allreduce_rms": False}},  # flashinfer's, too
+    }
+
+
+def memory_share(held: float, total: float, sleeps: bool) -> float:
+    """Of a GPU, for vLLM: with sleep, what the trainer leaves; it holds so much before a step."""
+    return 1 - (3 * held + RESERVE) / total if sleeps else 0.3  # moments and gradients are to come
 
 
 def prepare_cpu() -> None:
@@ -286,11 +306,11 @@ def cpu_options(args: RolloutArgs, max_length: int) -> dict:
     """What vLLM needs to be told on a CPU."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     ranks_here = int(os.environ.get("LOCAL_SIZE", 1))
-    cache = CPU_SEQUENCES * kv_cache_bytes(args.model, max_length, args.precision)
+    cache = MAX_SEQUENCES["cpu"] * kv_cache_bytes(args.model, max_length, args.precision)
     return {
         # vLLM touches all of it at the start: ask for no more than can be used
-        "kv_cache_memory_bytes": min(cache, int(args.vllm_memory * memory / ranks_here)),
-        "max_num_seqs": CPU_SEQUENCES,
+        "kv_cache_memory_bytes": min(cache, int((args.vllm_memory or 0.3) * memory / ranks_here)),
+        "max_num_seqs": MAX_SEQUENCES["cpu"],
         "enforce_eager": True,
         # A CPU generator cannot take back the number drawn at a half-read prompt.
         "enable_chunked_prefill": False,

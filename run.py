@@ -113,7 +113,7 @@ class RolloutArgs(TrainArgs):
     rollout_batch_size: int
 
     # vLLM and the verifier
-    vllm_memory: float | None = None  # share of the GPU's (CPU: host's) memory; 0.3, asleep 0.5
+    vllm_memory: float | None = None  # share of the memory; 0.3, asleep what is free
     vllm_tensor_parallel: int = 1  # GPUs that sample from one copy of the model together
     vllm_sleep: bool = False  # vLLM gives its GPU memory back while the model trains
     verifier_workers: int = 2  # processes per rank that check answers
@@ -122,12 +122,10 @@ class RolloutArgs(TrainArgs):
     def __post_init__(self) -> None:
         if self.train_batch_size is None:
             self.train_batch_size = self.rollout_batch_size
-        if self.vllm_memory is None:
-            self.vllm_memory = 0.5 if self.vllm_sleep else 0.3
 
     def check(self) -> None:
         super().check()
-        if self.vllm_memory > 1:
+        if (self.vllm_memory or 0) > 1:
             raise InputError(f"--vllm_memory is a share, at most 1, got {self.vllm_memory}")
         if self.rollout_batch_size % self.train_batch_size:
             raise InputError("--train_batch_size does not divide --rollout_batch_size")

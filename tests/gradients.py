@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.utils import safe_get_full_grad
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import logprobs as logprobs_module
@@ -200,7 +201,10 @@ def compare_grpo(steps_per_batch: int, tied=True, vocabulary=VOCABULARY, **setti
 
 
 def count_reads() -> None:
-    """A further pass costs the host a single read: transformers asks if its rows are packed."""
+    """A further pass costs the host a single read: transformers asks if its rows are packed.
+
+    An operation on tensors of both devices counts, too: it copies one of them, and waits.
+    """
     args = train_oswft.Args(**SETTINGS)
     engine, *_ = make_engine(args)
     rows = make_rows(torch.Generator().manual_seed(0))
@@ -209,7 +213,9 @@ def count_reads() -> None:
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             nonlocal reads
-            reads += function is torch.ops.aten._local_scalar_dense.default
+            tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+            mixed = len({x.device.type for x in tensors if x.dim()}) > 1
+            reads += mixed or function is torch.ops.aten._local_scalar_dense.default
             return function(*args, **(kwargs or {}))
 
     def reads_of_a_step(max_tokens: int) -> int:
@@ -242,7 +248,9 @@ def holds(job: partial) -> bool:
 if __name__ == "__main__":
     sys.argv = sys.argv[:1]
     init_distributed()
-    Engine.max_stage_alone = 3 if torch.cuda.is_available() else 2
+    if torch.cuda.is_available():
+        Engine.max_stage_alone = 3
+        assert not torch.backends.cuda.cudnn_sdp_enabled()  # vLLM is not imported here
     cases = [
         {"tied": tied, "max_tokens_per_micro_batch": tokens}
         for tied in (True, False)
