@@ -10,17 +10,14 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import train_oswft
 import train_sft
+from bench.cost import sampling_seconds, training_flops, update_seconds
 from bench.logprobs import HEADER, logprob_rows
 from bench.measure import goal, markdown_table, print_section, timed, tokens_per_second
-from bench.setup import random_rows
+from bench.setup import QWEN3, random_rows
 from data import InputError
 from demo.tiny import make_tokenizer
 from engine import Engine, init_distributed
 from rollout import Rollout
-
-QWEN3_06B = {"vocab_size": 151_936, "hidden_size": 1024, "intermediate_size": 3072}
-QWEN3_06B |= {"num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8}
-QWEN3_06B |= {"head_dim": 128, "max_position_embeddings": 32_768, "tie_word_embeddings": True}
 
 
 def matrix_rate(size: int, repetitions: int = 20) -> float:
@@ -28,12 +25,6 @@ def matrix_rate(size: int, repetitions: int = 20) -> float:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     a, b = torch.randn(2, size, size, device=device, dtype=torch.bfloat16)
     return 2 * size**3 / min(timed(lambda: a @ b) for _ in range(repetitions))
-
-
-def training_flops(config: Qwen3Config, num_parameters: int, length: int) -> float:
-    """Of a token in forward and backward: 6 for each parameter, and causal attention's."""
-    width = config.num_attention_heads * config.head_dim
-    return 6 * num_parameters + 6 * config.num_hidden_layers * width * length
 
 
 def train_on_lengths(
@@ -76,21 +67,25 @@ def main(repetitions: int = 5) -> list[str]:
     """Measure; returns Markdown."""
     if not torch.cuda.is_available():
         raise InputError("there is no CUDA GPU here")
-    config, lengths = Qwen3Config(**QWEN3_06B), [4096, 1024, 2048, 8192]
+    config, lengths = Qwen3Config(**QWEN3["0.6B"]), [4096, 1024, 2048, 8192]
     best, rows = matrix_rate(8192), []
     measured = train_on_lengths(config, lengths, 8192, repetitions)
     for length, (rate, flops, peak) in zip(lengths, measured, strict=True):
-        row = [f"{length:,}", f"{rate:,.0f}", f"{flops / 1e12:.0f}", f"{flops / best:.0%}"]
-        rows.append([*row, f"{peak / 2**30:.1f}"])
+        predicted = 8 * length / update_seconds(config, 8 * length, length, gpus=1)
+        row = [f"{length:,}", f"{rate:,.0f}", f"{predicted:,.0f}", f"{flops / 1e12:.0f}"]
+        rows.append([*row, f"{flops / best:.0%}", f"{peak / 2**30:.1f}"])
     heads = logprob_rows("bf16", 4096, config.vocab_size, config.hidden_size, repetitions, "cuda")
     sampled = "vLLM is not installed."
     if find_spec("vllm"):
         speed = sampled_per_second(config, 128, 1024)
-        sampled = f"vLLM: {speed:,.0f} tokens/s from 128 prompts × 2, 1,024 tokens each."
+        seconds = sampling_seconds(config, lambda t: 256, prompt=128, limit=1024, gpus=1)
+        sampled = f"vLLM: {speed:,.0f} tokens/s from 128 prompts × 2, 1,024 tokens each"
+        sampled += f" (computed for an H100: {256 * 1024 / seconds:,.0f})."
     return [
         f"{torch.cuda.get_device_name()}; random Qwen3-0.6B, bf16, one rank, 8 rows to a step, "
         f"8,192 tokens at once. A bf16 product of 8,192³ runs at {best / 1e12:.0f} TFLOP/s.",
-        markdown_table(["length", "tokens/s", "TFLOP/s", "of that rate", "peak GiB"], rows),
+        markdown_table(["length", "tokens/s", "computed", "TFLOP/s", "of it", "peak GiB"], rows),
+        "Computed: for an H100, by `bench.cost`.",
         goal("FLOP/s at 4,096 tokens", "a matrix product", measured[0][1] / best, "≥ 0.5"),
         markdown_table(HEADER, heads[0]),
         sampled,

@@ -16,11 +16,12 @@ from bench.measure import markdown_table, print_section
 from data import InputError
 from engine import load_config
 from logprobs import MAX_LOGITS, LogprobModel
-from rollout import kv_cache_bytes
+from rollout import kv_cache_bytes, memory_share
 from run import RolloutArgs, TrainArgs
 
 RESERVE = 3 * 2**30  # bytes of a GPU for CUDA's context, NCCL and fragmentation: assumed
 VLLM_OWN = 4 * 2**30  # bytes of vLLM's share for activations and CUDA graphs: assumed
+GRAPHS = 2**30  # bytes of CUDA graphs, which stay while vLLM sleeps: assumed
 LIVE_PARAMETERS, REDUCE_BUCKET = 10**9, 5 * 10**8  # what ZeRO gathers and reduces at a time
 
 
@@ -85,7 +86,9 @@ def memory(args: RolloutArgs, gpus: int, gpu_memory: float) -> dict[str, dict[st
     stage = args.zero_stage if gpus > 1 else min(args.zero_stage, 2)
     tokens = max(args.max_tokens_per_micro_batch, args.max_length)
 
-    gradients, bucket = count * 4 / (gpus if stage >= 2 else 1), REDUCE_BUCKET * size
+    gradients = count * 4 / (gpus if stage >= 2 else 1)
+    # stage 1 adds up in fp32; while one bucket is sent, the other one fills
+    bucket = REDUCE_BUCKET * (4 if stage == 1 else size) * (2 if stage < 3 and gpus > 1 else 1)
     if args.cpu_offload and stage == 3:  # the other stages add them up on the GPU
         gradients = 0
     held = {
@@ -97,10 +100,9 @@ def memory(args: RolloutArgs, gpus: int, gpu_memory: float) -> dict[str, dict[st
     activations = tokens * (per_token + layers * per_layer)
     if args.gradient_checkpointing:  # every layer's input, and all of one layer
         activations = tokens * (per_token + layers * width * size + per_layer)
-    # a chunk's log-softmax, its gradient and the logits', in fp32, with the weight's gradient in
-    # pieces; then the pieces and their whole
+    # a chunk's gradient in both precisions, the next chunk's logits in both, the weight's gradient
     logits, gradient = MAX_LOGITS["cuda"], config.vocab_size * width * size
-    head = max(logits * 3 * 4 + gradient, 2 * gradient) + tokens * width * (4 + size)
+    head = logits * 2 * (4 + size) + gradient + tokens * width * (4 + size)
     tied = gradient if getattr(config, "tie_word_embeddings", False) else 0
     start = {"activations": activations, "log-probabilities": head}  # of a backward pass
     middle = {
@@ -111,13 +113,15 @@ def memory(args: RolloutArgs, gpus: int, gpu_memory: float) -> dict[str, dict[st
     }
     end = {"embedding's gradient": tied + gradient}
     end["reduce bucket"] = bucket + min(count, REDUCE_BUCKET) * 4
-    vllm = args.vllm_memory * gpu_memory * 2**30
+    total = gpu_memory * 2**30
+    before = held["weights"] + held["optimizer"] / 3  # a step, when vLLM starts
+    vllm = total * (args.vllm_memory or memory_share(before, total, args.vllm_sleep))
     train = {
         **held,
         "gradients": gradients,
         "gathered weights": min(count, LIVE_PARAMETERS) * size if stage == 3 else 0,
         **max(start, middle, end, key=lambda parts: sum((held | parts).values())),
-        "vLLM": 0 if args.vllm_sleep else vllm,
+        "vLLM": GRAPHS if args.vllm_sleep else vllm,
     }
     # While weights go into vLLM, less is held than in one of these two.
     phases = {"train": train, "sample": {**held, "vLLM": vllm}}
@@ -179,11 +183,14 @@ def main(args: OmitArgPrefixes[Args]) -> list[str]:
     verdict = "**It fits.**"
     if complaints:
         verdict = f"**It does not fit**: {'; '.join(complaints)}. {remedy(args)}"
+    count, share = traced(args.model, "bf16")[0], phases["sample"]["vLLM"] / args.gpu_memory / 2**30
+    host = count * (2 + 16 / args.gpus * args.cpu_offload) / 2**30  # bf16; gradients, master, Adam
     return [
-        f"{args.model}: {traced(args.model, 'bf16')[0] / 1e6:,.1f}M parameters, {args.gpus} GPUs "
+        f"{args.model}: {count / 1e6:,.1f}M parameters, {args.gpus} GPUs "
         f"of {args.gpu_memory:g} GiB, bf16. GiB of one GPU, by phase of a step:",
         markdown_table(["", *phases], [*rows, ["together", *sums]]),
-        f"vLLM's share holds {sequences:.0f} sequences of {args.max_length:,} tokens at once.",
+        f"vLLM's share (`--vllm_memory {share:.2f}`) holds {sequences:.0f} sequences of "
+        f"{args.max_length:,} tokens at once. Each rank takes {host:.1f} GiB of its host's memory.",
         verdict,
     ]
 

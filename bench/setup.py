@@ -28,6 +28,17 @@ BATCH = 128  # rows to an optimizer step
 SMALL = {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1536, "head_dim": 64}
 SMALL |= {"num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4}
 SMALL |= {"max_position_embeddings": 1024, "initializer_range": 0.005}
+QWEN3_ALL = {"vocab_size": 151_936, "head_dim": 128, "num_key_value_heads": 8}
+QWEN3_ALL |= {"max_position_embeddings": 32_768, "tie_word_embeddings": True}
+QWEN3 = {  # the paper's three models: width, its MLP's, layers, heads
+    name: QWEN3_ALL
+    | dict(hidden_size=h, intermediate_size=m, num_hidden_layers=n, num_attention_heads=heads)
+    for name, h, m, n, heads in (
+        ("0.6B", 1024, 3072, 28, 16),
+        ("1.7B", 2048, 6144, 28, 16),
+        ("4B", 2560, 9728, 36, 32),
+    )
+}
 MEAN_LENGTH = 128  # of the small model's answers
 COLD = 2  # a process's first steps, which are slower and do not count
 PHASES = ("sync_s", "rollout_s", "verify_s", "train_s")

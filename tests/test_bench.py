@@ -10,11 +10,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-from transformers import AutoConfig, AutoModelForCausalLM
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 
 import train_oswft
 from bench import __main__ as page
-from bench import gpu, measure, plan, setup
+from bench import cost, gpu, measure, plan, setup
 from conftest import ROOT, launch, needs_shared, needs_vllm
 from data import InputError
 from demo.tiny import make_config, make_tokenizer
@@ -131,6 +132,25 @@ def test_the_plan_s_defaults_are_those_of_training_and_an_80_gb_gpu_is_no_larger
     assert planned["gpu_memory"].default < 81_559 / 1024  # what nvidia-smi says
 
 
+def test_asleep_the_trainer_leaves_vllm_all_that_it_will_not_need(small):
+    for stage in (1, 2, 3):
+        args = flags(small, zero_stage=stage, vllm_sleep=True)
+        phases = plan.memory(args, gpus=4, gpu_memory=24)
+        total = sum(phases["sample"].values()) / 2**30
+        assert 22 < total <= 24, (stage, total)
+    assert "(`--vllm_memory 0.3" in plan.main(plan.Args(model=small, max_length=512))[2]
+
+
+def test_a_gpu_alone_has_one_reduce_bucket_and_stage_1_adds_up_in_fp32(small):
+    def bucket(gpus: int, stage: int) -> float:
+        """Bytes for each number in it; a pass over many tokens needs most while it runs."""
+        args = flags(small, zero_stage=stage, max_tokens_per_micro_batch=100_000)
+        return plan.memory(args, gpus, 80)["train"]["reduce bucket"] / plan.REDUCE_BUCKET
+
+    assert [bucket(1, stage) for stage in (1, 2, 3)] == [4, 2, 2]
+    assert [bucket(2, stage) for stage in (1, 2, 3)] == [8, 4, 2]
+
+
 def test_plan_names_the_flag_that_makes_a_run_fit(small):
     def planned(**values) -> str:
         values = {"max_length": 512, "gpus": 2, **values}
@@ -199,6 +219,35 @@ assert gpu.sampled_per_second(config, prompts=4, tokens=8) > 0
 assert gpu.matrix_rate(64, repetitions=2) > 0
 """
     run("-c", code)
+
+
+@pytest.mark.parametrize("name", ["0.6B", "1.7B", "4B"])
+def test_the_cost_of_a_step_counts_the_parameters_of_the_paper_s_models(name):
+    config = Qwen3Config(**setup.QWEN3[name])
+    with FakeTensorMode():
+        own = AutoModelForCausalLM.from_config(config).num_parameters()
+    assert cost.num_parameters(config) == pytest.approx(own, rel=1e-3)  # norms are left out
+    assert float(name[:-1]) == pytest.approx(own / 1e9, rel=0.02)
+
+
+def test_sampling_costs_a_read_of_the_weights_for_each_token_of_the_longest_answer():
+    def seconds(answers: int, limit: int = 4096) -> float:
+        alive = lambda t: answers * (t < 100)  # noqa: E731
+        return cost.sampling_seconds(config, alive, 1, limit, gpus=1)
+
+    config = Qwen3Config(**setup.QWEN3["0.6B"])
+    weights = 2 * cost.num_parameters(config) / (cost.BANDWIDTH * cost.READ_SHARE)
+    assert seconds(1) == pytest.approx(100 * (weights + cost.DECODE_STEP), rel=0.01)
+    assert seconds(1, limit=50) == pytest.approx(seconds(1) / 2, rel=0.01)
+    assert seconds(64) < 1.5 * seconds(1)  # they share the read
+    assert seconds(2048) > 3.9 * seconds(512)  # no more than 512 run at a time
+
+
+def test_the_costs_of_the_three_methods_are_ordered_and_a_model_that_does_not_fit_is_said():
+    text = "".join(cost.main(cost.Args(gpus=1)))
+    assert text.count("too large") == 12  # 4B on one GPU, sampling beside it
+    rows = re.findall(r"0.6B, .*\| ([\d.]+) \|", text)
+    assert len(rows) == 3 and [*map(float, rows)] == sorted(map(float, rows))
 
 
 def test_training_flops_count_parameters_and_causal_attention():

@@ -1,0 +1,128 @@
+"""What a step costs on H100s, computed and not measured: python -m bench.cost --gpus 8
+
+The formulas and the source of each constant are in docs/costs.md.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from transformers import Qwen3Config
+from tyro.conf import OmitArgPrefixes
+
+from bench.measure import markdown_table, print_section
+from bench.plan import VLLM_OWN
+from bench.setup import QWEN3
+from rollout import MAX_SEQUENCES, memory_share
+
+PEAK = 989e12  # FLOP/s of one H100 in bf16
+MFU = {1024: 0.20, 2048: 0.25, 2560: 0.25}  # the share that training reaches, by width
+BANDWIDTH, READ_SHARE = 3.35e12, 0.6  # bytes/s of its memory; the share that decoding reaches
+LINK = 360e9  # bytes/s of a GPU's collectives over NVLink
+DECODE_STEP = 2e-3  # s of vLLM's own work for each token of a batch
+VERDICTS = 2000  # answers/s of a rank's two verifier workers
+MEMORY = 79 * 2**30  # bytes of one GPU
+PASS = 8192  # tokens of a forward and backward pass
+
+
+@dataclass(kw_only=True)
+class Args:
+    gpus: int = 1
+    queries: int = 128  # of a step
+    rows: int = 10_000  # of an epoch
+    prompt: int = 200  # tokens; assumed, as are the next four
+    solution: int = 1500  # tokens of an expert's, on average
+    answer: int = 1500  # tokens of the model's own, on average; lengths are exponential
+    kept: float = 0.7  # share of the queries that OSW-FT gives a weight above 0
+    mixed: float = 0.6  # share of the queries whose answers to GRPO are right and wrong
+    max_completion_length: int = 4096
+
+
+def num_parameters(config: Qwen3Config) -> int:
+    """Of a Qwen3 with a tied head, norms aside."""
+    width, head = config.hidden_size, config.head_dim
+    attention = 2 * (config.num_attention_heads + config.num_key_value_heads) * head * width
+    layer = attention + 3 * width * config.intermediate_size
+    return config.vocab_size * width + config.num_hidden_layers * layer
+
+
+def training_flops(config: Qwen3Config, num_parameters: int, length: int) -> float:
+    """Of a token in forward and backward: 6 for each parameter, and causal attention's."""
+    width = config.num_attention_heads * config.head_dim
+    return 6 * num_parameters + 6 * config.num_hidden_layers * width * length
+
+
+def update_seconds(config: Qwen3Config, tokens: float, length: int, gpus: int) -> float:
+    """Passes over a step's tokens, ZeRO-2's collectives, and Adam."""
+    count = num_parameters(config)
+    size = 2 * count  # bytes in bf16
+    flops = training_flops(config, count, length)
+    compute = tokens / gpus * flops / (PEAK * MFU[config.hidden_size])
+    sent = (math.ceil(tokens / gpus / PASS) + 1) * size  # gradients of each pass, then weights
+    collectives = sent * (gpus - 1) / gpus / LINK
+    adam = 15 * size / gpus / (BANDWIDTH * READ_SHARE)  # 30 bytes a parameter, read or written
+    return compute + collectives + adam
+
+
+def sampling_seconds(
+    config: Qwen3Config, alive: Callable[[int], float], prompt: int, limit: int, gpus: int
+) -> float:
+    """Until the last of a GPU's answers has ended; `alive(t)` of them are longer than t tokens.
+
+    Infinite if trainer and vLLM do not fit.
+    """
+    size = 2 * num_parameters(config)
+    cached = 4 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    before = size + 2 * size / gpus  # bytes that the trainer holds when vLLM starts
+    room = memory_share(before, MEMORY, sleeps=True) * MEMORY - VLLM_OWN - size
+    if room <= 0:
+        return math.inf
+    seconds = 0.0
+    for t in range(limit):
+        if alive(t) == 0:
+            break
+        running = min(alive(t), MAX_SEQUENCES["cuda"], room / (cached * (prompt + t)))
+        read = (size + running * cached * (prompt + t)) / (BANDWIDTH * READ_SHARE)
+        compute = running * size / PEAK
+        rounds = alive(t) / running * min(1, alive(t))  # below one: the chance that there is one
+        seconds += rounds * (max(read, compute) + DECODE_STEP)
+    return seconds
+
+
+def step(config: Qwen3Config, method: str, args: Args) -> dict[str, float]:
+    """Seconds of a step by phase."""
+    samples = {"SFT": 0, "OSW-FT": 2, "GRPO": 8}[method]
+    answers = args.queries * samples / args.gpus  # of a GPU
+    limit, mean = args.max_completion_length, args.answer
+    own = mean * (1 - math.exp(-limit / mean))  # what is left of the mean length at the limit
+    trained = {"SFT": args.queries, "OSW-FT": args.queries * args.kept}.get(method)
+    tokens = (trained or 0) * (args.prompt + args.solution)
+    if method == "GRPO":
+        tokens = args.queries * args.mixed * samples * (args.prompt + own)
+    alive = lambda t: answers * math.exp(-t / mean)  # noqa: E731
+    sampling = sampling_seconds(config, alive, args.prompt, limit, args.gpus) if samples else 0
+    return {
+        "sampling": sampling,
+        "sync": (samples > 0) * 8 * num_parameters(config) / BANDWIDTH,  # two copies in bf16
+        "verify": answers / VERDICTS,
+        "update": update_seconds(config, tokens, args.prompt + args.solution, args.gpus),
+    }
+
+
+def main(args: OmitArgPrefixes[Args]) -> list[str]:
+    """The table as Markdown."""
+    rows = []
+    for name, sizes in QWEN3.items():
+        for method in ("SFT", "OSW-FT", "GRPO"):
+            seconds = step(Qwen3Config(**sizes), method, args)
+            total = sum(seconds.values())
+            hours = total * args.rows / args.queries * args.gpus / 3600
+            figures = [f"{value:.1f}" for value in (*seconds.values(), total, hours)]
+            fits = math.isfinite(total)
+            rows.append([f"{name}, {method}", *(figures if fits else ["too large"] * 6)])
+    header = ["", *seconds, "s a step", "GPU-hours an epoch"]
+    return [f"{args.gpus} H100, by computation:", markdown_table(header, rows)]
+
+
+if __name__ == "__main__":
+    print_section(main, __doc__)
