@@ -325,37 +325,41 @@ def model_version(model: str) -> str:
     return digest.hexdigest()
 
 
-def find_missing(
-    args: Args,
-    folder: Path,
-    tokenizer: Tokenizer,
-    problems: dict[str, list[Example]],
-) -> list[tuple[Example, int]]:
-    """Write args.json; returns what is still to be sampled: (problem, number of its answer)."""
+def open_folder(
+    args: Args, folder: Path, tokenizer: Tokenizer, problems: Sequence[Example]
+) -> tuple[dict, dict[str, list[dict]]]:
+    """Check the arguments, and lock a folder of this protocol: its args.json, and its samples."""
     if not (args.num_samples is None or args.num_samples > 0) or not 0 < args.vllm_memory <= 1:
         raise InputError("--num_samples is at least 1, --vllm_memory a share above 0, at most 1")
-    every = [problem for part in problems.values() for problem in part]
-    refuse_special_tokens(tokenizer, ((problem.where, problem.question) for problem in every))
-    longest = max(map(len, tokenize_prompts(tokenizer, every)))
+    refuse_special_tokens(tokenizer, ((problem.where, problem.question) for problem in problems))
+    longest = max(map(len, tokenize_prompts(tokenizer, problems)))
     load_config(args.model, longest + args.max_completion_length, args.max_completion_length)
 
     claim(folder)
     before, samples = read_args(folder), read_samples(folder)
     now = {**asdict(args), "model_version": model_version(args.model)}
     if before and "benchmarks" not in before:
-        raise InputError(f"{folder} holds a training run: choose another --output_dir")
+        raise InputError(f"{folder} holds a training run: choose another output")
     if not samples:
         before = {}  # it ended before its first answer
     then, names = before.get("args", now), (*PROTOCOL, "model_version")
     other = [name for name in names if then.get(name) != now[name]]
     if other:
-        raise InputError(f"{folder} has another {', '.join(other)}: choose another --output_dir")
+        raise InputError(f"{folder} has another {', '.join(other)}: choose another output")
+    return {**before, "args": now, "prompt": PROMPT}, samples
 
-    asked, missing = before.get("benchmarks", {}), []
+
+def find_missing(
+    args: Args, folder: Path, tokenizer: Tokenizer, problems: dict[str, list[Example]]
+) -> list[tuple[Example, int]]:
+    """Write args.json; returns what is still to be sampled: (problem, number of its answer)."""
+    every = [problem for part in problems.values() for problem in part]
+    record, samples = open_folder(args, folder, tokenizer, every)
+    asked, missing = record.get("benchmarks", {}), []
     for name, part in problems.items():
         same, rows = fingerprint(part), samples.get(name, [])
         if rows and asked.get(name, {}).get("fingerprint") != same:
-            raise InputError(f"{folder} has other problems of {name}: choose another --output_dir")
+            raise InputError(f"{folder} has other problems of {name}: choose another output")
         done = {(row["id"], row["sample"]) for row in rows}
         default = BENCHMARKS[name].num_samples if name in BENCHMARKS else 16
         count = max([args.num_samples or default, *(n + 1 for _, n in done)])  # for all problems
@@ -363,7 +367,7 @@ def find_missing(
         missing += [(p, n) for n in range(count) for p in part if (p.id, n) not in done]
     if missing:
         (folder / "results.json").unlink(missing_ok=True)
-    write_args(folder, **{**before, "args": now, "prompt": PROMPT, "benchmarks": asked})
+    write_args(folder, **{**record, "benchmarks": asked})
     return missing
 
 
@@ -409,6 +413,7 @@ def answer_missing(
                     "id": problem.id,
                     "sample": sample,  # which answer to the problem, counted from 0
                     "correct": grade.correct == 1,
+                    **({"reward": grade.correct} if args.reward else {}),
                     "extracted": grade.extracted,  # what was read in the text, if anything
                     "answer": problem.answer,  # the reference
                     "finish_reason": completion.finish_reason,  # "stop", or "length": cut off

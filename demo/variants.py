@@ -9,21 +9,26 @@ One pass of the base over the training problems, two answers to each, gives ever
     solvable           the weight, but 0 where it is 1: rows never solved are left out
     unsolved           1 where the weight is 1, otherwise 0: rows with a right answer are left out
 
-and four more sets, with the same problems in the same order:
+as prepare/weigh.py makes them, and four more sets, with the same problems in the same order:
 
     train-self            a right answer of the base, if there is one, in place of the solution
     train-both-wrong      a tenth of the rows has a wrong key, and a solution that leads to it
     train-key-wrong       the same wrong keys, the right solutions
     train-solution-wrong  the same wrong solutions, the right keys
+
+    python -m demo.variants --base runs/tiny    # these three alone: no model is needed
 """
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import tyro
 
 from data import load_examples, write_rows
 from demo.world import SPOILED, STATIC_SAMPLES, TRAIN_MIX, solve
+from prepare.weigh import own_answers, static_weights
+from run import one_line_errors
 
 
 def write_training_sets(folder: Path, texts: Sequence[str], verify: Callable, seed: int) -> None:
@@ -45,10 +50,14 @@ def write_training_sets(folder: Path, texts: Sequence[str], verify: Callable, se
         return np.array(verify(texts, keys)).reshape(-1, STATIC_SAMPLES)
 
     right, right_by_spoiled_keys = check(expert), check(spoiled["train-key-wrong"])
-    sets = {"train": expert, "train-plain": plain, "train-self": own_answers(expert, texts, right)}
+    own = np.array(texts, dtype=object).reshape(right.shape)
+    usable = right & np.array(["<|" not in text for text in texts]).reshape(right.shape)
+    solutions = own_answers(own, usable, [row["solution"] for row in expert])
+    own_rows = [row | {"solution": text} for row, text in zip(expert, solutions, strict=True)]
+    sets = {"train": expert, "train-plain": plain, "train-self": own_rows}
     for name, rows in {**sets, **spoiled}.items():
         keys_are_wrong = name in ("train-both-wrong", "train-key-wrong")
-        weights = 1 - (right_by_spoiled_keys if keys_are_wrong else right).mean(axis=1)
+        weights = static_weights(right_by_spoiled_keys if keys_are_wrong else right)
         write_rows(add_weights(rows, weights, rng), folder / f"{name}.jsonl")
 
 
@@ -71,19 +80,6 @@ def add_weights(rows: Sequence[dict], weights: np.ndarray, rng: np.random.Genera
     return [row | {name: values[name][n] for name in values} for n, row in enumerate(rows)]
 
 
-def own_answers(rows: Sequence[dict], texts: Sequence[str], right: np.ndarray) -> list[dict]:
-    """The rows with the base's first right answer in place of the solution, where it has one.
-
-    An answer with a special token (one in 30,000) is not taken: data.py refuses it.
-    """
-    usable = right & np.array(["<|" not in text for text in texts]).reshape(right.shape)
-    first = [
-        texts[n * STATIC_SAMPLES + found.argmax()] if found.any() else row["solution"]
-        for n, (row, found) in enumerate(zip(rows, usable, strict=True))
-    ]
-    return [row | {"solution": text} for row, text in zip(rows, first, strict=True)]
-
-
 def spoil(rows: Sequence[dict], rng: np.random.Generator) -> dict[str, list[dict]]:
     """The three sets with wrong references: the same rows are spoiled in each."""
     both, key, solution = ([row | {"spoiled": False} for row in rows] for _ in range(3))
@@ -101,3 +97,20 @@ def spoil(rows: Sequence[dict], rng: np.random.Generator) -> dict[str, list[dict
         "train-key-wrong": key,
         "train-solution-wrong": solution,
     }
+
+
+def main(base: Path, seed: int = 0) -> None:
+    """Write the three sets with wrong references next to a base's train.jsonl.
+
+    Args:
+        base: a folder of demo.tiny.
+        seed: of the rows that are spoiled.
+    """
+    expert = [example.columns for example in load_examples(str(base / "train.jsonl"))]
+    for name, rows in spoil(expert, np.random.default_rng([seed, 2])).items():
+        write_rows(rows, base / f"{name}.jsonl")
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        tyro.cli(main, description=__doc__, use_underscores=True)

@@ -6,6 +6,7 @@
 #   ./paper/reproduce.sh table2 figure1          # whole tables and figures, one row after the other
 #   ./paper/reproduce.sh --tiny table1/0.6B/grpo # the same on the tiny model: minutes, no GPU
 #   ./paper/reproduce.sh --dry_run table3        # print the commands, run none
+#   ./paper/reproduce.sh table1/0.6B/static      # not in the paper: weights from one pass before
 #   ./paper/reproduce.sh --hostfile hosts table1 -- --gradient_checkpointing --vllm_memory 0.4
 #
 # What follows -- goes to every training script, but flags of vLLM and of the verifier not to SFT.
@@ -26,6 +27,7 @@ rows() { # name, what to do (or which figure to draw), runs; a run's name says h
     done
     echo "table1/$size/table" print "$size"-{base,grpo-G8-1e-6,sft,oswft-K2-oswft}
   done
+  echo "table1/0.6B/static evaluate 0.6B-static" # ours, not the paper's: weights from one pass
   for k in 1 2 4 8; do echo "table2/oswft/K$k evaluate 0.6B-oswft-K$k-oswft"; done
   for k in 2 4 8; do echo "table2/grpo/K$k evaluate 0.6B-grpo-G$k-1e-6"; done
   echo table2/table print 0.6B-oswft-K{1,2,4,8}-oswft 0.6B-grpo-G{2,4,8}-1e-6
@@ -75,12 +77,14 @@ if $tiny; then # one tiny model stands in for the three sizes
   DATA=$RUNS/base/train.jsonl
   problems=(--benchmark_file "$RUNS/base/heldout/"{easy,middle,hard}.jsonl)
   problems+=(--max_completion_length 48 --precision fp32)
-  flags=(--max_length 128 --max_completion_length 48 --precision fp32 --max_steps 20 --save_every 5)
+  lengths=(--max_length 128 --max_completion_length 48 --precision fp32)
+  flags=("${lengths[@]}" --max_steps 20 --save_every 5)
   if [ ! -e "$RUNS/base/heldout" ]; then call python -m demo.tiny copy --output_dir "$RUNS/base"; fi
 else
   RUNS=${RUNS:-runs/reproduce}
   DATA=${DATA:-data/train.jsonl}
   problems=(${BENCHMARKS:+--data_dir "$BENCHMARKS"})
+  lengths=()
   flags=(--vllm_sleep)
 fi
 flags+=("$@") sft_flags=()
@@ -93,13 +97,16 @@ for word in "${flags[@]}"; do
 done
 
 train() { # run: begin it, or continue it, unless it is done; set $folder, $method and $model
-  local size number last arguments=() given=("${flags[@]}")
+  local size number last arguments=() given=("${flags[@]}") data=$DATA
   IFS=- read -r size method number last <<<"$1"
+  local script=$method
   folder=$RUNS/$1 model=Qwen/Qwen3-$size-Base
   if $tiny; then model=$RUNS/base/model; fi
   case "$method" in
     base) return ;;
     sft) arguments=(--learning_rate 1e-5) given=("${sft_flags[@]}") ;;
+    static) arguments=(--learning_rate 1e-5 --weight_column weight) given=("${sft_flags[@]}")
+      script=sft data=$RUNS/weighted-$size.jsonl ;;
     oswft) arguments=(--learning_rate 1e-5 --num_rollouts "${number#K}" --weighting "$last") ;;
     grpo) arguments=(--learning_rate "$last" --num_rollouts "${number#G}") ;;
   esac
@@ -108,7 +115,11 @@ train() { # run: begin it, or continue it, unless it is done; set $folder, $meth
     return
   fi
   if [ -e "$folder/args.json" ]; then given+=(--resume "$folder"); fi
-  call "${launch[@]}" "train_$method.py" --model "$model" --data "$DATA" --output_dir "$folder" \
+  if [ "$method" = static ]; then
+    call "${launch[@]}" --module prepare.weigh --model "$model" --data "$DATA" --output "$data" \
+      "${lengths[@]}"
+  fi
+  call "${launch[@]}" "train_$script.py" --model "$model" --data "$data" --output_dir "$folder" \
     "${arguments[@]}" "${given[@]}"
 }
 

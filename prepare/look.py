@@ -2,8 +2,9 @@
 
     python -m prepare.look show  data/train.jsonl --index 3    # one row, as the model sees it
     python -m prepare.look stats data/train.jsonl              # lengths, answers, sources
+    python -m prepare.look suspect data/weighted.suspects.jsonl    # a row of prepare.weigh's list
 
-The tokens are those of --tokenizer; the default is the one that a curated file's report names.
+The tokens are those of --tokenizer; the default is the one that the report next to a file names.
 """
 
 import json
@@ -21,6 +22,7 @@ from data import (
     instruction,
     load_examples,
     load_tokenizer,
+    read_rows,
     tokenize_examples,
 )
 from run import one_line_errors
@@ -87,6 +89,23 @@ def stats(file: tyro.conf.Positional[str], tokenizer: str | None = None) -> None
     print_bars(Counter(example.source for example in examples).most_common())
 
 
+def suspect(file: tyro.conf.Positional[str], index: int = 0) -> None:
+    """Print a suspect row of prepare.weigh: the expert's solution, and what the model says.
+
+    Args:
+        file: the list, ...suspects.jsonl.
+        index: of the row, counted from 0; the most agreed come first.
+    """
+    rows = [row for _, row in read_rows(file)]
+    if not 0 <= index < len(rows):
+        raise InputError(f"--index {index}: {file} has {len(rows)} rows, counted from 0")
+    row = rows[index]
+    print(f"row {index} of {len(rows):,}: id {row['id']}\n\n{row['question']}")
+    print(f"\n==== the reference: {row['answer']}\n{row['solution']}")
+    print(f"\n==== {row['agreeing']} of {row['answers']} answers: {row['agreed']}")
+    print(row["completion"])
+
+
 def find_tokenizer(file: str, tokenizer: str | None) -> PreTrainedTokenizerBase:
     """Load the tokenizer that is given, or that the report next to a training file names."""
     report = Path(file).with_suffix(".report.json")
@@ -119,5 +138,7 @@ def print_bars(counts: list[tuple[str, int]]) -> None:
 if __name__ == "__main__":
     with one_line_errors():
         tyro.extras.subcommand_cli_from_dict(
-            {"show": show, "stats": stats}, prog="python -m prepare.look", description=__doc__
+            {"show": show, "stats": stats, "suspect": suspect},
+            prog="python -m prepare.look",
+            description=__doc__,
         )

@@ -416,7 +416,7 @@ def test_answers_of_another_model_protocol_or_problem_are_not_mixed(
     values = {"seed": 1, "model": str(model), "output_dir": tmp_path / "run"}
     values["benchmark_file"] = (changed,)
     for name, value in values.items():
-        with pytest.raises(InputError, match="choose another --output_dir"):
+        with pytest.raises(InputError, match="choose another output"):
             find_missing(tiny, copied, **{name: value})
     assert evaluate.read_samples(copied) == evaluate.read_samples(finished) and read_args(
         copied

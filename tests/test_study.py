@@ -58,7 +58,7 @@ from demo.study import (
     study,
 )
 from demo.tiny import make_config, make_tokenizer, write_problems
-from demo.variants import own_answers, write_training_sets
+from demo.variants import write_training_sets
 from demo.world import PRETRAIN_MIX, TIERS, TRAIN_MIX, make_examples, solve
 from rollout import Completion
 
@@ -296,13 +296,6 @@ def test_own_answers_stand_where_the_base_has_a_right_one(training_sets):
     solved = expert.weight < 1
     assert (own.solution[solved] == expert.answer[solved] + "=").all()
     assert own.solution[~solved].equals(expert.solution[~solved])
-
-
-def test_an_own_answer_with_a_special_token_is_left_for_the_next_right_one_or_the_solution():
-    texts = ["1<|im_end|>2", "12", "1<|im_end|>2", "?"]
-    right = np.array([[True, True], [True, False]])
-    found = own_answers([{"solution": "a"}, {"solution": "b"}], texts, right)
-    assert [row["solution"] for row in found] == ["12", "b"]
 
 
 def test_a_tenth_of_the_references_is_wrong_in_the_same_rows_of_three_sets(training_sets):

@@ -1,0 +1,258 @@
+"""One pass of the model over a training set: static weights, own answers, suspect references.
+
+    python -m prepare.weigh --model Qwen/Qwen3-0.6B-Base --data data/train.jsonl --output data/weighted.jsonl
+    deepspeed --quiet --module prepare.weigh --model ...      # several GPUs, the same flags
+    deepspeed --quiet train_sft.py --model Qwen/Qwen3-0.6B-Base --data data/weighted.jsonl --weight_column weight
+
+The model answers each question K times, as in OSW-FT's rollouts; p-hat is the share of right answers.
+A row is suspect if its answers agree with each other, and not with its reference. The answers stay
+beside the output, in weighted.answers/: the same command continues a pass that was stopped, and one
+with other options samples only what is missing.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Literal
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: its threads would spin
+
+import numpy as np
+import torch.distributed as dist
+
+import evaluate
+import train_oswft
+from data import (
+    Example,
+    InputError,
+    Tokenizer,
+    load_examples,
+    load_tokenizer,
+    tokenize_examples,
+    write_json,
+    write_rows,
+)
+from engine import init_ranks, on_rank_0
+from run import run_script, write_args
+from verify import Verifier
+
+
+@dataclass(kw_only=True)
+class Args:
+    model: str  # hub id or folder: the one that is to be trained
+    data: str  # path to JSONL, or hub id
+    output: Path  # the training set with its weights: .jsonl
+    own_answers: bool = False  # the model's first right answer in place of the expert's solution
+    never_solved: Literal["keep", "drop"] = "keep"  # rows that no answer solves
+    suspects: Literal["keep", "drop"] = "keep"  # rows whose answers agree on another answer
+    agreement: float = 0.75  # share of a row's answers that agree, in a suspect
+
+    # The pass: settings of the training scripts, with OSW-FT's defaults
+    num_rollouts: int = 4  # K answers to a question; weights need 2, suspects 4 or more
+    temperature: float = train_oswft.Args.temperature  # of sampling
+    max_length: int = train_oswft.Args.max_length  # tokens of prompt and solution, or rollout
+    max_completion_length: int = train_oswft.Args.max_completion_length  # tokens of a rollout
+    seed: int = 0  # of sampling
+    precision: Literal["bf16", "fp32"] = "bf16"  # of the model's weights
+    vllm_memory: float = 0.9  # share of the GPU's (on CPU: the host's) memory for vLLM
+    verifier_workers: int = 2  # processes per rank that check answers
+    reward: str | None = None  # file.py:function of your own, in place of the verifier
+
+
+# ---- What K answers to each of N questions say ---------------------------------------------------
+
+
+def static_weights(rewards: np.ndarray) -> np.ndarray:
+    """1 - p-hat of each row: (N, K) -> (N,)."""
+    return 1 - rewards.mean(axis=1)
+
+
+def own_answers(
+    texts: Sequence[Sequence[str]], usable: np.ndarray, solutions: Sequence[str]
+) -> list[str]:
+    """Each row's first usable answer, or its solution if it has none: (N, K), (N, K), (N,)."""
+    rows = zip(texts, usable, solutions, strict=True)
+    return [own[good.argmax()] if good.any() else solution for own, good, solution in rows]
+
+
+def agreed_answers(
+    extracted: Sequence[Sequence[str | None]], right: np.ndarray, score: Callable, share: float
+) -> list[tuple[str, int] | None]:
+    """The wrong answer that `share` of a row's K answers agree on, and how many; or None: (N,).
+
+    Args:
+        extracted: (N, K) what was read in each answer.
+        right: (N, K) which of them agree with the reference.
+        score: the verifier's, which says whether two answers are equal.
+    """
+    least = max(2, math.ceil(share * right.shape[1]))
+    pairs = zip(extracted, right, strict=True)
+    wrong = [[x for x, good in zip(*pair, strict=True) if x and not good] for pair in pairs]
+    wrong = [row if len(row) >= least else [] for row in wrong]
+    pairs = [(n, *p) for n, r in enumerate(wrong) for p in itertools.permutations(set(r), 2)]
+    verdicts = score([rf"\boxed{{{a}}}" for _, a, _ in pairs], [b for _, _, b in pairs])
+    equal = set(itertools.compress(pairs, verdicts))  # of different texts: 1/2 and 0.5
+    found = []
+    for n, row in enumerate(wrong):
+        sizes = [sum(a == b or (n, a, b) in equal for b in row) for a in row]
+        most = max(sizes, default=0)
+        found.append((row[sizes.index(most)], most) if most >= least else None)
+    return found
+
+
+# ---- The pass ------------------------------------------------------------------------------------
+
+
+def weigh(args: Args) -> int:
+    """Sample what is missing, on all ranks; rank 0 writes the set. Returns the exit status."""
+    init_ranks("gloo", timeout=timedelta(days=7))  # at the end, ranks wait for the slowest
+    tokenizer, folder = load_tokenizer(args.model), args.output.with_suffix(".answers")
+    sampling, rows = sampling_args(args), []
+
+    def find() -> list[tuple[Example, int]]:
+        rows.extend(load_rows(args, tokenizer))
+        return find_missing(sampling, folder, tokenizer, [as_problem(row.example) for row in rows])
+
+    if missing := on_rank_0(find):
+        evaluate.answer_missing(sampling, folder, tokenizer, missing)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        write_set(args, folder, tokenizer, rows)
+    return 0
+
+
+def sampling_args(args: Args) -> evaluate.Args:
+    """The pass as an evaluation, without top-p and top-k."""
+    shared = asdict(args).keys() & asdict(evaluate.Args(model="")).keys()
+    settings = {name: getattr(args, name) for name in shared}
+    return evaluate.Args(**settings, num_samples=args.num_rollouts, top_p=1.0, top_k=0)
+
+
+def load_rows(args: Args, tokenizer: Tokenizer) -> list:
+    """The rows that training with these lengths would not drop."""
+    if args.suspects == "drop" and args.num_rollouts < 2:
+        raise InputError("--suspects drop needs --num_rollouts of 2 at least, better 4")
+    lengths = args.max_length, args.max_completion_length
+    rows, dropped = tokenize_examples(load_examples(args.data), tokenizer, *lengths)
+    print(f"{len(rows):,} rows, dropped: {dropped}", file=sys.stderr)
+    if not rows:
+        raise InputError(f"{args.data}: no row is left")
+    return rows
+
+
+def as_problem(example: Example) -> Example:
+    """With a fingerprint as its source: answers to another version of a row do not count."""
+    extra = {**example.extra, "source": example.source}  # for a reward function
+    return replace(example, source=evaluate.fingerprint([example]), extra=extra)
+
+
+def find_missing(
+    sampling: evaluate.Args, folder: Path, tokenizer: Tokenizer, problems: Sequence[Example]
+) -> list[tuple[Example, int]]:
+    """Write args.json; returns what is still to be sampled: (problem, number of its answer)."""
+    record, samples = evaluate.open_folder(sampling, folder, tokenizer, problems)
+    if other := samples.keys() - {problem.source for problem in problems}:
+        if len(other) == len(samples):
+            raise InputError(f"{folder} is a pass over other data: choose another output")
+        print(f"note: {folder}: {len(other):,} rows are gone or have changed", file=sys.stderr)
+    write_args(folder, **{**record, "benchmarks": {}})
+    done = {(name, row["sample"]) for name, own in samples.items() for row in own}
+    numbered = ((problem, n) for n in range(sampling.num_samples) for problem in problems)
+    return [(problem, n) for problem, n in numbered if (problem.source, n) not in done]
+
+
+# ---- The set -------------------------------------------------------------------------------------
+
+
+def write_set(args: Args, folder: Path, tokenizer: Tokenizer, rows: Sequence) -> None:
+    """Write the weighted rows, the suspects, a report and a picture; print a table."""
+    samples, examples = evaluate.read_samples(folder), [row.example for row in rows]
+    answers = [samples.get(as_problem(e).source, [])[: args.num_rollouts] for e in examples]
+    for example, own in zip(examples, answers, strict=True):
+        if len(own) < args.num_rollouts:
+            raise InputError(f"{example.where}: {folder} has {len(own)} of its answers")
+
+    def column(name: str) -> list[list]:  # (N, K)
+        return [[answer[name] for answer in own] for own in answers]
+
+    texts, extracted, right = column("text"), column("extracted"), np.array(column("correct"))
+    pass_rates = np.array(column("reward") if args.reward else right, float).mean(axis=1)
+    weights = static_weights(np.array(column("reward")) if args.reward else right)
+    usable = right & (np.array(column("finish_reason")) == "stop")
+    for n, k in zip(*usable.nonzero(), strict=True):
+        if not usable[n, :k].any():
+            usable[n, k] = is_trainable(replace(examples[n], solution=texts[n][k]), tokenizer, args)
+    solved, own_solved = right.any(axis=1), usable.any(axis=1)
+    with Verifier(args.verifier_workers) as verifier:
+        agreed = agreed_answers(extracted, right, verifier.score, args.agreement)
+
+    values = {"weight": weights.tolist(), "pass_rate": pass_rates.tolist()}
+    solutions = [example.solution for example in examples]
+    if args.own_answers:
+        solutions = own_answers(texts, usable, solutions)
+    written, suspects = [], []
+    for n, example in enumerate(examples):
+        row = {**example.columns, **{name: column[n] for name, column in values.items()}}
+        row["answers"] = args.num_rollouts
+        if agreed[n]:
+            text, count = agreed[n]
+            shown = {"agreed": text, "agreeing": count}
+            shown["completion"] = texts[n][extracted[n].index(text)]
+            suspects.append({**row, **shown})
+        drop = agreed[n] and args.suspects == "drop"
+        if not drop and (solved[n] or args.never_solved == "keep"):
+            written.append({**row, "solution": solutions[n]})
+    write_rows(written, args.output)
+    listed = args.output.with_suffix(".suspects.jsonl")
+    write_rows(sorted(suspects, key=lambda row: -row["agreeing"]), listed)
+    record = {**asdict(args), "tokenizer": args.model}  # for prepare.look
+    write_json({"arguments": record}, args.output.with_suffix(".report.json"))
+    draw(pass_rates, args.output.with_suffix(".png"))
+
+    tokens = np.array([len(row.completion_ids) for row in rows])  # of the expert's solutions
+    print(f"\n{'weight':>8}{'rows':>10}{'tokens':>14}  share of the tokens")
+    for name, kind in ("0", weights == 0), ("between", weights % 1 > 0), ("1", weights == 1):
+        part = tokens[kind].sum()
+        print(f"{name:>8}{kind.sum():>10,}{part:>14,}{part / tokens.sum():>8.1%}")
+    print(f"\nweight of an average token: {weights @ tokens / tokens.sum():.3f}")
+    none = (solved & ~own_solved).sum()
+    print(f"own answers: {own_solved.sum():,} rows have one; {none:,} have none to train on")
+    print(f"never solved: {(~solved).sum():,} rows")
+    print(f"suspects: {len(suspects):,} rows; python -m prepare.look suspect {listed} --index 0")
+    print(
+        f"written: {args.output}, {len(written):,} rows; python train_sft.py --model {args.model}"
+        f" --data {args.output} --weight_column weight"
+    )
+
+
+def is_trainable(example: Example, tokenizer: Tokenizer, args: Args) -> bool:
+    """Whether training takes this solution: it holds no special token, and is not too long."""
+    try:
+        return bool(tokenize_examples([example], tokenizer, args.max_length, args.max_length)[0])
+    except InputError:
+        return False
+
+
+def draw(pass_rates: np.ndarray, path: Path) -> None:
+    """A histogram of the pass rates."""
+    import matplotlib.pyplot as plt
+
+    from paper.plot import STYLE
+
+    with plt.rc_context(STYLE):
+        axes = plt.figure().subplots()
+        values, counts = np.unique(pass_rates, return_counts=True)
+        axes.bar(values, counts, width=0.8 * np.diff(values).min(initial=1))
+        axes.set(xlabel="pass rate p̂ (share right)", ylabel="rows")
+        plt.savefig(path)
+
+
+if __name__ == "__main__":
+    run_script(weigh, Args, __doc__)
