@@ -103,7 +103,7 @@ def test_the_planned_memory_is_what_a_real_run_holds(small, tmp_path, monkeypatc
 
 def test_the_flags_that_save_memory_do_so_where_they_should(small):
     def total(phase: str = "train", gpus: int = 2, **values) -> float:
-        return sum(plan.memory(flags(small, **values), gpus, 1)[phase].values())
+        return sum(plan.memory(flags(small, **values), gpus, 24)[phase].values())
 
     vllm = {"vllm_memory": 0.3}
     assert total(vllm_sleep=True, **vllm) < total(vllm_sleep=False, **vllm)
