@@ -49,6 +49,7 @@ class Args:
     model: str  # hub id or folder: the one that is to be trained
     data: str  # path to JSONL, or hub id
     output: Path  # the training set with its weights: .jsonl
+    answers: Path | None = None  # a folder that several outputs share; default: <output>.answers
     own_answers: bool = False  # the model's first right answer in place of the expert's solution
     never_solved: Literal["keep", "drop"] = "keep"  # rows that no answer solves
     suspects: Literal["keep", "drop"] = "keep"  # rows whose answers agree on another answer
@@ -113,7 +114,8 @@ def agreed_answers(
 def weigh(args: Args) -> int:
     """Sample what is missing, on all ranks; rank 0 writes the set. Returns the exit status."""
     init_ranks("gloo", timeout=timedelta(days=7))  # at the end, ranks wait for the slowest
-    tokenizer, folder = load_tokenizer(args.model), args.output.with_suffix(".answers")
+    tokenizer = load_tokenizer(args.model)
+    folder = args.answers or args.output.with_suffix(".answers")
     sampling, rows = sampling_args(args), []
 
     def find() -> list[tuple[Example, int]]:
