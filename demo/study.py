@@ -2,6 +2,7 @@
 
     python -m demo.study          # what `make study` runs: three methods, four seeds
     python -m demo.study --full   # docs/study/plan.md: hours; after a stop, the same again
+    python -m demo.study --third  # docs/study/plan3.md; goes on from the rows in docs/study
     python -m demo.report         # the page and its picture, from the results in docs/study
 
 A study is a list of runs. Each is one of the repository's own scripts, with real vLLM and
@@ -30,6 +31,7 @@ from tqdm import tqdm
 
 from data import InputError, read_rows, write_json, write_rows
 from demo.world import MAX_COMPLETION, MAX_LENGTH
+from evaluate import model_version
 from run import one_line_errors, provenance
 
 SEEDS = tuple(range(18, 26))  # reported: no setting was chosen on them
@@ -41,6 +43,12 @@ WORLDS = {  # name -> the training set
     "both-wrong": "train-both-wrong",  # a tenth of the keys and solutions
     "key-wrong": "train-key-wrong",
     "solution-wrong": "train-solution-wrong",
+    # of the third study, all made by prepare.weigh with K = 8
+    "clean": "clean",  # the set of "style"
+    "wrong": "wrong",  # the set of "both-wrong"
+    "clean-audited": "clean-audited",  # without its suspects
+    "wrong-audited": "wrong-audited",
+    "clean-self": "clean-self",  # the base's own right answers, where it has some
 }
 WEIGHED, OSWFT = "train_sft.py --weight_column", "train_oswft.py --num_rollouts"
 METHODS = {  # name -> title, command
@@ -81,6 +89,20 @@ FULL = (  # world, methods, learning rates with their steps, seeds
     ("style", ("oswft-sequence",), {1e-4: 144}, SEEDS[:4]),
 )
 SHORT = (("style", SUPERVISED, {5e-5: 288}, SEEDS[:4]),)
+THIRD_SEEDS, STATIC_K = tuple(range(26, 34)), 8
+THIRD = (  # world, methods, learning rates with their steps; a seed after the other
+    # A: wrong references, and what one look at the base's answers repairs
+    ("wrong", SUPERVISED, {1e-4: 144}),
+    ("wrong-audited", SUPERVISED, {1e-4: 144}),
+    ("clean", ("static", "oswft"), {1e-4: 144}),
+    ("clean-audited", ("static",), {1e-4: 144}),
+    # C: GRPO and own answers
+    ("clean", ("grpo",), {3e-4: 48}),
+    ("clean-self", ("sft", "static"), {1e-4: 144, 3e-4: 48}),
+    # B: is it only a lower rate?
+    ("clean", SUPERVISED, {2.5e-5: 576}),
+)
+THIRD_LAST = ("clean", SUPERVISED, {1.25e-5: 1152})  # after all seeds of the others
 
 
 @dataclass(frozen=True)
@@ -128,6 +150,27 @@ class Job:
             f"--max_completion_length {MAX_COMPLETION} --precision fp32{workers}"
         )
 
+    def weigh_commands(self, root: Path) -> list[str]:
+        """What makes the training sets of the third study from a base's answers."""
+        base = root / self.name
+        call = (
+            f"python -m prepare.weigh --model {quote(base / 'model')} --num_rollouts {STATIC_K} "
+            f"--seed {self.seed} --max_length {MAX_LENGTH} "
+            f"--max_completion_length {MAX_COMPLETION} --precision fp32 --verifier_workers 1"
+        )
+        commands = [f"python -m demo.variants --base {quote(base)} --seed {self.seed}"]
+        for output, data, flag in (
+            ("clean", "train", ""),
+            ("clean-audited", "train", " --suspects drop"),
+            ("clean-self", "train", " --own_answers"),
+            ("wrong", "train-both-wrong", ""),
+            ("wrong-audited", "train-both-wrong", " --suspects drop"),
+        ):
+            answers = base / f"{output.partition('-')[0]}.answers"  # one pass for each set
+            files = f"--data {quote(base / data)}.jsonl --output {quote(base / output)}.jsonl"
+            commands.append(f"{call} {files} --answers {quote(answers)}{flag}")
+        return commands
+
     def score_command(self, root: Path) -> str:
         """What answers the held-out problems."""
         folder = root / self.name
@@ -144,8 +187,8 @@ class Job:
 
 
 def needs_base_answers(world: str, command: str) -> bool:
-    """Whether the base first answers all training problems, for weights or for solutions."""
-    return "weight_column" in command or world == "self"
+    """Whether the base first answers all training problems: for weights, solutions, suspects."""
+    return "weight_column" in command or world.endswith(("self", "audited"))
 
 
 def quote(path: Path) -> str:
@@ -202,12 +245,19 @@ def run_job(job: Job, root: Path) -> None:
     log.unlink(missing_ok=True)
     command = job.train_command(root)
     call(command, log)
-    static = " --static_weights" if job.method == "base" else ""
+    third = job.seed in THIRD_SEEDS
+    static = " --static_weights" if job.method == "base" and not third else ""
     call(job.score_command(root) + static, log)
+    for weigh in job.weigh_commands(root) if job.method == "base" and third else ():
+        call(weigh, log)
     row = {**asdict(job), "command": command, "seconds": round(time.perf_counter() - started)}
     row |= {**provenance(), "machine": machine(), **read_run(job, root)}
-    if job.world in WRONG:
+    if job.world in (*WRONG, "wrong", "wrong-audited"):
         row["spoiled_share"] = spoiled_share(job, root)
+    if third:
+        row |= {"base": base_hash(job, root), "ended": time.strftime("%Y-%m-%d %H:%M:%S %z")}
+    if third and job.method == "base":
+        row["suspects"] = count_suspects(job, root)
     write_json(row, result(job, root))
     if job.method != "base":
         shutil.rmtree(folder)  # gigabytes, of all runs; the log stays
@@ -222,9 +272,14 @@ def read_run(job: Job, root: Path) -> dict:
     scores = json.loads((root / job.name / "scores.json").read_text())
     spent = {0: {"trained_tokens": 0, "sampled_tokens": 0}}
     trained = sampled = 0
+    base = root / job.base.name
     if needs_base_answers(job.world, job.script):
-        static = json.loads((root / job.base.name / "scores.json").read_text())
-        sampled = static["static_tokens"]
+        answers = base / f"{job.world.partition('-')[0]}.answers"
+        if answers.exists():  # the third study's
+            files = answers.glob("samples.*.jsonl")
+            sampled = sum(row["tokens"] for path in files for _, row in read_rows(str(path)))
+        else:
+            sampled = json.loads((base / "scores.json").read_text())["static_tokens"]
     metrics = root / job.name / "metrics.jsonl"
     for _, row in read_rows(str(metrics)) if metrics.exists() else ():
         trained += row["train_tokens"]
@@ -235,6 +290,23 @@ def read_run(job: Job, root: Path) -> dict:
         for step, tiers in scores["models"].items()
     ]
     return {"parameters": scores["parameters"], "checkpoints": checkpoints}
+
+
+def base_hash(job: Job, root: Path) -> str:
+    """Of the weights that a run begins with: another processor may make others."""
+    return model_version(str(root / job.base.name / "model"))[:16]
+
+
+def count_suspects(base: Job, root: Path) -> dict[str, dict[str, list[int]]]:
+    """By set and tier: rows, spoiled rows, suspects, spoiled suspects."""
+    found = {}
+    for name in ("clean", "wrong"):
+        for n, path in enumerate((f"{name}.jsonl", f"{name}.suspects.jsonl")):
+            for _, row in read_rows(str(root / base.name / path)):
+                counts = found.setdefault(name, {}).setdefault(row["source"], [0] * 4)
+                counts[2 * n] += 1
+                counts[2 * n + 1] += row.get("spoiled", False)
+    return found
 
 
 def spoiled_share(job: Job, root: Path) -> list[float]:
@@ -275,35 +347,72 @@ def jobs_of(plan: Iterable[tuple]) -> list[Job]:
     ]
 
 
-def study(output_dir: Path = Path("runs/study"), full: bool = False, workers: int = 2) -> None:
+def third_jobs(seeds: Sequence[int]) -> list[Job]:
+    """Of docs/study/plan3.md: seed by seed, then the longest runs."""
+    return jobs_of([*((*part, (seed,)) for seed in seeds for part in THIRD), (*THIRD_LAST, seeds)])
+
+
+def restore(rows: Path, output_dir: Path) -> None:
+    """Results that were committed count as done here."""
+    for _, row in read_rows(str(rows)) if rows.exists() else ():
+        job = Job(**{field: row[field] for field in Job.__dataclass_fields__})
+        if not result(job, output_dir).exists():
+            write_json(row, result(job, output_dir))
+
+
+def forget_other_bases(bases: Iterable[Job], output_dir: Path) -> None:
+    """Drop the results of seeds whose base came out otherwise: all runs of a seed share one."""
+    for base in bases:
+        for path in (output_dir / "results").glob(f"*-{base.seed}.json"):
+            if json.loads(path.read_text()).get("base") != base_hash(base, output_dir):
+                print(f"{path.stem} began with another base: it is run anew", flush=True)
+                path.unlink()
+
+
+def study(
+    output_dir: Path = Path("runs/study"),
+    full: bool = False,
+    third: bool = False,
+    seeds: tuple[int, ...] = THIRD_SEEDS,
+    workers: int = 2,
+) -> None:
     """Train and score all runs that have no result yet, then write the tables and the picture.
 
     Args:
         output_dir: a study that was stopped there is continued.
         full: all of docs/study/plan.md; otherwise SFT, OSW-FT and static weights at one learning
             rate, on four seeds.
+        third: all of docs/study/plan3.md.
+        seeds: of the third study.
         workers: runs side by side, one core each.
     """
     if workers < 1:
         raise InputError(f"--workers must be at least 1, got {workers}")
     (output_dir / "results").mkdir(parents=True, exist_ok=True)
-    jobs = jobs_of(FULL if full else SHORT)
-    missing = [job for job in jobs if not result(job, output_dir).exists()]
-    bases = dict.fromkeys(job.base for job in missing)
-    bases = [base for base in bases if not (output_dir / base.name / "scores.json").exists()]
-    print(f"{len(jobs)} runs, to do: {len(missing)}, and {len(bases)} bases", flush=True)
+    jobs = third_jobs(seeds) if third else jobs_of(FULL if full else SHORT)
+    if third:
+        restore(Path("docs/study/third.jsonl"), output_dir)
+
+    def find_missing() -> list[Job]:
+        return [job for job in jobs if not result(job, output_dir).exists()]
 
     def run(job: Job) -> None:
         run_job(job, output_dir)
 
+    needed = dict.fromkeys(job.base for job in find_missing())
+    bases = [base for base in needed if not (output_dir / base.name / "scores.json").exists()]
+    print(f"{len(jobs)} runs, to do: {len(find_missing())}, and {len(bases)} bases", flush=True)
     try:
         run_all(run, bases, workers, "bases")
-        run_all(run, missing, workers, "runs")
+        if third:
+            forget_other_bases(needed, output_dir)
+        run_all(run, find_missing(), workers, "runs")
     finally:  # also of a part
         paths = sorted((output_dir / "results").glob("*.json"))
         write_rows([json.loads(path.read_text()) for path in paths], output_dir / "results.jsonl")
-    report = [sys.executable, "-m", "demo.report", "--second", str(output_dir / "results.jsonl")]
-    subprocess.run([*report, "--output_dir", str(output_dir)], check=True)
+    report = [sys.executable, "-m", "demo.report", "--output_dir", str(output_dir)]
+    report += ["--third" if third else "--second", str(output_dir / "results.jsonl")]
+    subprocess.run(report, check=True)
 
 
 if __name__ == "__main__":
