@@ -1,12 +1,13 @@
-"""The study's tables and its picture, from its results.
+"""The study's tables and its pictures, from its results.
 
-    python -m demo.report                        # docs/study.md, its details and its picture
+    python -m demo.report                        # docs/study.md, its details and its pictures
     python -m demo.report --output_dir runs/study --second runs/study/results.jsonl
 
 Every difference is paired over seeds: both runs start from the same base and answer the same
 problems with the same sampling seeds. Intervals are Student's, 95 %, p-values two-sided.
 """
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +22,15 @@ import tyro
 from sympy import betainc_regularized
 
 from data import InputError, atomic_write, read_rows
-from demo.study import RATES, SEEDS, TITLES, WRONG, needs_base_answers
+from demo.study import (
+    RATES,
+    SEEDS,
+    STATIC_K,
+    THIRD_SEEDS,
+    TITLES,
+    WRONG,
+    needs_base_answers,
+)
 from demo.world import GAIN, RETENTION, STATIC_SAMPLES, TIERS
 from paper.plot import STYLE
 from run import one_line_errors
@@ -41,6 +50,11 @@ BATCH, NUM_TRAIN, PROMPT_TOKENS = 128, 4096, 17  # queries, problems, and tokens
 T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365}  # by freedom
 
 
+WORLD_TITLES = {"style": "", "clean": "", "self": "own answers", "own": "own style"}
+WORLD_TITLES |= {"clean-self": "own answers", "clean-audited": "audited", "wrong": "wrong"}
+WORLD_TITLES |= {"wrong-audited": "wrong, audited"}
+
+
 class Runs(NamedTuple):
     """The runs of a method at a setting, one for each seed."""
 
@@ -51,8 +65,8 @@ class Runs(NamedTuple):
 
     @property
     def title(self) -> str:
-        name = {"self": "own answers", "own": "own style"}.get(self.world, self.world)
-        where = "" if self.world == "style" else f" ({name})"
+        name = WORLD_TITLES.get(self.world, self.world)
+        where = f" ({name})" if name else ""
         return f"{TITLES[self.method]}{where} at {self.rate:g}"
 
 
@@ -79,6 +93,20 @@ HYPOTHESES = {
     "H5": ("Key and solution wrong: OSW-FT or SFT?", both("oswft"), both("sft"), "gain", -1),
     "H6": ("Solution wrong, key right: OSW-FT or SFT?", slip("oswft"), slip("sft"), "gain", 1),
     "H7": ("Own right answers, or OSW-FT?", OWN, Runs("oswft"), KEPT, 1),
+}
+audited, wrong = partial(Runs, world="wrong-audited"), partial(Runs, world="wrong")
+slowest = partial(Runs, rate=1.25e-5, world="clean", steps=1152)
+slow_clean = partial(Runs, rate=2.5e-5, world="clean", steps=576)
+clean, clean_audited = partial(Runs, world="clean"), partial(Runs, world="clean-audited")
+# Of docs/study/plan3.md; 0: two-sided.
+THIRD_HYPOTHESES = {
+    "A1": ("Suspects left out: static weights", audited("static"), wrong("static"), "gain", 1),
+    "A2": ("... OSW-FT", audited("oswft"), wrong("oswft"), "gain", 1),
+    "A3": ("... SFT", audited("sft"), wrong("sft"), "gain", 1),
+    "A4": ("... where nothing is wrong", clean_audited("static"), clean("static"), "gain", 0),
+    "B1": ("OSW-FT or SFT, the lowest rate", slowest("oswft"), slowest("sft"), KEPT, 0),
+    "B2": ("... SFT at half the rate", slow_clean("oswft"), slowest("sft"), COST, -1),
+    "C1": ("GRPO or OSW-FT?", clean("grpo", 3e-4, steps=48), clean("oswft"), KEPT, 0),
 }
 Comparisons = tuple[tuple[str, Runs, Runs, tuple[str, ...]], ...]  # question, a, b, scores
 CLAIMS: Comparisons = (
@@ -132,6 +160,7 @@ class Difference:
     p: float
     seeds: int
     ratio: bool = False
+    p_flip: float = 1.0  # exact, of all signs: it asks for no normal distribution
 
     @property
     def text(self) -> str:
@@ -148,7 +177,9 @@ def difference(values: Sequence[float], ratio: bool = False) -> Difference:
     error = x.std(ddof=1) / len(x) ** 0.5
     t = x.mean() / error if error else np.inf
     p = float(betainc_regularized(n / 2, 0.5, 0, n / (n + t * t)))
-    return Difference(float(x.mean()), float(T_95[n] * error), p, len(x), ratio)
+    signs = np.array(list(itertools.product([-1, 1], repeat=len(x))))
+    p_flip = float((abs(signs @ x) >= abs(x.sum()) * (1 - 1e-9)).mean())
+    return Difference(float(x.mean()), float(T_95[n] * error), p, len(x), ratio, p_flip)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -192,7 +223,7 @@ def count_flops(row: dict, checkpoint: dict) -> float:
     answers = int((re.findall(r"num_rollouts (\d)", row["command"]) or [0])[0])
     prompts = answers * BATCH * checkpoint["steps"]
     if needs_base_answers(row["world"], row["command"]):
-        prompts = STATIC_SAMPLES * NUM_TRAIN
+        prompts = (STATIC_K if row["seed"] in THIRD_SEEDS else STATIC_SAMPLES) * NUM_TRAIN
     read = checkpoint["sampled_tokens"] + prompts * PROMPT_TOKENS
     return row["parameters"] * (6 * checkpoint["trained_tokens"] + 2 * read)
 
@@ -259,34 +290,42 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence]) -> str:
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
-def tested(points: pd.DataFrame) -> dict[str, tuple[Difference, float, str]]:
+def tested(
+    points: pd.DataFrame, hypotheses: dict = HYPOTHESES, seeds: Sequence[int] = SEEDS
+) -> dict[str, tuple[Difference, float, str]]:
     """Difference, Holm's p and verdict of each hypothesis, without those that were not run."""
-    found = {name: compare(points, *h[1:4]) for name, h in HYPOTHESES.items()}
+    found = {name: compare(points, *h[1:4], seeds) for name, h in hypotheses.items()}
     found = {name: each for name, each in found.items() if each}
     adjusted = holm([each.p for each in found.values()])
     return {
-        name: (each, p, verdict(each, p, HYPOTHESES[name][4]))
+        name: (each, p, verdict(each, p, hypotheses[name][4]))
         for (name, each), p in zip(found.items(), adjusted, strict=True)
     }
 
 
 def verdict(found: Difference, adjusted: float, expected: int) -> str:
     if adjusted < 0.05:
+        if not expected:
+            return "above 0" if found.mean > 0 else "below 0"
         return "holds" if found.mean * expected > 0 else "**the opposite holds**"
     return "open" if found.p >= 0.05 else "open after Holm"
 
 
-def hypotheses_table(points: pd.DataFrame) -> str:
-    rows, results = [], tested(points)
-    for name, (text, a, b, score, expected) in HYPOTHESES.items():
-        cells = ["", "", "", "", "not run"]
+def hypotheses_table(
+    points: pd.DataFrame, hypotheses: dict = HYPOTHESES, seeds: Sequence[int] = SEEDS
+) -> str:
+    """A line for each hypothesis; "exact" is the p-value of the sign-flip test."""
+    rows, results = [], tested(points, hypotheses, seeds)
+    for name, (text, a, b, score, expected) in hypotheses.items():
+        cells = ["", "", "", "", "", "not run"]
         if name in results:
-            found, adjusted, said = results[name]
-            cells = [found.text, found.seeds, f"{found.p:.2g}", f"{adjusted:.2g}", said]
-        sign = "above 0" if expected > 0 else "below 0"
+            found, p, said = results[name]
+            p_values = [f"{value:.2g}" for value in (found.p, p, found.p_flip)]
+            cells = [found.text, found.seeds, *p_values, said]
+        sign = ("below 0", "two-sided", "above 0")[expected + 1]
         rows.append([name, text, f"{a.title} − {b.title}", f"{score}: {sign}", *cells])
-    header = ("", "question", "difference", "claim", "mean, 95 %", "seeds", "p", "Holm", "verdict")
-    return markdown(header, rows)
+    header = ("", "question", "difference", "claim", "mean, 95 %", "seeds", "p", "Holm", "exact")
+    return markdown((*header, "verdict"), rows)
 
 
 def claims_table(comparisons: Comparisons, first: pd.DataFrame, second: pd.DataFrame) -> str:
@@ -324,6 +363,33 @@ def wrong_table(points: pd.DataFrame) -> str:
     return markdown(["wrong", *titles, "OSW-FT − SFT, gain", "weight on wrong rows"], rows)
 
 
+def suspects_table(points: pd.DataFrame) -> str:
+    """Of the third study's passes, by tier: suspects, how many are wrong, how many wrong ones."""
+    rows, bases = [], points[(points.method == "base") & points.seed.isin(THIRD_SEEDS)]
+    for name in ("wrong", "clean") if len(bases) else ():
+        tiers = [row[name] for row in bases.suspects]
+        for tier in tiers[0]:
+            count, spoiled, suspects, found = np.sum([seed[tier] for seed in tiers], axis=0)
+            shares = [f"{suspects / count:.1%}"]
+            if name == "wrong":
+                shares += [f"{found / suspects:.0%}", f"{found / spoiled:.0%}"]
+            rows.append([name, tier, f"{count:,}", f"{spoiled:,}", *shares, ""][:7])
+    header = ("set", "tier", "rows", "wrong", "suspects", "of these wrong", "of the wrong found")
+    return markdown(header, [(*row, "", "")[:7] for row in rows])
+
+
+def arms_table(points: pd.DataFrame) -> str:
+    """The third study's runs at their ends, means over seeds, and the cost at equal gain."""
+    rows, scores = [], ("gain", "retention", "easy", "TFLOPs", KEPT, COST)
+    trained = points[(points.method != "base") & points.seed.isin(THIRD_SEEDS)]
+    keys = zip(trained.method, trained.rate, trained.world, trained.end, strict=True)
+    for runs in sorted({Runs(*key) for key in keys}, key=lambda r: (r.world, r.rate, r.method)):
+        found = [measure(points, runs, score, THIRD_SEEDS) for score in scores]
+        means = [f"{each.mean():.1f}" for each in found]
+        rows.append([runs.title, len(found[0]), *means])
+    return markdown(["runs", "seeds", *scores], rows)
+
+
 def unreached_table(points: pd.DataFrame) -> str:
     """The runs that count with their last checkpoint, as their gain does not reach a level."""
     rows, trained = [], points[points.method != "base"]
@@ -348,6 +414,50 @@ def unreached_table(points: pd.DataFrame) -> str:
 
 COLORS = {"sft": "#c44e52", "oswft": "#4c72b0", "static": "#55a868", "grpo": "#8172b3"}
 RATE_COLORS = dict(zip(RATES, ("#e08214", "#35978f", "#2d4b8e"), strict=True))
+
+
+FRONTIER = {  # method -> its runs, from the cheapest on, and which study they are of
+    "sft": [*(planned("sft", rate) for rate in (1e-4, 5e-5, 2.5e-5)), slowest("sft")],
+    "oswft": [*(planned("oswft", rate) for rate in (1e-4, 5e-5, 2.5e-5)), slowest("oswft")],
+    "static": [*(planned("static", rate) for rate in (1e-4, 5e-5, 2.5e-5)), slowest("static")],
+    "grpo": [GRPO, clean("grpo", 3e-4, steps=48)],
+    "own answers": [OWN_WEIGHED, clean("static", world="clean-self")],
+}
+
+
+def at_80(points: pd.DataFrame, runs: Runs, seeds: Sequence[int]) -> np.ndarray:
+    """FLOPs and retention where a run's gain reaches 80, of each seed that does: (N, 2)."""
+    values = [
+        [at_level(curve, 80, score) for score in ("TFLOPs", "retention")]
+        for curve in curves(points, runs, seeds).values()
+    ]
+    return np.array([pair for pair in values if None not in pair]).reshape(-1, 2)
+
+
+def draw_frontier(points: pd.DataFrame, path: Path) -> None:
+    """Retention at a gain of 80 against the FLOPs to get there: a line a method, a point a rate."""
+    axes = plt.figure(figsize=(6, 3.8)).subplots()
+    for method, settings in FRONTIER.items():
+        found = [(runs, at_80(points, runs, (*SEEDS, *THIRD_SEEDS))) for runs in settings]
+        found = [(runs, values) for runs, values in found if len(values) > 1]
+        if not found:
+            continue
+        means = np.array([values.mean(axis=0) for _, values in found])  # (rates, 2)
+        widths = [[difference(column).half_width for column in values.T] for _, values in found]
+        color, title = COLORS.get(method, "#937860"), TITLES.get(method, method)
+        x, y, (x_width, y_width) = *means.T, np.array(widths).T
+        axes.plot(x, y, "o-", color=color, markersize=4, label=title)
+        axes.errorbar(x, y, y_width, x_width, "none", ecolor=color, alpha=0.4, capsize=2)
+        for (runs, values), place in zip(found, means, strict=True):
+            note = f"{runs.rate:g}" + (f" ({len(values)})" if len(values) < len(SEEDS) else "")
+            axes.annotate(note, place, xytext=(3, 4), textcoords="offset points", fontsize=7)
+    axes.set(xscale="log", xlabel="TFLOPs until the gain is 80 %", ylabel="retention there (%)")
+    ticks = (0.5, 1, 2, 4, 8)
+    axes.set_xticks(ticks, map(str, ticks))
+    axes.minorticks_off()
+    axes.legend()
+    plt.savefig(path)
+    plt.close("all")
 
 
 def draw_kept(points: pd.DataFrame, path: Path) -> None:
@@ -395,13 +505,15 @@ def fill(pages: dict[Path, str], tables: dict[str, str]) -> dict[Path, str]:
 def report(
     first: Path = DOCS / "study" / "first.jsonl",
     second: Path = DOCS / "study" / "second.jsonl",
+    third: Path = DOCS / "study" / "third.jsonl",
     output_dir: Path = DOCS,
 ) -> None:
-    """Fill the tables of study.md and study/details.md in a folder, and draw study/kept.png.
+    """Fill the tables of study.md and study/details.md in a folder, and draw their pictures.
 
     Args:
         first: results of the first study.
         second: results of the second study, or of a part of it.
+        third: results of the third, or of a part; left out if there are none.
         output_dir: the pages' text between the tables stays; new pages have only the tables.
     """
     plt.switch_backend("Agg")  # files, no window
@@ -413,6 +525,15 @@ def report(
         "more": claims_table(MORE, old, new),
         "unreached": unreached_table(new),
     }
+    everything = new
+    if third.exists():
+        latest = read_points(third)
+        everything = pd.concat([new, latest])
+        tables |= {
+            "third": hypotheses_table(latest, THIRD_HYPOTHESES, THIRD_SEEDS),
+            "suspects": suspects_table(latest),
+            "arms": arms_table(latest),
+        }
     (output_dir / "study").mkdir(parents=True, exist_ok=True)
     page = output_dir / "study.md"
     known = (page, output_dir / "study" / "details.md")
@@ -424,7 +545,8 @@ def report(
         print(path)
     with plt.rc_context(STYLE):
         draw_kept(new, output_dir / "study" / "kept.png")
-    print(output_dir / "study" / "kept.png")
+        draw_frontier(everything, output_dir / "study" / "frontier.png")
+    print(output_dir / "study" / "frontier.png")
 
 
 if __name__ == "__main__":

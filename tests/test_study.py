@@ -452,7 +452,7 @@ def test_the_pages_are_what_their_results_say(tmp_path):
     pages = ("study.md", "study/details.md")
     for page in pages:
         (tmp_path / page).write_text((DOCS / page).read_text())
-    report(FIRST, SECOND, tmp_path)
+    report(FIRST, SECOND, output_dir=tmp_path)
     for page in pages:
         assert (tmp_path / page).read_text() == (DOCS / page).read_text()
     text = "".join((DOCS / page).read_text() for page in pages)
