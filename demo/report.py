@@ -223,7 +223,7 @@ def count_flops(row: dict, checkpoint: dict) -> float:
     answers = int((re.findall(r"num_rollouts (\d)", row["command"]) or [0])[0])
     prompts = answers * BATCH * checkpoint["steps"]
     if needs_base_answers(row["world"], row["command"]):
-        prompts = (STATIC_K if row["seed"] in THIRD_SEEDS else STATIC_SAMPLES) * NUM_TRAIN
+        prompts = (STATIC_K if row.get("seed") in THIRD_SEEDS else STATIC_SAMPLES) * NUM_TRAIN
     read = checkpoint["sampled_tokens"] + prompts * PROMPT_TOKENS
     return row["parameters"] * (6 * checkpoint["trained_tokens"] + 2 * read)
 

@@ -20,13 +20,26 @@ from torch.distributed.run import get_args_parser
 
 import run
 from conftest import ROOT
-from data import read_rows, write_rows
 
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md")), ROOT / "BENCHMARKS.md"]
 PAGES += sorted((ROOT / "recipes").glob("*.md"))
 OURS = ("torchrun", "python", "deepspeed", "make", "./paper/reproduce.sh")  # how our commands begin
-OTHERS = ("hf", "pip", "uv", "git", "jupyter", "head", "mkdir", "cp", "for", "done", "python3", ".")
+OTHERS = (
+    "hf",
+    "grep",
+    "pip",
+    "uv",
+    "git",
+    "jupyter",
+    "head",
+    "mkdir",
+    "cp",
+    "for",
+    "done",
+    "python3",
+    ".",
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # imported before
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -153,7 +166,14 @@ def test_every_file_module_flag_function_and_test_that_is_named_exists(page):
     sources = [*ROOT.glob("*.py"), *ROOT.glob("[!.]*/*.py")]
     arguments = {n for path in sources for n in re.findall(r"^ *(\w+): ", path.read_text(), re.M)}
     arguments |= {"dry_run", "tiny", "hostfile", "help"}
-    arguments |= {"no_ssh", "node_rank", "master_addr", "venv_script", "quiet"}  # of the launchers
+    arguments |= {
+        "no_ssh",
+        "node_rank",
+        "master_addr",
+        "venv_script",
+        "quiet",
+        "module",
+    }  # of the launchers
     for code in re.findall(r"`([^`\n]+)`", prose(page)):
         for flag in re.findall(r"(?:^| )--(\w+)", code):
             assert flag in arguments, f"`{code}`: no script has this argument"
@@ -178,22 +198,3 @@ def test_the_readmes_loss_and_file_tree_are_those_of_the_repository():
     tops = {path.partition("/") for path in tracked.decode().splitlines()}
     parts = {name + slash for name, slash, _ in tops if slash or name.endswith(".py")}
     assert sorted(named) == sorted(parts)
-
-
-def test_the_training_sets_page_turns_an_evaluation_into_weights_and_own_answers(
-    tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    verdicts = (("a", 0, False), ("a", 1, True), ("b", 0, False), ("b", 1, False))
-    fields = ("benchmark", "id", "sample", "correct", "text")
-    samples = [dict(zip(fields, ("train", *row, f"own {row[1]}"), strict=True)) for row in verdicts]
-    rows = [{"id": name, "solution": "expert"} for name in "ba"]
-    write_rows(samples, "runs/pass/samples.rank0.jsonl")
-    write_rows(rows, "data/train.jsonl")
-    exec(blocks(ROOT / "docs" / "training-set.md", "python")[0], {})
-    solutions = {}
-    for name in ("weighted", "own"):
-        found = [row for _, row in read_rows(f"data/{name}.jsonl")]
-        assert [row["weight"] for row in found] == [1, 0.5]
-        solutions[name] = [row["solution"] for row in found]
-    assert solutions == {"weighted": ["expert", "expert"], "own": ["expert", "own 1"]}
