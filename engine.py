@@ -237,6 +237,20 @@ class Engine:
     def model(self) -> PreTrainedModel:
         return self.engine.module.model
 
+    @property
+    def held_bytes(self) -> int:
+        """Of this rank's GPU, between steps: weights, fp32 copy, moments; in ZeRO-3 gradients.
+
+        Computed, as there are no moments before the first step.
+        """
+        count = sum(getattr(p, "ds_numel", p.numel()) for p in self.model.parameters())
+        sharded = count / dist.get_world_size()
+        weights = next(self.model.parameters()).element_size()
+        held = weights * (sharded if self.zero_stage == 3 else count)
+        if not self.engine.zero_cpu_offload():
+            held += sharded * (16 if self.zero_stage == 3 else 12)
+        return int(held)
+
     def passes(
         self, rows: Sequence[Trajectory], max_tokens: int, keep: torch.Tensor | None = None
     ) -> Iterator[MicroBatch]:

@@ -68,6 +68,7 @@ class Rollout:
     Args:
         args: with the model, of which only the config is read, and vLLM's flags.
         max_length: tokens of prompt and completion together.
+        held_bytes: of the GPU, by the trainer; with `--vllm_sleep` vLLM gets what is left.
         load_weights_from_disk: start with the model's own weights (for evaluation).
     """
 
@@ -76,6 +77,7 @@ class Rollout:
         args: RolloutArgs,
         tokenizer: Tokenizer,
         max_length: int,
+        held_bytes: int = 0,
         load_weights_from_disk: bool = False,
     ):
         self.args, self.tokenizer, self.max_length = args, tokenizer, max_length
@@ -99,7 +101,9 @@ class Rollout:
             logprobs_mode="processed_logprobs",  # of the distribution that is sampled from
             seed=0,  # of the engine; every request has its own
             use_tqdm_on_load=False,
-            **(gpu_options if torch.cuda.is_available() else cpu_options)(args, max_length),
+            **(gpu_options if torch.cuda.is_available() else cpu_options)(
+                args, max_length, held_bytes
+            ),
         )
         # When it is freed, vLLM would destroy all process groups, which are not its own.
         self.llm.llm_engine.engine_core._finalizer.detach()
@@ -273,11 +277,13 @@ def vllm_gap(
 # ---- On a GPU, and on a CPU ----------------------------------------------------------------------
 
 
-def gpu_options(args: RolloutArgs, max_length: int) -> dict:
-    """vLLM's share of the memory, and what costs less than its defaults; read, not yet measured."""
+def gpu_options(args: RolloutArgs, max_length: int, held_bytes: int) -> dict:
+    """These are from reading vLLM's source: no GPU has measured them yet."""
     total = torch.cuda.mem_get_info()[1]
     cache = MAX_SEQUENCES["cuda"] * kv_cache_bytes(args.model, max_length, args.precision)
-    share = args.vllm_memory or memory_share(torch.cuda.memory_allocated(), total, args.vllm_sleep)
+    share = args.vllm_memory or memory_share(held_bytes, total, args.vllm_sleep)
+    if share <= 0:
+        raise InputError("the trainer leaves vLLM no memory; python -m bench.plan says what fits")
     return {
         "gpu_memory_utilization": share,
         # of a tiny model it would be millions of blocks, an object of Python for each
@@ -287,9 +293,9 @@ def gpu_options(args: RolloutArgs, max_length: int) -> dict:
     }
 
 
-def memory_share(held: float, total: float, sleeps: bool) -> float:
-    """Of a GPU, for vLLM: with sleep, what the trainer leaves; it holds so much before a step."""
-    return 1 - (3 * held + RESERVE) / total if sleeps else 0.3  # moments and gradients are to come
+def memory_share(held_bytes: float, total: float, sleeps: bool) -> float:
+    """vLLM's share of a GPU: 0.3, or with sleep what the trainer leaves."""
+    return 1 - (held_bytes + RESERVE) / total if sleeps else 0.3
 
 
 def prepare_cpu() -> None:
@@ -302,7 +308,7 @@ def prepare_cpu() -> None:
     CpuCommunicator._all_group_ranks_share_shm_group_name = lambda self: False
 
 
-def cpu_options(args: RolloutArgs, max_length: int) -> dict:
+def cpu_options(args: RolloutArgs, max_length: int, held_bytes: int) -> dict:
     """What vLLM needs to be told on a CPU."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     ranks_here = int(os.environ.get("LOCAL_SIZE", 1))

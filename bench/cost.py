@@ -73,8 +73,8 @@ def sampling_seconds(
     """
     size = 2 * num_parameters(config)
     cached = 4 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    before = size + 2 * size / gpus  # bytes that the trainer holds when vLLM starts
-    room = memory_share(before, MEMORY, sleeps=True) * MEMORY - VLLM_OWN - size
+    held = size + 6 * size / gpus  # bytes that the trainer holds: ZeRO-2
+    room = memory_share(held, MEMORY, sleeps=True) * MEMORY - VLLM_OWN - size
     if room <= 0:
         return math.inf
     seconds = 0.0

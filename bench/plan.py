@@ -114,8 +114,8 @@ def memory(args: RolloutArgs, gpus: int, gpu_memory: float) -> dict[str, dict[st
     end = {"embedding's gradient": tied + gradient}
     end["reduce bucket"] = bucket + min(count, REDUCE_BUCKET) * 4
     total = gpu_memory * 2**30
-    before = held["weights"] + held["optimizer"] / 3  # a step, when vLLM starts
-    vllm = total * (args.vllm_memory or memory_share(before, total, args.vllm_sleep))
+    own = sum(held.values()) - held.get("reduce bucket", 0)  # as Engine.held_bytes
+    vllm = total * (args.vllm_memory or max(0, memory_share(own, total, args.vllm_sleep)))
     train = {
         **held,
         "gradients": gradients,

@@ -56,6 +56,8 @@ held = {
     "optimizer": sum(x.nbytes for x in [*zero.fp32_partitioned_groups_flat, *states]),
     "activations": resident[1] - resident[0],
 }
+parts = sum(held[name] for name in ("weights", "gradients", "optimizer"))
+assert abs(engine.held_bytes - parts) < 0.02 * parts, (engine.held_bytes, parts)
 assert all(torch.isfinite(p.ds_tensor).all() for p in engine.model.parameters())
 if dist.get_rank() == 0:
     print("held", json.dumps(held))

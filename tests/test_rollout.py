@@ -9,6 +9,7 @@ from transformers import Qwen3Config
 import train_oswft
 from bench.setup import QWEN3
 from conftest import launch, needs_vllm
+from data import InputError
 from demo.tiny import make_tokenizer
 from rollout import Completion, Rollout, completion_stats, gpu_options, import_vllm
 
@@ -114,13 +115,14 @@ def test_on_a_gpu_the_cache_of_a_tiny_model_is_capped_and_a_real_one_takes_what_
 ):
     """What vLLM makes of these options only a GPU can show."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 80 * 2**30))
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 4 * 2**30)
     sizes = QWEN3["0.6B"] if real else {"num_hidden_layers": 2, "hidden_size": 64, "head_dim": 32}
     Qwen3Config(**sizes).save_pretrained(tmp_path)
     args = train_oswft.Args(model=str(tmp_path), data="", vllm_sleep=True)
-    options = gpu_options(args, 4096)
-    assert options["gpu_memory_utilization"] == pytest.approx((80 - 4 * 3 - 4) / 80)
+    options = gpu_options(args, 4096, held_bytes=12 * 2**30)
+    assert options["gpu_memory_utilization"] == pytest.approx((80 - 12 - 4) / 80)
+    with pytest.raises(InputError, match="no memory"):
+        gpu_options(args, 4096, held_bytes=77 * 2**30)
     assert (options["kv_cache_memory_bytes"] is None) == real
     args.vllm_sleep, args.precision = False, "fp32"
-    assert gpu_options(args, 4096)["gpu_memory_utilization"] == 0.3
+    assert gpu_options(args, 4096, 0)["gpu_memory_utilization"] == 0.3
     assert options.keys() <= import_vllm().EngineArgs.__dataclass_fields__.keys()
