@@ -422,7 +422,10 @@ def answer_missing(
                 }
                 for (problem, sample), completion, grade in graded
             ]
-            number = len(list(folder.glob(f"samples.rank{rank}.*.jsonl")))
+            taken = [
+                int(path.suffixes[-2][1:]) for path in folder.glob(f"samples.rank{rank}.*.jsonl")
+            ]
+            number = max(taken, default=-1) + 1
             write_rows(rows, folder / f"samples.rank{rank}.{number}.jsonl")
 
 
