@@ -7,14 +7,16 @@
 The model answers each question K times, as in OSW-FT's rollouts; p-hat is the share of right answers.
 A row is suspect if its answers agree with each other, and not with its reference. The answers stay
 beside the output, in weighted.answers/: the same command continues a pass that was stopped, and one
-with other options samples only what is missing.
+with another --agreement, or with --own_answers, samples nothing again.
 """  # noqa: E501
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -55,7 +57,7 @@ class Args:
     suspects: Literal["keep", "drop"] = "keep"  # rows whose answers agree on another answer
     agreement: float = 0.75  # share of a row's answers that agree, in a suspect
 
-    # The pass: settings of the training scripts, with OSW-FT's defaults
+    # The pass: settings of the training scripts
     num_rollouts: int = 4  # K answers to a question; weights need 2, suspects 4 or more
     temperature: float = train_oswft.Args.temperature  # of sampling
     max_length: int = train_oswft.Args.max_length  # tokens of prompt and solution, or rollout
@@ -93,7 +95,7 @@ def agreed_answers(
         right: (N, K) which of them agree with the reference.
         score: the verifier's, which says whether two answers are equal.
     """
-    least = max(2, math.ceil(share * right.shape[1]))
+    least = max(2, math.ceil(share * right.shape[1] - 1e-9))
     pairs = zip(extracted, right, strict=True)
     wrong = [[x for x, good in zip(*pair, strict=True) if x and not good] for pair in pairs]
     wrong = [row if len(row) >= least else [] for row in wrong]
@@ -120,7 +122,9 @@ def weigh(args: Args) -> int:
 
     def find() -> list[tuple[Example, int]]:
         rows.extend(load_rows(args, tokenizer))
-        return find_missing(sampling, folder, tokenizer, [as_problem(row.example) for row in rows])
+        return find_missing(
+            sampling, folder, tokenizer, [as_problem(r.example, args.reward) for r in rows]
+        )
 
     if missing := on_rank_0(find):
         evaluate.answer_missing(sampling, folder, tokenizer, missing)
@@ -139,8 +143,14 @@ def sampling_args(args: Args) -> evaluate.Args:
 
 def load_rows(args: Args, tokenizer: Tokenizer) -> list:
     """The rows that training with these lengths would not drop."""
-    if args.suspects == "drop" and args.num_rollouts < 2:
-        raise InputError("--suspects drop needs --num_rollouts of 2 at least, better 4")
+    if not args.output.name or args.output.is_dir() or args.output == Path(args.data):
+        raise InputError(f"--output {args.output}: name another file than --data")
+    if args.suspects == "drop" and (args.num_rollouts < 2 or args.reward):
+        raise InputError("--suspects drop needs --num_rollouts of 2 at least, and no --reward")
+    if not 0 < args.agreement <= 1 or min(args.num_rollouts, args.verifier_workers) < 1:
+        raise InputError("--agreement is a share; --num_rollouts, --verifier_workers are 1 or more")
+    if args.max_completion_length >= args.max_length:
+        raise InputError("--max_length has to be above --max_completion_length")
     lengths = args.max_length, args.max_completion_length
     rows, dropped = tokenize_examples(load_examples(args.data), tokenizer, *lengths)
     print(f"{len(rows):,} rows, dropped: {dropped}", file=sys.stderr)
@@ -149,10 +159,11 @@ def load_rows(args: Args, tokenizer: Tokenizer) -> list:
     return rows
 
 
-def as_problem(example: Example) -> Example:
+def as_problem(example: Example, reward: str | None = None) -> Example:
     """With a fingerprint as its source: answers to another version of a row do not count."""
-    extra = {**example.extra, "source": example.source}  # for a reward function
-    return replace(example, source=evaluate.fingerprint([example]), extra=extra)
+    extra = {**example.extra, "source": example.source}  # for a reward function, which reads all
+    read = replace(example, question=json.dumps(example.columns)) if reward else example
+    return replace(example, source=evaluate.fingerprint([read]), extra=extra)
 
 
 def find_missing(
@@ -176,7 +187,9 @@ def find_missing(
 def write_set(args: Args, folder: Path, tokenizer: Tokenizer, rows: Sequence) -> None:
     """Write the weighted rows, the suspects, a report and a picture; print a table."""
     samples, examples = evaluate.read_samples(folder), [row.example for row in rows]
-    answers = [samples.get(as_problem(e).source, [])[: args.num_rollouts] for e in examples]
+    answers = [
+        samples.get(as_problem(e, args.reward).source, [])[: args.num_rollouts] for e in examples
+    ]
     for example, own in zip(examples, answers, strict=True):
         if len(own) < args.num_rollouts:
             raise InputError(f"{example.where}: {folder} has {len(own)} of its answers")
@@ -224,14 +237,12 @@ def write_set(args: Args, folder: Path, tokenizer: Tokenizer, rows: Sequence) ->
         part = tokens[kind].sum()
         print(f"{name:>8}{kind.sum():>10,}{part:>14,}{part / tokens.sum():>8.1%}")
     print(f"\nweight of an average token: {weights @ tokens / tokens.sum():.3f}")
-    none = (solved & ~own_solved).sum()
+    none, output = (solved & ~own_solved).sum(), shlex.quote(str(args.output))
     print(f"own answers: {own_solved.sum():,} rows have one; {none:,} have none to train on")
     print(f"never solved: {(~solved).sum():,} rows")
-    print(f"suspects: {len(suspects):,} rows; python -m prepare.look suspect {listed} --index 0")
-    print(
-        f"written: {args.output}, {len(written):,} rows; python train_sft.py --model {args.model}"
-        f" --data {args.output} --weight_column weight"
-    )
+    print(f"suspects: {len(suspects):,} rows, in {listed}: python -m prepare.look suspect")
+    train = f"python train_sft.py --model {args.model} --data {output} --weight_column weight"
+    print(f"written: {args.output}, {len(written):,} rows; {train}")
 
 
 def is_trainable(example: Example, tokenizer: Tokenizer, args: Args) -> bool:
@@ -248,6 +259,7 @@ def draw(pass_rates: np.ndarray, path: Path) -> None:
 
     from paper.plot import STYLE
 
+    plt.switch_backend("Agg")  # a file, no window
     with plt.rc_context(STYLE):
         axes = plt.figure().subplots()
         values, counts = np.unique(pass_rates, return_counts=True)

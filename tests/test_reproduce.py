@@ -17,6 +17,7 @@ import train_sft
 from conftest import ROOT
 from paper import plot, tables
 from paper.select_checkpoint import select_checkpoint
+from prepare import weigh
 from run import read_args, write_args
 
 TAKES = {  # what a command calls -> what reads its arguments
@@ -27,11 +28,13 @@ TAKES = {  # what a command calls -> what reads its arguments
     "paper.plot": plot.plot,
     "paper.tables table": tables.table,
     "paper.select_checkpoint": select_checkpoint,
+    "--module prepare.weigh": weigh.Args,
 }
 SFT, OSWFT, GRPO, EVALUATE, *_ = TAKES
 SIZES = ("0.6B", "1.7B", "4B")
 ROWS = {  # row -> its training script, learning rate, number of rollouts and weighting
     **{f"table1/{size}/sft": (SFT, 1e-5, None, None) for size in SIZES},
+    "table1/0.6B/static": (SFT, 1e-5, None, None),  # ours, not the paper's
     **{f"table1/{size}/oswft": (OSWFT, 1e-5, 2, "oswft") for size in SIZES},
     **{f"table1/{size}/grpo": (GRPO, 1e-6, 8, None) for size in SIZES},
     **{f"table2/oswft/K{k}": (OSWFT, 1e-5, k, "oswft") for k in (1, 2, 4, 8)},
@@ -87,6 +90,9 @@ def test_every_row_is_the_papers_setting_and_every_command_is_taken(tiny, tmp_pa
     scored = {str(row[EVALUATE].output_dir) for row in rows.values() if EVALUATE in row}
     for name, count in PRINTED.items():
         assert len({*rows[name]["paper.tables table"]} & scored) == count
+    static = rows["table1/0.6B/static"]
+    assert static[SFT].weight_column == "weight"
+    assert static[SFT].data == str(static["--module prepare.weigh"].output)
     for name in {*ROWS, *BASES}:
         size = next((size for size in SIZES if f"/{size}" in name), "0.6B")
         model = str(tmp_path / "base" / "model") if tiny else f"Qwen/Qwen3-{size}-Base"
