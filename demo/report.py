@@ -223,7 +223,7 @@ def count_flops(row: dict, checkpoint: dict) -> float:
     answers = int((re.findall(r"num_rollouts (\d)", row["command"]) or [0])[0])
     prompts = answers * BATCH * checkpoint["steps"]
     if needs_base_answers(row["world"], row["command"]):
-        prompts = (STATIC_K if row.get("seed") in THIRD_SEEDS else STATIC_SAMPLES) * NUM_TRAIN
+        prompts += (STATIC_K if row.get("seed") in THIRD_SEEDS else STATIC_SAMPLES) * NUM_TRAIN
     read = checkpoint["sampled_tokens"] + prompts * PROMPT_TOKENS
     return row["parameters"] * (6 * checkpoint["trained_tokens"] + 2 * read)
 
@@ -416,12 +416,12 @@ COLORS = {"sft": "#c44e52", "oswft": "#4c72b0", "static": "#55a868", "grpo": "#8
 RATE_COLORS = dict(zip(RATES, ("#e08214", "#35978f", "#2d4b8e"), strict=True))
 
 
-FRONTIER = {  # method -> its runs, from the cheapest on, and which study they are of
+FRONTIER = {  # method -> its runs, from the highest rate on
     "sft": [*(planned("sft", rate) for rate in (1e-4, 5e-5, 2.5e-5)), slowest("sft")],
     "oswft": [*(planned("oswft", rate) for rate in (1e-4, 5e-5, 2.5e-5)), slowest("oswft")],
     "static": [*(planned("static", rate) for rate in (1e-4, 5e-5, 2.5e-5)), slowest("static")],
     "grpo": [GRPO, clean("grpo", 3e-4, steps=48)],
-    "own answers": [OWN_WEIGHED, clean("static", world="clean-self")],
+    "own answers": [Runs("static", 3e-4, "clean-self", 48), Runs("static", world="clean-self")],
 }
 
 
@@ -538,8 +538,10 @@ def report(
     page = output_dir / "study.md"
     known = (page, output_dir / "study" / "details.md")
     pages = {path: path.read_text() for path in known if path.exists()}
-    blank = "\n\n".join(f"<!-- table {name} -->\n<!-- end -->" for name in tables)
-    for path, text in fill(pages or {page: f"{blank}\n"}, tables).items():
+    for name in tables:
+        if not any(f"<!-- table {name} -->" in text for text in pages.values()):
+            pages[page] = pages.get(page, "") + f"\n<!-- table {name} -->\n<!-- end -->\n"
+    for path, text in fill(pages, tables).items():
         with atomic_write(path) as partial:
             partial.write_text(text)
         print(path)

@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -355,7 +355,7 @@ def third_jobs(seeds: Sequence[int]) -> list[Job]:
 def restore(rows: Path, output_dir: Path) -> None:
     """Results that were committed count as done here."""
     for _, row in read_rows(str(rows)) if rows.exists() else ():
-        job = Job(**{field: row[field] for field in Job.__dataclass_fields__})
+        job = Job(**{field.name: row[field.name] for field in fields(Job)})
         if not result(job, output_dir).exists():
             write_json(row, result(job, output_dir))
 
@@ -388,6 +388,8 @@ def study(
     """
     if workers < 1:
         raise InputError(f"--workers must be at least 1, got {workers}")
+    if third and not set(seeds) <= set(THIRD_SEEDS):
+        raise InputError(f"--seeds of the third study are {THIRD_SEEDS[0]} to {THIRD_SEEDS[-1]}")
     (output_dir / "results").mkdir(parents=True, exist_ok=True)
     jobs = third_jobs(seeds) if third else jobs_of(FULL if full else SHORT)
     if third:

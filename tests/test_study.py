@@ -4,7 +4,7 @@ import json
 import math
 import re
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,14 @@ from transformers import Qwen3ForCausalLM
 
 import demo.study
 from conftest import ROOT
-from data import InputError, TokenizedExample, read_rows, tokenize_examples, write_json, write_rows
+from data import (
+    InputError,
+    TokenizedExample,
+    read_rows,
+    tokenize_examples,
+    write_json,
+    write_rows,
+)
 from demo.report import (
     BATCH,
     BEST,
@@ -49,13 +56,18 @@ from demo.study import (
     METHODS,
     RATES,
     SEEDS,
+    WORLDS,
     Job,
     call,
+    forget_other_bases,
     jobs_of,
     needs_base_answers,
+    restore,
+    result,
     run_all,
     spoiled_share,
     study,
+    third_jobs,
 )
 from demo.tiny import make_config, make_tokenizer, write_problems
 from demo.variants import write_training_sets
@@ -63,7 +75,7 @@ from demo.world import PRETRAIN_MIX, TIERS, TRAIN_MIX, make_examples, solve
 from rollout import Completion
 
 DOCS = ROOT / "docs"
-FIRST, SECOND = DOCS / "study" / "first.jsonl", DOCS / "study" / "second.jsonl"
+FIRST, SECOND, THIRD = (DOCS / "study" / f"{name}.jsonl" for name in ("first", "second", "third"))
 
 
 # ---- The world -----------------------------------------------------------------------------------
@@ -439,6 +451,34 @@ def test_the_best_rates_are_those_of_the_choosing_seeds(points):
         assert planned(method, max(kept, key=kept.get)) == best
 
 
+def test_the_third_study_goes_on_from_committed_rows_of_the_same_base(tmp_path, monkeypatch):
+    jobs = third_jobs((26, 27))
+    assert len({job.name for job in jobs}) == len(jobs) == 40
+    assert [job.rate for job in jobs[-6:]] == [1.25e-5] * 6  # the longest last
+    made = [{**asdict(job), "base": f"base {job.seed}"} for job in (jobs[0], jobs[20])]
+    write_rows(made, tmp_path / "third.jsonl")
+    (tmp_path / "results").mkdir()
+    restore(tmp_path / "third.jsonl", tmp_path)
+    assert all(result(job, tmp_path).exists() for job in (jobs[0], jobs[20]))
+    monkeypatch.setattr(demo.study, "base_hash", lambda job, root: "base 26")
+    forget_other_bases([jobs[0].base, jobs[20].base], tmp_path)
+    assert [result(job, tmp_path).exists() for job in (jobs[0], jobs[20])] == [True, False]
+    with pytest.raises(InputError, match="26 to 33"):
+        study(tmp_path, third=True, seeds=(18,))
+
+
+def test_every_training_set_of_the_third_study_is_made_by_one_of_its_commands():
+    commands = " ".join(third_jobs((26,))[0].base.weigh_commands(Path("runs")))
+    outputs = re.findall(r"--output \S*/([\w-]+)\.jsonl", commands)
+    assert {WORLDS[job.world] for job in third_jobs((26,))} == {*outputs}
+
+
+def test_the_exact_test_flips_every_sign():
+    found = difference([1.0, 2.0, 3.0])
+    assert found.p_flip == 2 / 8  # all positive: itself and its mirror
+    assert difference([1.0, -1.0, 2.0, -2.0]).p_flip == 1.0
+
+
 def test_a_table_without_a_place_on_any_page_is_refused():
     pages = {Path("a.md"): "<!-- table one -->\nold\n<!-- end -->\n", Path("b.md"): "text\n"}
     filled = fill(pages, {"one": "| new |"})
@@ -456,12 +496,13 @@ def test_the_pages_are_what_their_results_say(tmp_path):
     for page in pages:
         assert (tmp_path / page).read_text() == (DOCS / page).read_text()
     text = "".join((DOCS / page).read_text() for page in pages)
-    assert text.count("<!-- table ") == 5
+    assert text.count("<!-- table ") == 8
 
 
 def test_every_committed_row_says_how_it_came_about():
-    for path in (FIRST, SECOND):
+    for path in (FIRST, SECOND, THIRD):
         for _, row in read_rows(str(path)):
+            assert path != THIRD or not row["git_commit"].endswith("dirty")
             ours = ("python train_", "deepspeed train_", "python -m demo.tiny make ")
             assert row["command"].startswith(ours)
             assert re.fullmatch("[0-9a-f]{40}(-dirty)?", row["git_commit"]), row["git_commit"]
