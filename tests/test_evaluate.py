@@ -275,6 +275,37 @@ def test_more_samples_are_added_to_those_that_are_there(copied, tiny):
     assert [asked["samples"] for asked in read_args(copied)["benchmarks"].values()] == [8, 8, 10]
 
 
+class Answering:
+    """Stands in for a Rollout: every answer is 7."""
+
+    model_runner = "none"
+
+    def __init__(self, *_, **__):
+        pass
+
+    def generate(self, prompts, **_) -> list[Completion]:
+        text = r"\boxed{7}"
+        return [Completion(n, [1], text, "stop", []) for n in range(len(prompts))]
+
+
+def test_a_file_that_was_lost_is_answered_anew_and_none_is_written_over(
+    tiny, tmp_path, monkeypatch, one_rank
+):
+    monkeypatch.setattr(evaluate, "Rollout", Answering)
+    monkeypatch.setattr(evaluate, "CHUNK", 10)
+    args = Args(model=str(tiny / "model"), num_samples=1, max_completion_length=48)
+    tokenizer, folder = load_tokenizer(args.model), tmp_path / "eval"
+    missing = find_missing(tiny, folder, num_samples=1)
+    evaluate.answer_missing(args, folder, tokenizer, missing)
+    files = sorted(folder.glob("samples.*"))
+    files[1].unlink()
+    again = find_missing(tiny, folder, num_samples=1)
+    assert len(again) == 10
+    evaluate.answer_missing(args, folder, tokenizer, again)
+    assert find_missing(tiny, folder, num_samples=1) == []
+    assert len(evaluate.read_samples(folder)["hard"]) == len(missing)
+
+
 def test_lengths_that_do_not_fit_are_found_before_the_folder_is_claimed(tiny, tmp_path):
     folder = tmp_path / "eval"
     for wrong in ({"max_completion_length": 8192}, {"vllm_memory": 30.0}):
