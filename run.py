@@ -113,7 +113,7 @@ class RolloutArgs(TrainArgs):
     rollout_batch_size: int
 
     # vLLM and the verifier
-    vllm_memory: float | None = None  # share of the memory; 0.3, asleep what is free
+    vllm_memory: float | None = None  # share of GPU's (CPU: host's) memory; 0.3, asleep the rest
     vllm_tensor_parallel: int = 1  # GPUs that sample from one copy of the model together
     vllm_sleep: bool = False  # vLLM gives its GPU memory back while the model trains
     verifier_workers: int = 2  # processes per rank that check answers
