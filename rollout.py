@@ -101,8 +101,10 @@ class Rollout:
             logprobs_mode="processed_logprobs",  # of the distribution that is sampled from
             seed=0,  # of the engine; every request has its own
             use_tqdm_on_load=False,
-            **(gpu_options if torch.cuda.is_available() else cpu_options)(
-                args, max_length, held_bytes
+            **(
+                gpu_options(args, max_length, held_bytes)
+                if torch.cuda.is_available()
+                else cpu_options(args, max_length)
             ),
         )
         # When it is freed, vLLM would destroy all process groups, which are not its own.
@@ -308,7 +310,7 @@ def prepare_cpu() -> None:
     CpuCommunicator._all_group_ranks_share_shm_group_name = lambda self: False
 
 
-def cpu_options(args: RolloutArgs, max_length: int, held_bytes: int) -> dict:
+def cpu_options(args: RolloutArgs, max_length: int) -> dict:
     """What vLLM needs to be told on a CPU."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     ranks_here = int(os.environ.get("LOCAL_SIZE", 1))

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from transformers import Qwen3Config
 from tyro.conf import OmitArgPrefixes
 
+from bench import plan
 from bench.measure import markdown_table, print_section
-from bench.plan import VLLM_OWN
 from bench.setup import QWEN3
 from rollout import MAX_SEQUENCES, memory_share
 
@@ -21,7 +21,7 @@ BANDWIDTH, READ_SHARE = 3.35e12, 0.6  # bytes/s of its memory; the share that de
 LINK = 360e9  # bytes/s of a GPU's collectives over NVLink
 DECODE_STEP = 2e-3  # s of vLLM's own work for each token of a batch
 VERDICTS = 2000  # answers/s of a rank's two verifier workers
-MEMORY = 79 * 2**30  # bytes of one GPU
+MEMORY = plan.Args.gpu_memory * 2**30  # bytes of one GPU
 PASS = 8192  # tokens of a forward and backward pass
 
 
@@ -74,7 +74,7 @@ def sampling_seconds(
     size = 2 * num_parameters(config)
     cached = 4 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
     held = size + 6 * size / gpus  # bytes that the trainer holds: ZeRO-2
-    room = memory_share(held, MEMORY, sleeps=True) * MEMORY - VLLM_OWN - size
+    room = memory_share(held, MEMORY, sleeps=True) * MEMORY - plan.VLLM_OWN - size
     if room <= 0:
         return math.inf
     seconds = 0.0
@@ -95,10 +95,12 @@ def step(config: Qwen3Config, method: str, args: Args) -> dict[str, float]:
     answers = args.queries * samples / args.gpus  # of a GPU
     limit, mean = args.max_completion_length, args.answer
     own = mean * (1 - math.exp(-limit / mean))  # what is left of the mean length at the limit
-    trained = {"SFT": args.queries, "OSW-FT": args.queries * args.kept}.get(method)
-    tokens = (trained or 0) * (args.prompt + args.solution)
-    if method == "GRPO":
-        tokens = args.queries * args.mixed * samples * (args.prompt + own)
+    trained = {  # tokens of a query, on average
+        "SFT": args.prompt + args.solution,
+        "OSW-FT": args.kept * (args.prompt + args.solution),
+        "GRPO": args.mixed * samples * (args.prompt + own),
+    }
+    tokens = args.queries * trained[method]
     alive = lambda t: answers * math.exp(-t / mean)  # noqa: E731
     sampling = sampling_seconds(config, alive, args.prompt, limit, args.gpus) if samples else 0
     return {

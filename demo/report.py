@@ -26,6 +26,7 @@ from demo.study import (
     RATES,
     SEEDS,
     STATIC_K,
+    SUPERVISED,
     THIRD_SEEDS,
     TITLES,
     WRONG,
@@ -370,12 +371,14 @@ def suspects_table(points: pd.DataFrame) -> str:
         tiers = [row[name] for row in bases.suspects]
         for tier in tiers[0]:
             count, spoiled, suspects, found = np.sum([seed[tier] for seed in tiers], axis=0)
-            shares = [f"{suspects / count:.1%}"]
+            shares = ["", ""]
             if name == "wrong":
-                shares += [f"{found / suspects:.0%}", f"{found / spoiled:.0%}"]
-            rows.append([name, tier, f"{count:,}", f"{spoiled:,}", *shares, ""][:7])
+                shares = [f"{found / suspects:.0%}", f"{found / spoiled:.0%}"]
+            rows.append(
+                [name, tier, f"{count:,}", f"{spoiled:,}", f"{suspects / count:.1%}", *shares]
+            )
     header = ("set", "tier", "rows", "wrong", "suspects", "of these wrong", "of the wrong found")
-    return markdown(header, [(*row, "", "")[:7] for row in rows])
+    return markdown(header, rows)
 
 
 def arms_table(points: pd.DataFrame) -> str:
@@ -417,9 +420,7 @@ RATE_COLORS = dict(zip(RATES, ("#e08214", "#35978f", "#2d4b8e"), strict=True))
 
 
 FRONTIER = {  # method -> its runs, from the highest rate on
-    "sft": [*(planned("sft", rate) for rate in (1e-4, 5e-5, 2.5e-5)), slowest("sft")],
-    "oswft": [*(planned("oswft", rate) for rate in (1e-4, 5e-5, 2.5e-5)), slowest("oswft")],
-    "static": [*(planned("static", rate) for rate in (1e-4, 5e-5, 2.5e-5)), slowest("static")],
+    **{m: [*(planned(m, rate) for rate in reversed(RATES)), slowest(m)] for m in SUPERVISED},
     "grpo": [GRPO, clean("grpo", 3e-4, steps=48)],
     "own answers": [Runs("static", 3e-4, "clean-self", 48), Runs("static", world="clean-self")],
 }

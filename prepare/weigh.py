@@ -198,8 +198,8 @@ def write_set(args: Args, folder: Path, tokenizer: Tokenizer, rows: Sequence) ->
         return [[answer[name] for answer in own] for own in answers]
 
     texts, extracted, right = column("text"), column("extracted"), np.array(column("correct"))
-    pass_rates = np.array(column("reward") if args.reward else right, float).mean(axis=1)
-    weights = static_weights(np.array(column("reward")) if args.reward else right)
+    rewards = np.array(column("reward")) if args.reward else right
+    pass_rates, weights = rewards.mean(axis=1), static_weights(rewards)
     usable = right & (np.array(column("finish_reason")) == "stop")
     for n, k in zip(*usable.nonzero(), strict=True):
         if not usable[n, :k].any():
@@ -208,14 +208,13 @@ def write_set(args: Args, folder: Path, tokenizer: Tokenizer, rows: Sequence) ->
     with Verifier(args.verifier_workers) as verifier:
         agreed = agreed_answers(extracted, right, verifier.score, args.agreement)
 
-    values = {"weight": weights.tolist(), "pass_rate": pass_rates.tolist()}
     solutions = [example.solution for example in examples]
     if args.own_answers:
         solutions = own_answers(texts, usable, solutions)
     written, suspects = [], []
     for n, example in enumerate(examples):
-        row = {**example.columns, **{name: column[n] for name, column in values.items()}}
-        row["answers"] = args.num_rollouts
+        said = {"weight": float(weights[n]), "pass_rate": float(pass_rates[n])}
+        row = {**example.columns, **said, "answers": args.num_rollouts}
         if agreed[n]:
             text, count = agreed[n]
             shown = {"agreed": text, "agreeing": count}
