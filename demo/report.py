@@ -422,7 +422,7 @@ RATE_COLORS = dict(zip(RATES, ("#e08214", "#35978f", "#2d4b8e"), strict=True))
 FRONTIER = {  # method -> its runs, from the highest rate on
     **{m: [*(planned(m, rate) for rate in reversed(RATES)), slowest(m)] for m in SUPERVISED},
     "grpo": [GRPO, clean("grpo", 3e-4, steps=48)],
-    "own answers": [Runs("static", 3e-4, "clean-self", 48), Runs("static", world="clean-self")],
+    "own answers": [Runs("static", 3e-4, "clean-self", 48), OWN_WEIGHED],
 }
 
 
