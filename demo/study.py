@@ -30,7 +30,7 @@ import tyro
 from tqdm import tqdm
 
 from data import InputError, read_rows, write_json, write_rows
-from demo.world import MAX_COMPLETION, MAX_LENGTH
+from demo.world import GAIN, MAX_COMPLETION, MAX_LENGTH
 from evaluate import model_version
 from run import one_line_errors, provenance
 
@@ -103,6 +103,7 @@ THIRD = (  # world, methods, learning rates with their steps; a seed after the o
     ("clean", SUPERVISED, {2.5e-5: 576}),
 )
 THIRD_LAST = ("clean", SUPERVISED, {1.25e-5: 1152})  # after all seeds of the others
+ENOUGH = 0.82  # gain of a checkpoint after which a run of B may end, says the plan
 
 
 @dataclass(frozen=True)
@@ -128,11 +129,17 @@ class Job:
         return "" if self.method == "base" else METHODS[self.method][1]
 
     @property
+    def parts(self) -> tuple[tuple[int, int], ...]:
+        """First and last checkpoint of each part: trained, scored, and perhaps the last one."""
+        slow = self.seed in THIRD_SEEDS and 0 < self.rate < 5e-5
+        return ((1, 6), (7, 9), (10, 12)) if slow else ((1, 12),)
+
+    @property
     def base(self) -> "Job":
         return replace(self, world="style", method="base", rate=0.0, steps=0)  # one for all worlds
 
-    def train_command(self, root: Path) -> str:
-        """What makes the base, or trains; as one would type it."""
+    def train_command(self, root: Path, part: Sequence[int] = (1, checkpoints)) -> str:
+        """What makes the base, or trains up to a part's end; as one would type it."""
         if self.method == "base":
             return (
                 f"python -m demo.tiny make --output_dir {quote(root / self.name)} "
@@ -140,14 +147,16 @@ class Job:
             )
         base = root / self.base.name
         data = base / f"{WORLDS[self.world]}.jsonl"
-        workers = "" if self.script.startswith("train_sft") else " --verifier_workers 1"
+        flags = "" if self.script.startswith("train_sft") else " --verifier_workers 1"
+        flags += f" --resume {quote(root / self.name)}" if part[0] > 1 else ""
+        every = self.steps // self.checkpoints
         return (
             f"python {self.script} --model {quote(base / 'model')} "
             f"--data {quote(data)} --output_dir {quote(root / self.name)} "
-            f"--learning_rate {self.rate:g} --max_steps {self.steps} "
-            f"--save_every {self.steps // self.checkpoints} --keep_checkpoints 99 "
+            f"--learning_rate {self.rate:g} --max_steps {every * part[1]} "
+            f"--save_every {every} --keep_checkpoints 99 "
             f"--seed {self.seed} --max_length {MAX_LENGTH} "
-            f"--max_completion_length {MAX_COMPLETION} --precision fp32{workers}"
+            f"--max_completion_length {MAX_COMPLETION} --precision fp32{flags}"
         )
 
     def weigh_commands(self, root: Path) -> list[str]:
@@ -171,13 +180,13 @@ class Job:
             commands.append(f"{call} {files} --answers {quote(answers)}{flag}")
         return commands
 
-    def score_command(self, root: Path) -> str:
-        """What answers the held-out problems."""
+    def score_command(self, root: Path, part: Sequence[int] = (1, checkpoints)) -> str:
+        """What answers the held-out problems: the models of a part's checkpoints, first to last."""
         folder = root / self.name
         models = {0: folder / "model"}
         if self.method != "base":
             every = self.steps // self.checkpoints
-            steps = range(every, self.steps + 1, every)
+            steps = range(part[0] * every, part[1] * every + 1, every)
             models = {step: folder / f"checkpoint-{step:06d}" for step in steps}
         named = " ".join(f"{step} {quote(model)}" for step, model in models.items())
         return (
@@ -243,14 +252,20 @@ def run_job(job: Job, root: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)  # half a run
     log = root / "logs" / f"{job.name}.log"
     log.unlink(missing_ok=True)
-    command = job.train_command(root)
-    call(command, log)
-    third = job.seed in THIRD_SEEDS
+    third, scored, scores = job.seed in THIRD_SEEDS, {}, folder / "scores.json"
     static = " --static_weights" if job.method == "base" and not third else ""
-    call(job.score_command(root) + static, log)
+    for part in job.parts:
+        call(job.train_command(root, part), log)
+        call(job.score_command(root, part) + static, log)
+        found = json.loads(scores.read_text())
+        scored |= found["models"]
+        write_json({**found, "models": scored}, scores)
+        if len(job.parts) > 1 and any(gain(tiers) > ENOUGH for tiers in scored.values()):
+            break
     for weigh in job.weigh_commands(root) if job.method == "base" and third else ():
         call(weigh, log)
-    row = {**asdict(job), "command": command, "seconds": round(time.perf_counter() - started)}
+    seconds = round(time.perf_counter() - started)
+    row = {**asdict(job), "command": job.train_command(root), "seconds": seconds}
     row |= {**provenance(), "machine": machine(), **read_run(job, root)}
     if "wrong" in job.world:
         row["spoiled_share"] = spoiled_share(job, root)
@@ -265,6 +280,11 @@ def run_job(job: Job, root: Path) -> None:
 
 def result(job: Job, root: Path) -> Path:
     return root / "results" / f"{job.name}.json"
+
+
+def gain(tiers: dict[str, dict[str, float]]) -> float:
+    """Of a scored checkpoint."""
+    return sum(tiers[tier]["pass@1"] for tier in GAIN) / len(GAIN)
 
 
 def read_run(job: Job, root: Path) -> dict:

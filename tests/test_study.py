@@ -65,6 +65,7 @@ from demo.study import (
     restore,
     result,
     run_all,
+    run_job,
     spoiled_share,
     study,
     third_jobs,
@@ -465,6 +466,35 @@ def test_the_third_study_goes_on_from_committed_rows_of_the_same_base(tmp_path, 
     assert [result(job, tmp_path).exists() for job in (jobs[0], jobs[20])] == [True, False]
     with pytest.raises(InputError, match="26 to 33"):
         study(tmp_path, third=True, seeds=(18,))
+
+
+@pytest.mark.parametrize(("gain", "ends"), [(0.9, [6]), (0.8, [6, 9, 12])])
+def test_a_slow_run_of_the_third_study_ends_once_it_has_gained_enough(
+    gain, ends, tmp_path, monkeypatch
+):
+    job, called = Job("clean", "sft", 2.5e-5, 576, 26), []
+
+    def fake(command: str, log: Path) -> None:
+        called.append(command)
+        if " demo.score " in command:
+            steps = re.findall(r"(\d+) \S+/checkpoint-\d+", command)
+            models = {step: {tier: {"pass@1": gain} for tier in TIERS} for step in steps}
+            write_json({"parameters": 1, "models": models}, tmp_path / job.name / "scores.json")
+        else:
+            rows = [{"step": step, "train_tokens": 1} for step in range(1, job.steps + 1)]
+            (tmp_path / job.name).mkdir(exist_ok=True)
+            write_rows(rows, tmp_path / job.name / "metrics.jsonl")
+
+    monkeypatch.setattr(demo.study, "call", fake)
+    monkeypatch.setattr(demo.study, "base_hash", lambda job, root: "")
+    (tmp_path / "results").mkdir()
+    run_job(job, tmp_path)
+    trained = [command for command in called if " demo.score " not in command]
+    assert [int(re.search(r"max_steps (\d+)", c)[1]) for c in trained] == [48 * n for n in ends]
+    assert ["--resume" in command for command in trained] == [n > 6 for n in ends]
+    row = json.loads(result(job, tmp_path).read_text())
+    assert [c["steps"] for c in row["checkpoints"]] == list(range(48, 48 * ends[-1] + 1, 48))
+    assert "--max_steps 576" in row["command"] and "--resume" not in row["command"]
 
 
 def test_every_training_set_of_the_third_study_is_made_by_one_of_its_commands():
