@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import statistics
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -56,6 +57,7 @@ from demo.study import (
     METHODS,
     RATES,
     SEEDS,
+    THIRD_SEEDS,
     WORLDS,
     Job,
     call,
@@ -527,6 +529,90 @@ def test_the_pages_are_what_their_results_say(tmp_path):
         assert (tmp_path / page).read_text() == (DOCS / page).read_text()
     text = "".join((DOCS / page).read_text() for page in pages)
     assert text.count("<!-- table ") == 8
+
+
+def read_scores(path: Path, name: str, score: str) -> dict[int, float]:
+    """Of the runs of a name, by seed: the gain, or the retention at equal gain. In plain Python."""
+    rows, scores = [json.loads(line) for line in path.read_text().splitlines()], {}
+    named: dict[str, dict[int, list]] = {}
+    for row in rows:
+        own = "base" if row["method"] == "base" else "{method}-{rate:g}-{steps}".format(**row)
+        run = named.setdefault(row["world"] + "-" + own, {})
+        run[row["seed"]] = [point["tiers"] for point in row["checkpoints"]]
+    for seed, checkpoints in named.get(name, {}).items():
+        curve = [
+            [50 * sum(tiers[tier]["pass@1"] for tier in pair) for tiers in ends]
+            for pair in (("middle", "hard"), ("keep", "long"))
+            for ends in [named["style-base"][seed] + checkpoints]
+        ]
+        gains, kept = curve
+        scores[seed] = gains[-1]
+        if score == "retention":
+            found = []
+            for level in (75, 80):
+                after = next(
+                    (n for n in range(1, len(gains)) if gains[n - 1] <= level <= gains[n]), None
+                )
+                if after is None:
+                    found.append(kept[-1])
+                else:
+                    share = (level - gains[after - 1]) / (gains[after] - gains[after - 1])
+                    found.append(kept[after - 1] + share * (kept[after] - kept[after - 1]))
+            scores[seed] = statistics.mean(found)
+    return scores
+
+
+OSWFT_RUN, SFT_RUN = "style-oswft-0.0001-144", "style-sft-0.0001-144"
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "a", "b", "score"),
+    [
+        (
+            FIRST,
+            "OSW-FT or SFT, same settings?",
+            "style-oswft-0.0001-144",
+            "style-sft-0.0001-144",
+            "gain",
+        ),
+        (
+            FIRST,
+            "... same gain, same rate?",
+            "style-oswft-0.0001-144",
+            "style-sft-0.0001-144",
+            "retention",
+        ),
+        (
+            FIRST,
+            "Static weights or SFT?",
+            "style-static-0.0001-144",
+            "style-sft-0.0001-144",
+            "gain",
+        ),
+        (SECOND, "H1", "style-oswft-5e-05-288", "style-sft-5e-05-288", "retention"),
+        (SECOND, "H5", "both-wrong-oswft-0.0001-144", "both-wrong-sft-0.0001-144", "gain"),
+        (SECOND, "H7", "self-sft-0.0001-144", OSWFT_RUN, "retention"),
+        (THIRD, "A1", "wrong-audited-static-0.0001-144", "wrong-static-0.0001-144", "gain"),
+        (THIRD, "A4", "clean-audited-static-0.0001-144", "clean-static-0.0001-144", "gain"),
+        (THIRD, "C1", "clean-grpo-0.0003-48", "clean-oswft-0.0001-144", "retention"),
+    ],
+)
+def test_three_cells_of_each_study_come_out_by_another_way(path, line, a, b, score):
+    seeds = {FIRST: FIRST_SEEDS, SECOND: SEEDS, THIRD: THIRD_SEEDS}[path]
+    ours, theirs = (read_scores(path, name, score) for name in (a, b))
+    differences = [ours[seed] - theirs[seed] for seed in seeds if seed in ours and seed in theirs]
+    text = "".join((DOCS / page).read_text() for page in ("study.md", "study/details.md"))
+    cells = next(row for row in text.splitlines() if row.startswith(f"| {line} |"))
+    if len(differences) < 2:
+        assert cells.endswith("| not run |")
+        return
+    n, said = len(differences), "gain" if score == "gain" else "retention at equal gain"
+    if path == FIRST:  # a cell has several scores, the first study's comes before the second's
+        cells = re.search(rf"{said} \S+ ± [\d.]+", cells)[0]
+    found = re.search(r"(\S+) ± ([\d.]+)", cells)
+    half_width = T_95[n - 1] * statistics.stdev(differences) / n**0.5
+    expected = [statistics.mean(differences), half_width]
+    assert [*map(float, found.groups())] == pytest.approx(expected, abs=0.051)
 
 
 def test_every_committed_row_says_how_it_came_about():
