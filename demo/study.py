@@ -132,13 +132,13 @@ class Job:
     def parts(self) -> tuple[tuple[int, int], ...]:
         """First and last checkpoint of each part: trained, scored, and perhaps the last one."""
         slow = self.seed in THIRD_SEEDS and 0 < self.rate < 5e-5
-        return ((1, 6), (7, 9), (10, 12)) if slow else ((1, 12),)
+        return ((1, 6), (7, 9), (10, 12)) if slow else ((1, self.checkpoints),)
 
     @property
     def base(self) -> "Job":
         return replace(self, world="style", method="base", rate=0.0, steps=0)  # one for all worlds
 
-    def train_command(self, root: Path, part: Sequence[int] = (1, checkpoints)) -> str:
+    def train_command(self, root: Path, part: tuple[int, int] | None = None) -> str:
         """What makes the base, or trains up to a part's end; as one would type it."""
         if self.method == "base":
             return (
@@ -148,12 +148,13 @@ class Job:
         base = root / self.base.name
         data = base / f"{WORLDS[self.world]}.jsonl"
         flags = "" if self.script.startswith("train_sft") else " --verifier_workers 1"
-        flags += f" --resume {quote(root / self.name)}" if part[0] > 1 else ""
+        flags += f" --resume {quote(root / self.name)}" if part and part[0] > 1 else ""
         every = self.steps // self.checkpoints
+        last = every * part[1] if part else self.steps
         return (
             f"python {self.script} --model {quote(base / 'model')} "
             f"--data {quote(data)} --output_dir {quote(root / self.name)} "
-            f"--learning_rate {self.rate:g} --max_steps {every * part[1]} "
+            f"--learning_rate {self.rate:g} --max_steps {last} "
             f"--save_every {every} --keep_checkpoints 99 "
             f"--seed {self.seed} --max_length {MAX_LENGTH} "
             f"--max_completion_length {MAX_COMPLETION} --precision fp32{flags}"
@@ -180,13 +181,14 @@ class Job:
             commands.append(f"{call} {files} --answers {quote(answers)}{flag}")
         return commands
 
-    def score_command(self, root: Path, part: Sequence[int] = (1, checkpoints)) -> str:
+    def score_command(self, root: Path, part: tuple[int, int] | None = None) -> str:
         """What answers the held-out problems: the models of a part's checkpoints, first to last."""
         folder = root / self.name
         models = {0: folder / "model"}
         if self.method != "base":
             every = self.steps // self.checkpoints
-            steps = range(part[0] * every, part[1] * every + 1, every)
+            first, last = part or (1, self.checkpoints)
+            steps = range(first * every, last * every + 1, every)
             models = {step: folder / f"checkpoint-{step:06d}" for step in steps}
         named = " ".join(f"{step} {quote(model)}" for step, model in models.items())
         return (
