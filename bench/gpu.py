@@ -12,7 +12,14 @@ import train_oswft
 import train_sft
 from bench.cost import sampling_seconds, training_flops, update_seconds
 from bench.logprobs import HEADER, logprob_rows
-from bench.measure import goal, markdown_table, print_section, timed, tokens_per_second
+from bench.measure import (
+    goal,
+    markdown_table,
+    print_section,
+    ratio,
+    timed,
+    tokens_per_second,
+)
 from bench.setup import QWEN3, random_rows
 from data import InputError
 from demo.tiny import make_tokenizer
@@ -74,6 +81,7 @@ def main(repetitions: int = 5) -> list[str]:
         predicted = 8 * length / update_seconds(config, 8 * length, length, gpus=1)
         row = [f"{length:,}", f"{rate:,.0f}", f"{predicted:,.0f}", f"{flops / 1e12:.0f}"]
         rows.append([*row, f"{flops / best:.0%}", f"{peak / 2**30:.1f}"])
+    at_4096 = ratio([measured[0][1]], [best])
     heads = logprob_rows("bf16", 4096, config.vocab_size, config.hidden_size, repetitions, "cuda")
     sampled = "vLLM is not installed."
     if find_spec("vllm"):
@@ -86,7 +94,7 @@ def main(repetitions: int = 5) -> list[str]:
         f"8,192 tokens at once. A bf16 product of 8,192³ runs at {best / 1e12:.0f} TFLOP/s.",
         markdown_table(["length", "tokens/s", "computed", "TFLOP/s", "of it", "peak GiB"], rows),
         "Computed: for an H100, by `bench.cost`.",
-        goal("FLOP/s at 4,096 tokens", "a matrix product", measured[0][1] / best, "≥ 0.5"),
+        goal("FLOP/s at 4,096 tokens", "a matrix product", at_4096, "≥ 0.5"),
         markdown_table(HEADER, heads[0]),
         sampled,
     ]

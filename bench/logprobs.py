@@ -6,7 +6,16 @@ from statistics import median
 
 import torch
 
-from bench.measure import extra_memory, goal, markdown_table, print_section, ratio, take_turns
+from bench.measure import (
+    Ratio,
+    extra_memory,
+    goal,
+    markdown_table,
+    print_section,
+    ratio,
+    spread,
+    take_turns,
+)
 from logprobs import LogprobHead
 
 HEADER = ["", "s", "÷ dense", "extra peak memory, MiB", "÷ dense"]
@@ -14,7 +23,7 @@ HEADER = ["", "s", "÷ dense", "extra peak memory, MiB", "÷ dense"]
 
 def logprob_rows(
     precision: str, tokens: int, vocabulary: int, hidden_size: int, repetitions: int, device: str
-) -> tuple[list[list], float, float]:
+) -> tuple[list[list], Ratio, Ratio]:
     """Rows of a table, of forward and backward; ours ÷ dense in seconds, and in extra memory."""
     torch.manual_seed(0)
     options = {"dtype": torch.bfloat16 if precision == "bf16" else torch.float32, "device": device}
@@ -45,8 +54,8 @@ def logprob_rows(
     rows, ratios = [], {}
     for name, (seconds, memory) in measured.items():
         time, size = ratios[name] = [*map(ratio, measured[name], measured["dense"])]
-        row = [f"{precision}, {name}", f"{median(seconds):.3g}", f"{time:.2f}"]
-        rows.append([*row, f"{median(memory) / 2**20:,.0f}", f"{size:.3f}"])
+        row = [f"{precision}, {name}", spread(seconds, ".3g"), time]
+        rows.append([*row, f"{median(memory) / 2**20:,.0f}", size])
     return rows, *ratios["ours"]
 
 

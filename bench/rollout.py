@@ -2,10 +2,17 @@
 
 from functools import partial
 from pathlib import Path
-from statistics import median
 
 import train_oswft
-from bench.measure import goal, markdown_table, print_section, ratio, take_turns, tokens_per_second
+from bench.measure import (
+    goal,
+    markdown_table,
+    print_section,
+    ratio,
+    spread,
+    take_turns,
+    tokens_per_second,
+)
 from bench.setup import BASE, BATCH, MAX_TOKENS, load_rows, tiny_base
 from data import load_tokenizer
 from engine import init_ranks
@@ -43,7 +50,7 @@ def main(base: Path = BASE, repetitions: int = 21) -> list[str]:
     calls = {name: partial(tokens_per_second, sample) for name, sample in samples.items()}
     measured = take_turns(calls, repetitions, warm_up=2)
     oswft, oswft_bare, grpo, grpo_bare = measured.values()
-    table = [[n, f"{median(r):,.0f}", f"{ratio(r, grpo_bare):.2f}"] for n, r in measured.items()]
+    table = [[name, spread(r), ratio(r, grpo_bare)] for name, r in measured.items()]
     return [
         f"{BATCH} prompts of the demo, tiny model, fp32; `rollout.py` also decodes the text, and "
         f"takes the log-probabilities of {CHECKED_QUERIES} prompts' answers. A seed for each "

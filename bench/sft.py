@@ -7,14 +7,24 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 
 import torch
+import transformers
 import trl
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, TrainerCallback
 
-from bench.measure import goal, markdown_table, print_section, ratio, take_turns, timed
+from bench.measure import (
+    Ratio,
+    goal,
+    markdown_table,
+    print_section,
+    ratio,
+    spread,
+    take_turns,
+    timed,
+)
 from bench.setup import (
     BASE,
     BATCH,
@@ -61,7 +71,9 @@ class Clock(TrainerCallback):
             **arguments,
         )
 
-        def epoch() -> dict[str, float]:
+        def epoch(seed: int = 0) -> dict[str, float]:
+            trainer.args.seed = seed
+            transformers.set_seed(seed)
             trainer.train()
             totals = {**self.seconds, "rollout_tokens": self.tokens}
             return {name: total / trainer.state.global_step for name, total in totals.items()}
@@ -95,7 +107,7 @@ def plain_loop(model: Path, rows: list[TokenizedExample], at_once: int, steps: i
     return sum(map(len, rows)) / mean(seconds[COLD:])
 
 
-def small_rows(length: int, repetitions: int, steps: int) -> tuple[list[list], float]:
+def small_rows(length: int, repetitions: int, steps: int) -> tuple[list[list], Ratio]:
     """Tokens/s of the small model on rows of one length; a table's rows, ours ÷ the plain loop."""
     with tempfile.TemporaryDirectory() as folder:
         model, data = small_model(Path(folder, "model")), Path(folder, "rows.jsonl")
@@ -120,7 +132,7 @@ def small_rows(length: int, repetitions: int, steps: int) -> tuple[list[list], f
         )
         measured = take_turns(calls, repetitions)
     ours, plain, _ = measured.values()
-    table = [[name, f"{median(r):,.0f}", f"{ratio(ours, r):.2f}"] for name, r in measured.items()]
+    table = [[name, spread(r), ratio(ours, r)] for name, r in measured.items()]
     return table, ratio(ours, plain)
 
 
@@ -152,7 +164,7 @@ def main(base: Path = BASE, repetitions: int = 5, steps: int = 6, length: int = 
     }
     ours, *others = rates.values()
     small, against_plain = small_rows(length, repetitions, min(steps, 4))
-    table = [[name, f"{median(r):,.0f}", f"{ratio(ours, r):.2f}"] for name, r in rates.items()]
+    table = [[name, spread(r), ratio(ours, r)] for name, r in rates.items()]
     return [
         f"Tiny model (0.4M parameters), fp32, one rank, {BATCH} rows to an optimizer step, padding "
         "not counted; prompts of 16 to 48 tokens, solutions log-normal about 80, at most 440.",

@@ -6,9 +6,8 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from statistics import median
 
-from bench.measure import goal, markdown_table, print_section, ratio, take_turns, timed
+from bench.measure import goal, markdown_table, print_section, ratio, spread, take_turns, timed
 from bench.setup import BASE, tiny_base
 
 IMPORTS = "from transformers import AutoModelForCausalLM; from vllm import LLM; import os; "
@@ -44,7 +43,7 @@ def main(base: Path = BASE, repetitions: int = 5) -> list[str]:
     }
     measured = take_turns(calls, repetitions)
     training, evaluation, imports = measured.values()
-    rows = [[n, f"{median(s):.1f}", f"{ratio(s, imports):.2f}"] for n, s in measured.items()]
+    rows = [[name, spread(s, ".1f"), ratio(s, imports)] for name, s in measured.items()]
     return [
         "One process, without a launcher (DeepSpeed's takes about 4 s more), the demo's model, "
         "files in the system's cache.",

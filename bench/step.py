@@ -14,10 +14,18 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 import train_oswft
-from bench.measure import goal, markdown_table, print_section, ratio, take_turns
+from bench.measure import (
+    goal,
+    markdown_table,
+    print_section,
+    ratio,
+    spread,
+    take_turns,
+)
 from bench.setup import (
     BASE,
     BATCH,
+    COLD,
     MAX_TOKENS,
     PHASES,
     load_rows,
@@ -27,7 +35,13 @@ from bench.setup import (
     write_mixed,
 )
 from bench.sft import SETTINGS, Clock, solutions
-from data import TokenizedExample, load_tokenizer, stop_token_ids
+from data import (
+    TokenizedExample,
+    batch_indices,
+    derive_seed,
+    load_tokenizer,
+    stop_token_ids,
+)
 from engine import init_ranks, share_cores
 from recipes.trl_sft import WeightedSFTTrainer
 from rollout import Rollout
@@ -65,10 +79,12 @@ class Size:
         return partial(run_steps, script, self.model, self.data, steps, **flags)
 
 
-# ---- TRL's trainers. A way to sample takes a model, prompts and a number of answers to each. -----
+# ---- TRL's trainers. A way to sample takes a model, prompts, how many answers to each, a seed. ---
 
 
-def by_generate(model, prompts: list[list[int]], options: GenerationConfig) -> list[list[int]]:
+def by_generate(
+    model, prompts: list[list[int]], options: GenerationConfig, seed: int
+) -> list[list[int]]:
     """transformers' `generate`, all at once, until the last answer has ended."""
     pad = partial(pad_sequence, batch_first=True, padding_side="left")
     rows = [torch.as_tensor(prompt) for prompt in prompts]
@@ -78,7 +94,9 @@ def by_generate(model, prompts: list[list[int]], options: GenerationConfig) -> l
     return [[id for id in row if id != options.pad_token_id] for row in found.tolist()]
 
 
-def by_blocks(model, prompts: list[list[int]], options: GenerationConfig) -> list[list[int]]:
+def by_blocks(
+    model, prompts: list[list[int]], options: GenerationConfig, seed: int
+) -> list[list[int]]:
     """transformers' continuous batching: a new answer begins where one has ended."""
     config = ContinuousBatchingConfig(**BLOCKS)
     prompts = [[*map(int, prompt)] for prompt in prompts]
@@ -86,17 +104,20 @@ def by_blocks(model, prompts: list[list[int]], options: GenerationConfig) -> lis
     return [answer.generated_tokens for answer in found.values()]
 
 
-def by_vllm(size: Size) -> Callable:
-    """vLLM in this process, as rollout.py sets it up."""
+def by_vllm(size: Size, rows: list[TokenizedExample]) -> Callable:
+    """vLLM in this process, as rollout.py sets it up; its answers are as long as ours."""
     init_ranks("gloo")
     args = train_oswft.Args(model=str(size.model), data="", precision="fp32")
     rollout = Rollout(args, load_tokenizer(str(size.model)), size.max_length)
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):  # of this process, not of the runs it starts
         del os.environ[name]
 
-    def sample(model, prompts: list[list[int]], options: GenerationConfig) -> list[list[int]]:
+    def sample(
+        model, prompts: list[list[int]], options: GenerationConfig, seed: int
+    ) -> list[list[int]]:
         rollout.load_weights((name, p.detach()) for name, p in model.named_parameters())
-        seeds = range(len(prompts))
+        order = batch_indices(len(rows), len(prompts), COLD, seed)  # of our step that is measured
+        seeds = [derive_seed(seed, COLD, n, rows[i].id) for n, i in enumerate(order)]
         n, most = options.num_return_sequences, options.max_new_tokens
         return [answer.token_ids for answer in rollout.generate(prompts, n, most, seeds)]
 
@@ -118,7 +139,8 @@ def trl_oswft(size: Size, rows: list[TokenizedExample], sample: Callable) -> Cal
     @torch.no_grad()
     def weigh(model, queries: list, seed: int) -> torch.Tensor:
         model.eval()
-        answers = sample(model, [query.prompt_ids for query in queries], options)  # (B * K)
+        prompts = [query.prompt_ids for query in queries]
+        answers = sample(model, prompts, options, seed)  # (B * K)
         clock.on_sampled(sum(map(len, answers)))
         texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
         verdicts = verifier.score(texts, [query.answer for query in queries for _ in range(2)])
@@ -161,9 +183,9 @@ def tabulate(measured: dict[str, list]) -> tuple[str, list[list[float]]]:
     for name, turns in measured.items():
         seconds = [median(turn.get(phase, 0) for turn in turns) for phase in PHASES]
         whole.append([sum(turn.get(phase, 0) for phase in PHASES) for turn in turns])
-        tokens = median(turn["rollout_tokens"] for turn in turns)
+        tokens = [turn["rollout_tokens"] for turn in turns]
         row = [name, *(f"{s:.3f} ({s / sum(seconds):.0%})" for s in seconds)]
-        table.append([*row, f"{median(whole[-1]):.3f}", f"{tokens:,.0f}"])
+        table.append([*row, spread(whole[-1], ".3f"), spread(tokens)])
     return markdown_table(["s a step (share)", *PHASES, "step", "tokens sampled"], table), whole
 
 
@@ -178,7 +200,8 @@ def tiny_section(base: Path, repetitions: int, steps: int) -> list[str]:
         "TRL's SFTTrainer, our weights, `generate`": trl_oswft(size, rows, by_generate),
         "TRL's GRPOTrainer, `generate`": trl_grpo(size, rows),
     }
-    table, (_, oswft, grpo, by_trl, grpo_by_trl) = tabulate(take_turns(calls, repetitions))
+    measured = take_turns(calls, repetitions, seeded=True)
+    table, (_, oswft, grpo, by_trl, grpo_by_trl) = tabulate(measured)
     alike = "none: answers of 25 tokens, all alike, from 0.4M parameters"
     return [
         f"The demo's model and data, {BATCH} queries, fp32, one rank with all cores; the model is "
@@ -193,17 +216,17 @@ def tiny_section(base: Path, repetitions: int, steps: int) -> list[str]:
     ]
 
 
-def small_section(folder: Path, repetitions: int) -> list[str]:
-    model, data = small_model(folder / "model"), write_mixed(folder / "rows.jsonl", 128, 128, 512)
+def small_section(folder: Path, repetitions: int, grpo_repetitions: int) -> list[str]:
+    model, data = small_model(folder / "model"), write_mixed(folder / "rows.jsonl", 32, 128, 512)
     size = Size(model, data, 32, 640, 512, (8, 16), "bench/coin.py:coin")
-    rows = load_rows(model, data, size.max_length)[: size.queries]
+    rows = load_rows(model, data, size.max_length)
     blocks = {
         "use_transformers_continuous_batching": True,
         "transformers_continuous_batching_config": BLOCKS,
     }
     oswft_calls = {
-        "OSW-FT": size.ours("train_oswft.py", 2),
-        "TRL's SFTTrainer, our weights, vLLM": trl_oswft(size, rows, by_vllm(size)),
+        "OSW-FT": size.ours("train_oswft.py", 1),
+        "TRL's SFTTrainer, our weights, vLLM": trl_oswft(size, rows, by_vllm(size, rows)),
         "TRL's SFTTrainer, our weights, continuous batching": trl_oswft(size, rows, by_blocks),
         "TRL's SFTTrainer, our weights, `generate`": trl_oswft(size, rows, by_generate),
     }
@@ -212,14 +235,15 @@ def small_section(folder: Path, repetitions: int) -> list[str]:
         "TRL's GRPOTrainer, continuous batching": trl_grpo(size, rows, **blocks),
         "TRL's GRPOTrainer, `generate`": trl_grpo(size, rows),
     }
-    measured = take_turns(oswft_calls, repetitions, warm_up=0)
-    table, whole = tabulate(measured | take_turns(grpo_calls, repetitions, warm_up=0))
+    measured = take_turns(oswft_calls, repetitions, warm_up=0, seeded=True)
+    measured |= take_turns(grpo_calls, grpo_repetitions, warm_up=0, seeded=True)
+    table, whole = tabulate(measured)
     oswft, vllm, by_cb, by_trl, grpo, grpo_by_cb, grpo_by_trl = whole
     return [
         "A random Qwen3 of 29M parameters and 8,192 ids, fp32, 32 queries. An answer ends after "
         "each token with a chance of 1/128, or at 512 tokens; solutions have log-normal lengths "
         "about 128; a reward function says right at a rate of 0.7. TRL's vLLM is set up as in "
-        "`rollout.py`: its own does not run in one process on a CPU.",
+        "`rollout.py`, with the seeds of our step: its own does not run in one process on a CPU.",
         table,
         goal("OSW-FT's steps/s, 29M", "TRL + `generate`", ratio(by_trl, oswft), "≥ 6"),
         goal("OSW-FT's steps/s, 29M", "TRL + vLLM", ratio(vllm, oswft), "≥ 1.2"),
@@ -230,19 +254,24 @@ def small_section(folder: Path, repetitions: int) -> list[str]:
 
 
 def main(
-    base: Path = BASE, repetitions: int = 5, steps: int = 4, small_repetitions: int = 3
+    base: Path = BASE,
+    repetitions: int = 5,
+    steps: int = 4,
+    small_repetitions: int = 5,
+    grpo_repetitions: int = 2,
 ) -> list[str]:
     """Measure with the tiny model in `base`, then with one of 29M parameters; returns Markdown.
 
     Args:
         steps: of a turn, for the tiny model.
-        small_repetitions: turns of the other one; half an hour for one of both methods.
+        small_repetitions: turns of OSW-FT with the other one; 5 minutes for one.
+        grpo_repetitions: turns of GRPO with it; 20 minutes for one.
     """
     share_cores()
     sections = tiny_section(base, repetitions, steps)
     if small_repetitions:
         with tempfile.TemporaryDirectory() as folder:
-            sections += small_section(Path(folder), small_repetitions)
+            sections += small_section(Path(folder), small_repetitions, grpo_repetitions)
     return sections
 
 

@@ -8,7 +8,7 @@ from statistics import median
 
 from math_verify import parse, verify
 
-from bench.measure import goal, markdown_table, print_section, ratio, take_turns, timed
+from bench.measure import goal, markdown_table, print_section, ratio, spread, take_turns, timed
 from verify import Verifier
 
 # example_model_solutions.jsonl of github.com/openai/grade-school-math
@@ -63,7 +63,7 @@ def main(solutions: Path = SOLUTIONS, limit: int = 2048, repetitions: int = 5) -
     rows = []
     for name, seconds in measured.items():
         rate = f"{len(answers) / median(seconds):,.0f}"
-        rows.append([name, f"{median(seconds):.2f}", rate, f"{ratio(loop, seconds):.2f}"])
+        rows.append([name, spread(seconds, ".2f"), rate, ratio(loop, seconds)])
     return [
         f"{len(answers):,} solutions of GSM8K by language models; {agree:,} verdicts are the same. "
         f"The hostile answers are of {len(HOSTILE)} kinds.",

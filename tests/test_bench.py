@@ -38,7 +38,17 @@ def test_what_is_compared_takes_turns_and_the_first_ones_do_not_count():
     assert measure.take_turns(cases, repetitions=2) == {"a": [4, 5], "b": [3, 6]}
     assert "".join(calls) == "abbaab"
     assert measure.take_turns(cases, repetitions=1) == {"a": [7], "b": [8]}
-    assert measure.ratio([2, 20, 400], [1, 10, 100]) == 2  # within a turn
+    seeds = []
+    measure.take_turns({"a": lambda seed: seeds.append(seed)}, repetitions=2, seeded=True)
+    assert seeds == [0, 1, 2]
+
+
+def test_a_ratio_is_that_within_a_turn_and_a_goal_needs_that_of_the_medians_too():
+    found = measure.ratio([2, 20, 300], [1, 5, 100])
+    assert found == (3, 2, 4, 4) and str(found) == "3.00 (2.00–4.00)"
+    assert measure.goal("a", "b", found, "≥ 3").endswith(": reached)")
+    assert measure.goal("a", "b", found, "≤ 3").endswith(": NOT reached)")
+    assert str(measure.ratio([1], [80])) == "0.013 (0.013–0.013)"
 
 
 def test_extra_memory_is_the_peak_beyond_what_was_there_and_what_is_returned():
@@ -59,16 +69,16 @@ def test_the_page_begins_with_all_goals(tmp_path):
     output.write_text("old\n")
     goals = "\n\n".join(
         [
-            measure.goal("speed", "theirs", 1.31, "≥ 1.3"),
-            measure.goal("time", "theirs", 1.2, "≤ 1.1"),
-            measure.goal("size", "theirs", 7, "none: it is small"),
+            measure.goal("speed", "theirs", measure.ratio([13], [10]), "≥ 1.3"),
+            measure.goal("time", "theirs", measure.ratio([6], [5]), "≤ 1.1"),
+            measure.goal("size", "theirs", measure.ratio([7], [1]), "none: it is small"),
         ]
     )
     page.write_page({"sft": f"a table\n\n{goals}"}, output)
     top, section = output.read_text().split("## sft")
-    assert "speed | theirs | 1.31 | ≥ 1.3: reached" in top and "old" not in top
-    assert "time | theirs | 1.20 | ≤ 1.1: NOT reached" in top
-    assert "size | theirs | 7.00 | none: it is small" in top
+    assert "speed | theirs | 1.30 (1.30–1.30) | ≥ 1.3: reached" in top and "old" not in top
+    assert "time | theirs | 1.20 (1.20–1.20) | ≤ 1.1: NOT reached" in top
+    assert "size | theirs | 7.00 (7.00–7.00) | none: it is small" in top
     assert section == "\n\na table\n"
 
 
@@ -186,11 +196,11 @@ def test_a_section_measures_what_it_names(section, rows, options, request):
     if section not in ("logprobs", "verify"):
         options = (*options, "--base", request.getfixturevalue("tiny"))
     output = run("-m", f"bench.{section}", "--repetitions", 1, *options)
-    table = re.findall(r"^\| .*\| ([\d.,]+) \|$", output, re.M)
+    table = re.findall(r"^\| .*\| ([\d.,]+) \(\S+\) \|$", output, re.M)
     last_column = [float(cell.replace(",", "")) for cell in table]
     assert len(table) == rows and min(last_column) >= 0, output
     goals = re.findall(measure.GOAL, output, re.M)
-    assert goals and all(float(value) >= 0 for *_, value, _ in goals)
+    assert goals and all(float(value.split()[0]) >= 0 for *_, value, _ in goals)
     if section == "step":  # TRL samples answers that are as long, 2 or 8 to a query
         _, oswft, grpo, trl_oswft, trl_grpo = last_column
         assert [grpo / 4, trl_oswft, trl_grpo / 4] == pytest.approx([oswft] * 3, rel=0.1)
