@@ -9,15 +9,13 @@ shown, and can be typed by itself.
 
 import shlex
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import tyro
 
 from data import InputError
-from demo.study import DEMO, TITLES, Job, call, read_run, run_all
+from demo.study import DEMO, TITLES, Job, call, quote, read_run, run_all
 from demo.world import GAIN, RETENTION, TIERS
 from run import one_line_errors, read_args, write_args
 
@@ -63,18 +61,17 @@ def demo(output_dir: Path = Path("runs/demo"), steps: int = DEMO[1], seed: int =
             show(job.train_command(output_dir), log)
         show(job.score_command(output_dir), log)
 
-    copy = f"python -m demo.tiny copy --output_dir {shlex.quote(str(output_dir / 'base'))}"
+    copy = f"python -m demo.tiny copy --output_dir {quote(output_dir / 'base')}"
     show(copy, logs / "base.log")
     run_all(run, [jobs[name] for name in ("grpo", "oswft", "sft", "base")], 2, "runs")
 
-    folders = [str(output_dir / name) for name in MODELS[1:]]
+    folders = shlex.join(str(output_dir / name) for name in MODELS[1:])
     view_file = output_dir / "view.html"
-    for command in (
-        ["python", "-m", "paper.plot", *folders, "--output_dir", str(output_dir / "plots")],
-        ["python", "-m", "paper.view", *folders, "--output", str(view_file)],
-    ):
-        print(f"\n$ {shlex.join(command)}", flush=True)
-        subprocess.run([sys.executable, *command[1:]], check=True)
+    pictures = {
+        "plot": f"python -m paper.plot {folders} --output_dir {quote(output_dir / 'plots')}",
+        "view": f"python -m paper.view {folders} --output {quote(view_file)}",
+    }
+    run_all(lambda name: show(pictures[name], logs / f"{name}.log"), [*pictures], 2, "pictures")
 
     table = scores_table({name: read_run(job, output_dir) for name, job in jobs.items()})
     table += f"\n{time.perf_counter() - started:.0f} s in all\n\n{ADVICE}\n"

@@ -230,7 +230,7 @@ def call(command: str, log: Path) -> None:
         raise ChildProcessError(f"{log}: status {process.returncode}: {last}")
 
 
-def run_all(function: Callable, jobs: Sequence[Job], workers: int, title: str) -> None:
+def run_all(function: Callable, jobs: Sequence, workers: int, title: str) -> None:
     """`function` of each job, some at a time. If one fails, or at Ctrl-C, no other one begins."""
     if not jobs:
         return

@@ -9,6 +9,8 @@ is measured on the base alone. The one of seed 0 is committed in demo/base.
     python -m demo.tiny init --tokenizer Qwen/Qwen3-0.6B-Base --output_dir runs/small  # not trained
 """
 
+from __future__ import annotations
+
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import transformers  # whose classes are loaded when they are used: `copy` needs none
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tqdm import tqdm
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from data import (
     ASK_FREE,
@@ -58,7 +60,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
+def make_tokenizer() -> transformers.PreTrainedTokenizerFast:
     """A character-level tokenizer; `\\boxed{`, the roles and the instruction are one token each."""
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<unk>"]
     words = ["\\boxed{", "user", "assistant", ASK_FREE]
@@ -68,7 +70,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     escaped = "|".join("".join(f"\\{c}" if not c.isalnum() else c for c in w) for w in words)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(f"{escaped}|[\\s\\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|endoftext|>",
         pad_token="<|endoftext|>",
@@ -78,7 +80,9 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def make_config(tokenizer: PreTrainedTokenizerFast, **changes) -> Qwen3Config:
+def make_config(
+    tokenizer: transformers.PreTrainedTokenizerFast, **changes
+) -> transformers.Qwen3Config:
     """The tiny model's config; `changes` replace or add fields."""
     fields = {
         "vocab_size": 64,
@@ -94,7 +98,7 @@ def make_config(tokenizer: PreTrainedTokenizerFast, **changes) -> Qwen3Config:
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
-    return Qwen3Config(**{**fields, **changes})
+    return transformers.Qwen3Config(**{**fields, **changes})
 
 
 def tokenize_row(question: str, style: str, tokenizer, template: tuple[str, str]) -> Trajectory:
@@ -118,8 +122,8 @@ def known_share(model: torch.nn.Module, rows: Sequence[Trajectory]) -> float:
 
 
 def pretrain(
-    model: Qwen3ForCausalLM, tokenizer, seed: int, taken: set[str]
-) -> tuple[Qwen3ForCausalLM, dict[str, float]]:
+    model: transformers.Qwen3ForCausalLM, tokenizer, seed: int, taken: set[str]
+) -> tuple[transformers.Qwen3ForCausalLM, dict[str, float]]:
     """Plain supervised training on PRETRAIN_MIX, without the questions that are `taken`.
 
     It goes on until the model knows enough, as the moving average of its weights says: that comes
@@ -160,7 +164,7 @@ def pretrain(
     raise InputError(f"after {PRETRAIN_STEPS} steps the model knows too little: try another --seed")
 
 
-def save_model(model: Qwen3ForCausalLM, tokenizer, folder: Path) -> None:
+def save_model(model: transformers.Qwen3ForCausalLM, tokenizer, folder: Path) -> None:
     model.generation_config.eos_token_id = stop_token_ids(tokenizer)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -202,7 +206,7 @@ def make(output_dir: Path = Path("runs/tiny"), num_train: int = 4096, seed: int 
     taken = write_problems(output_dir, num_train, seed)
     tokenizer = make_tokenizer()
     torch.manual_seed(derive_seed("tiny", seed))
-    model = Qwen3ForCausalLM(make_config(tokenizer))
+    model = transformers.Qwen3ForCausalLM(make_config(tokenizer))
     model, known = pretrain(model, tokenizer, seed, taken)
     save_model(model, tokenizer, output_dir / "model")
     print(f"{model.num_parameters():,} parameters, {num_train:,} problems -> {output_dir}")
@@ -235,7 +239,7 @@ def init(
     if vocab_size < len(tokens):
         raise InputError(f"--vocab_size {vocab_size} is below the tokenizer's {len(tokens)} tokens")
     torch.manual_seed(seed)
-    model = Qwen3ForCausalLM(
+    model = transformers.Qwen3ForCausalLM(
         make_config(
             tokens,
             vocab_size=vocab_size,
