@@ -7,12 +7,13 @@ problems and the same seeds.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import tyro
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+import train_oswft
 from data import (
     TokenizedExample,
     collate,
@@ -26,30 +27,28 @@ from demo.variants import write_training_sets
 from demo.world import MAX_COMPLETION, MAX_LENGTH, STATIC_SAMPLES, TIERS
 from engine import init_ranks
 from rollout import Completion, Rollout, trajectories
-from run import one_line_errors
-from train_oswft import Args
+from run import run_script
 from verify import Verifier
 
 NUM_SAMPLES = 8  # answers to each held-out problem
 
 
-def score(
-    base: Path, models: dict[int, Path], output: Path, seed: int = 0, static_weights: bool = False
-) -> None:
-    """Write the scores of each model, by its step and by tier.
+@dataclass(kw_only=True)
+class Args:
+    base: Path  # a folder of demo.tiny, with the base and its problems
+    models: dict[int, Path]  # step and folder of each model
+    output: Path  # the JSON file to write
+    seed: int = 0  # of sampling
+    static_weights: bool = False  # also answer the training problems, for demo/variants.py
 
-    Args:
-        base: a folder of demo.tiny, with the base and its problems.
-        models: step and folder of each model.
-        output: the JSON file to write.
-        seed: of sampling.
-        static_weights: also answer each training problem twice, and write the training sets of
-            demo/variants.py.
-    """
+
+def score(args: Args) -> int:
+    """Write the scores of each model, by its step and by tier; returns the exit status."""
     init_ranks("gloo")
-    tokenizer = load_tokenizer(str(base / "model"))
-    args = Args(model=str(base / "model"), data="", precision="fp32", vllm_memory=0.1)
-    rollout = Rollout(args, tokenizer, MAX_LENGTH)
+    base, name = args.base, str(args.base / "model")
+    tokenizer = load_tokenizer(name)
+    settings = train_oswft.Args(model=name, data="", precision="fp32", vllm_memory=0.1)
+    rollout = Rollout(settings, tokenizer, MAX_LENGTH)
 
     def read(path: Path) -> Sequence[TokenizedExample]:
         examples = load_examples(str(path))
@@ -59,15 +58,15 @@ def score(
         """All completions, those of a query next to each other."""
         rollout.load_weights(model.named_parameters())
         prompts = [query.prompt_ids for query in queries]
-        seeds = [derive_seed(seed, query.id) for query in queries]
+        seeds = [derive_seed(args.seed, query.id) for query in queries]
         return rollout.generate(prompts, num_samples, MAX_COMPLETION, seeds)
 
     reference = AutoModelForCausalLM.from_pretrained(base / "model")
     scores: dict = {"parameters": reference.num_parameters(), "models": {}}
-    with Verifier() as verifier:
+    with Verifier(1) as verifier:
         heldout = {tier: read(base / "heldout" / f"{tier}.jsonl") for tier in TIERS}
         queries = [query for tier in TIERS for query in heldout[tier]]
-        for step, folder in models.items():
+        for step, folder in args.models.items():
             model = AutoModelForCausalLM.from_pretrained(folder)
             completions = sample(model, queries, NUM_SAMPLES)
             answers = [queries[completion.query].example.answer for completion in completions]
@@ -79,11 +78,12 @@ def score(
                 part = slice(start * NUM_SAMPLES, end * NUM_SAMPLES)
                 summary = summarize(completions[part], correct[part], kl[start:end])
                 scores["models"][step][tier], start = summary, end
-        if static_weights:
+        if args.static_weights:
             completions = sample(reference, read(base / "train.jsonl"), STATIC_SAMPLES)
             scores["static_tokens"] = sum(len(c.token_ids) for c in completions)
-            write_training_sets(base, [c.text for c in completions], verifier.score, seed)
-    write_json(scores, output)
+            write_training_sets(base, [c.text for c in completions], verifier.score, args.seed)
+    write_json(scores, args.output)
+    return 0
 
 
 @torch.no_grad()
@@ -117,5 +117,4 @@ def summarize(
 
 
 if __name__ == "__main__":
-    with one_line_errors():
-        tyro.cli(score, description=__doc__, use_underscores=True)
+    run_script(score, Args, __doc__)
