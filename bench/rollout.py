@@ -1,5 +1,6 @@
 """Tokens/s through rollout.py next to the bare LLM.generate: python -m bench.rollout"""
 
+import math
 from functools import partial
 from pathlib import Path
 
@@ -16,14 +17,14 @@ from bench.measure import (
 from bench.setup import BASE, BATCH, MAX_TOKENS, load_rows, tiny_base
 from data import load_tokenizer
 from engine import init_ranks
-from rollout import CHECKED_QUERIES, Rollout
+from rollout import CHECKED, Rollout
 
 
 def main(base: Path = BASE, repetitions: int = 21) -> list[str]:
     """Measure with the tiny model in `base`; returns Markdown."""
     model = tiny_base(base) / "model"
     prompts = [row.prompt_ids for row in load_rows(model, base / "train.jsonl", 128)[:BATCH]]
-    seeds = list(range(BATCH))
+    seeds, checked = list(range(BATCH)), math.ceil(CHECKED * BATCH)
     init_ranks("gloo")
     args = train_oswft.Args(model=str(model), data="", precision="fp32")
     ours = Rollout(args, load_tokenizer(str(model)), 128, load_weights_from_disk=True)
@@ -39,7 +40,7 @@ def main(base: Path = BASE, repetitions: int = 21) -> list[str]:
 
     def through_rollout(num_samples: int) -> list:
         ours.llm.reset_prefix_cache()
-        return ours.generate(prompts, num_samples, MAX_TOKENS, seeds, logprobs=CHECKED_QUERIES)
+        return ours.generate(prompts, num_samples, MAX_TOKENS, seeds, logprobs=checked)
 
     samples = {
         "OSW-FT, 2 a prompt: `rollout.py`": partial(through_rollout, 2),
@@ -53,7 +54,7 @@ def main(base: Path = BASE, repetitions: int = 21) -> list[str]:
     table = [[name, spread(r), ratio(r, grpo_bare)] for name, r in measured.items()]
     return [
         f"{BATCH} prompts of the demo, tiny model, fp32; `rollout.py` also decodes the text, and "
-        f"takes the log-probabilities of {CHECKED_QUERIES} prompts' answers. A seed for each "
+        f"takes the log-probabilities of {checked} prompts' answers. A seed for each "
         "request makes a run repeatable for any number of ranks.",
         markdown_table(["", "tokens/s", "÷ GRPO's `LLM.generate`"], table),
         goal("OSW-FT's rollouts", "`LLM.generate`", ratio(oswft, oswft_bare), "≥ 0.97"),
