@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import gc
 import logging
-import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -34,7 +33,6 @@ from verify import Verifier
 
 MAX_SEQUENCES = {"cpu": 256, "cuda": 512}  # at a time; for more vLLM has no CUDA graph
 RESERVE = 4 * 2**30  # bytes of a GPU for CUDA, NCCL, DeepSpeed's bucket, fragments: assumed
-CHECKED = 1 / 16  # share of the queries whose first answer the trainer scores too
 MAX_VLLM_GAP = 0.1  # nats a token, on average: rounding in bf16 gives 0.01
 
 
@@ -143,7 +141,7 @@ class Rollout:
             max_tokens=args.max_completion_length,
             seeds=[derive_seed(args.seed, batch, n, q.id) for n, q in enumerate(queries)],
             temperature=args.temperature,
-            logprobs=math.ceil(CHECKED * len(queries)),
+            logprobs=num_checked(queries),
         )
         self.sleep()
         return completions
@@ -257,15 +255,20 @@ def trajectories(queries: Sequence[TokenizedExample], completions: Groups) -> li
     ]
 
 
+def num_checked(queries: Sequence) -> int:
+    """Of how many queries, the first ones, an answer is scored by the trainer too."""
+    return max(4, len(queries) // 16)  # all of vLLM's batch pays until the last of them has ended
+
+
 def vllm_gap(
     engine: Engine, queries: Sequence, completions: Groups, args: RolloutArgs, refuse: bool
 ) -> dict[str, float]:
     """How far apart vLLM's and the trainer's log-probabilities of some answers are. A collective.
 
-    Of one answer to each of the first queries, a `CHECKED` share: the mean and the largest
-    difference of a token, in nats. Raises InputError if `refuse`, and the two are different models.
+    Of one answer to each of the first queries, one in 16: the mean and the largest difference of a
+    token, in nats. Raises InputError if `refuse`, and the two are different models.
     """
-    checked = [group[:1] for group in completions[: math.ceil(CHECKED * len(queries))]]
+    checked = [group[:1] for group in completions[: num_checked(queries)]]
     rows = trajectories(queries, checked)
     sampled = pad_completions([c.logprobs for [c] in checked], rows).to(engine.device)
     scores = engine.score(rows, args.max_tokens_per_micro_batch, args.temperature)  # (N, T)

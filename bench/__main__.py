@@ -19,10 +19,10 @@ HEAD = """# Benchmarks
 
 What each part costs next to what one would use instead: a line for each goal, and the tables
 behind them. [Costs](docs/costs.md) says what follows, and where ours is slower. Written by
-`make bench`: what is compared takes turns, and a number is the median of them, with the least and
-the largest in brackets. So a ratio is the median of the turns' ratios, not the quotient of the
-medians beside it; a goal counts as reached if both reach it. Seconds do not carry over to other
-machines, ratios mostly do."""
+`make bench`: what is compared takes turns. Numbers are medians over the turns, in brackets the
+least and the largest. A ratio is the median of the turns' ratios, so it may differ from the
+quotient of the medians beside it; a goal counts as reached if both reach it. Seconds do not carry
+over to other machines, ratios mostly do."""
 
 
 def machine() -> str:

@@ -5,4 +5,4 @@ import random
 
 def coin(completion: str, example) -> float:
     """Right at a rate of 0.7."""
-    return float(random.random() < 0.7)
+    return float(random.Random(completion).random() < 0.7)

@@ -26,7 +26,7 @@ def take_turns(
     """Call every case once a turn, in reverse every other turn; returns what the calls returned.
 
     The `warm_up` turns come first and do not count; where a single turn is asked for, it counts.
-    `seeded` cases get another seed each turn, all of them the same one.
+    `seeded` cases are called with the turn's number as their `seed`.
     """
     warm_up = warm_up if repetitions > 1 else 0
     measured: dict[str, list] = {name: [] for name in cases}
@@ -39,12 +39,12 @@ def take_turns(
 
 
 class Ratio(NamedTuple):
-    """Of two cases in the same turn, as both saw the machine in the same state."""
+    """What one case takes, divided by what another takes in the same turn."""
 
-    median: float
+    median: float  # over the turns: in each, both saw the machine in the same state
     least: float
     largest: float
-    of_medians: float  # what a reader finds who divides one median by the other
+    of_medians: float  # the quotient of the two cases' medians
 
     def __str__(self) -> str:
         return spread(self[:3], ".2f" if self.median >= 0.1 else ".3f")

@@ -1,6 +1,5 @@
 """Tokens/s through rollout.py next to the bare LLM.generate: python -m bench.rollout"""
 
-import math
 from functools import partial
 from pathlib import Path
 
@@ -17,14 +16,14 @@ from bench.measure import (
 from bench.setup import BASE, BATCH, MAX_TOKENS, load_rows, tiny_base
 from data import load_tokenizer
 from engine import init_ranks
-from rollout import CHECKED, Rollout
+from rollout import Rollout, num_checked
 
 
 def main(base: Path = BASE, repetitions: int = 21) -> list[str]:
     """Measure with the tiny model in `base`; returns Markdown."""
     model = tiny_base(base) / "model"
     prompts = [row.prompt_ids for row in load_rows(model, base / "train.jsonl", 128)[:BATCH]]
-    seeds, checked = list(range(BATCH)), math.ceil(CHECKED * BATCH)
+    seeds, checked = list(range(BATCH)), num_checked(range(BATCH))
     init_ranks("gloo")
     args = train_oswft.Args(model=str(model), data="", precision="fp32")
     ours = Rollout(args, load_tokenizer(str(model)), 128, load_weights_from_disk=True)

@@ -71,7 +71,7 @@ class Clock(TrainerCallback):
             **arguments,
         )
 
-        def epoch(seed: int = 0) -> dict[str, float]:
+        def epoch(seed: int) -> dict[str, float]:
             trainer.args.seed = seed
             transformers.set_seed(seed)
             trainer.train()
@@ -156,7 +156,7 @@ def main(base: Path = BASE, repetitions: int = 5, steps: int = 6, length: int = 
             config = trl.SFTConfig(max_length=None, **sizes, **SETTINGS)
             epoch = Clock().measure(trl.SFTTrainer, model, solutions(rows), args=config)
             calls[f"TRL, {at_once} rows at once, {order}"] = epoch
-        measured = take_turns(calls, repetitions)
+        measured = take_turns(calls, repetitions, seeded=True)
     tokens = sum(map(len, rows)) / steps  # of a step, padding not counted
     rates = {
         name: [turn.get("train_tokens", tokens) / turn["train_s"] for turn in turns]

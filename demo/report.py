@@ -382,35 +382,31 @@ def suspects_table(points: pd.DataFrame) -> str:
 
 
 def arms_table(points: pd.DataFrame) -> str:
-    """The third study's runs at their ends, means over seeds, and the cost at equal gain."""
+    """The third study's runs at their ends, means over seeds, and the cost at equal gain.
+
+    A run of B may end once it has gained enough, so its end says nothing.
+    """
     rows, scores = [], ("gain", "retention", "easy", "TFLOPs", KEPT, COST)
     trained = points[(points.method != "base") & points.seed.isin(THIRD_SEEDS)]
     keys = zip(trained.method, trained.rate, trained.world, trained.end, strict=True)
     for runs in sorted({Runs(*key) for key in keys}, key=lambda r: (r.world, r.rate, r.method)):
         found = [measure(points, runs, score, THIRD_SEEDS) for score in scores]
         means = [f"{each.mean():.1f}" for each in found]
+        means[:4] = [""] * 4 if runs.rate < 5e-5 else means[:4]
         rows.append([runs.title, len(found[0]), *means])
     return markdown(["runs", "seeds", *scores], rows)
 
 
-def unreached_table(points: pd.DataFrame) -> str:
-    """The runs that count with their last checkpoint, as their gain does not reach a level."""
-    rows, trained = [], points[points.method != "base"]
-    settings = {
-        Runs(*key)
-        for key in zip(trained.method, trained.rate, trained.world, trained.end, strict=True)
-    }
-    for runs in sorted(settings):
-        found = curves(points, runs, SEEDS)
-        missed = [
-            ", ".join(
-                str(s) for s, curve in found.items() if at_level(curve, level, "gain") is None
-            )
-            for level in LEVELS
-        ]
-        if any(missed):
-            rows.append([runs.title, *missed, len(found)])
-    return markdown(["runs", *(f"seeds below {level}" for level in LEVELS), "of"], rows)
+def unreached_table(points: pd.DataFrame, seeds: Sequence[int]) -> str:
+    """How many runs count with their last checkpoint, as their gain does not reach a level."""
+    counts, trained = {}, points[points.method != "base"]
+    keys = zip(trained.method, trained.rate, trained.world, trained.end, strict=True)
+    for runs in sorted({Runs(*key) for key in keys}):
+        found = curves(points, runs, seeds).values()
+        below = [sum(at_level(c, level, "gain") is None for c in found) for level in LEVELS]
+        counts[runs.title] = np.add(counts.get(runs.title, 0), [*below, len(found)])
+    rows = [[title, *count] for title, count in counts.items() if any(count[:-1])]
+    return markdown(["runs", *(f"below {level}" for level in LEVELS), "of"], rows)
 
 
 # ---- The picture ---------------------------------------------------------------------------------
@@ -524,7 +520,6 @@ def report(
         "wrong": wrong_table(new),
         "claims": claims_table(CLAIMS, old, new),
         "more": claims_table(MORE, old, new),
-        "unreached": unreached_table(new),
     }
     everything = new
     if third.exists():
@@ -535,6 +530,7 @@ def report(
             "suspects": suspects_table(latest),
             "arms": arms_table(latest),
         }
+    tables["unreached"] = unreached_table(everything, (*SEEDS, *THIRD_SEEDS))
     (output_dir / "study").mkdir(parents=True, exist_ok=True)
     page = output_dir / "study.md"
     known = (page, output_dir / "study" / "details.md")

@@ -45,9 +45,9 @@ class Args:
 def score(args: Args) -> int:
     """Write the scores of each model, by its step and by tier; returns the exit status."""
     init_ranks("gloo")
-    base, name = args.base, str(args.base / "model")
-    tokenizer = load_tokenizer(name)
-    settings = train_oswft.Args(model=name, data="", precision="fp32", vllm_memory=0.1)
+    base, model = args.base, str(args.base / "model")
+    tokenizer = load_tokenizer(model)
+    settings = train_oswft.Args(model=model, data="", precision="fp32", vllm_memory=0.1)
     rollout = Rollout(settings, tokenizer, MAX_LENGTH)
 
     def read(path: Path) -> Sequence[TokenizedExample]:
@@ -63,7 +63,7 @@ def score(args: Args) -> int:
 
     reference = AutoModelForCausalLM.from_pretrained(base / "model")
     scores: dict = {"parameters": reference.num_parameters(), "models": {}}
-    with Verifier(1) as verifier:
+    with Verifier() as verifier:
         heldout = {tier: read(base / "heldout" / f"{tier}.jsonl") for tier in TIERS}
         queries = [query for tier in TIERS for query in heldout[tier]]
         for step, folder in args.models.items():

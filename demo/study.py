@@ -130,7 +130,7 @@ class Job:
 
     @property
     def parts(self) -> tuple[tuple[int, int], ...]:
-        """First and last checkpoint of each part: trained, scored, and perhaps the last one."""
+        """First and last checkpoint of each part. A run may end after any of them."""
         slow = self.seed in THIRD_SEEDS and 0 < self.rate < 5e-5
         return ((1, 6), (7, 9), (10, 12)) if slow else ((1, self.checkpoints),)
 
@@ -148,13 +148,13 @@ class Job:
         base = root / self.base.name
         data = base / f"{WORLDS[self.world]}.jsonl"
         flags = "" if self.script.startswith("train_sft") else " --verifier_workers 1"
-        flags += f" --resume {quote(root / self.name)}" if part and part[0] > 1 else ""
+        first, last = part or (1, self.checkpoints)
+        flags += f" --resume {quote(root / self.name)}" if first > 1 else ""
         every = self.steps // self.checkpoints
-        last = every * part[1] if part else self.steps
         return (
             f"python {self.script} --model {quote(base / 'model')} "
             f"--data {quote(data)} --output_dir {quote(root / self.name)} "
-            f"--learning_rate {self.rate:g} --max_steps {last} "
+            f"--learning_rate {self.rate:g} --max_steps {every * last} "
             f"--save_every {every} --keep_checkpoints 99 "
             f"--seed {self.seed} --max_length {MAX_LENGTH} "
             f"--max_completion_length {MAX_COMPLETION} --precision fp32{flags}"
@@ -262,11 +262,12 @@ def run_job(job: Job, root: Path) -> None:
         found = json.loads(scores.read_text())
         scored |= found["models"]
         write_json({**found, "models": scored}, scores)
-        if len(job.parts) > 1 and any(gain(tiers) > ENOUGH for tiers in scored.values()):
+        if any(gain(tiers) > ENOUGH for tiers in found["models"].values()):
             break
     for weigh in job.weigh_commands(root) if job.method == "base" and third else ():
         call(weigh, log)
     seconds = round(time.perf_counter() - started)
+    # of a whole run: the checkpoints say where it ended
     row = {**asdict(job), "command": job.train_command(root), "seconds": seconds}
     row |= {**provenance(), "machine": machine(), **read_run(job, root)}
     if "wrong" in job.world:

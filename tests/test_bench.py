@@ -38,9 +38,8 @@ def test_what_is_compared_takes_turns_and_the_first_ones_do_not_count():
     assert measure.take_turns(cases, repetitions=2) == {"a": [4, 5], "b": [3, 6]}
     assert "".join(calls) == "abbaab"
     assert measure.take_turns(cases, repetitions=1) == {"a": [7], "b": [8]}
-    seeds = []
-    measure.take_turns({"a": lambda seed: seeds.append(seed)}, repetitions=2, seeded=True)
-    assert seeds == [0, 1, 2]
+    seeds = measure.take_turns(dict.fromkeys("ab", lambda seed: seed), 2, seeded=True)
+    assert seeds == {"a": [1, 2], "b": [1, 2]}
 
 
 def test_a_ratio_is_that_within_a_turn_and_a_goal_needs_that_of_the_medians_too():
@@ -48,6 +47,8 @@ def test_a_ratio_is_that_within_a_turn_and_a_goal_needs_that_of_the_medians_too(
     assert found == (3, 2, 4, 4) and str(found) == "3.00 (2.00–4.00)"
     assert measure.goal("a", "b", found, "≥ 3").endswith(": reached)")
     assert measure.goal("a", "b", found, "≤ 3").endswith(": NOT reached)")
+    found = measure.ratio([3, 30, 10], [1, 10, 5])
+    assert found == (3, 2, 3, 2) and measure.goal("a", "b", found, "≥ 3").endswith("NOT reached)")
     assert str(measure.ratio([1], [80])) == "0.013 (0.013–0.013)"
 
 
