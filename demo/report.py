@@ -413,13 +413,11 @@ def unreached_table(points: pd.DataFrame, seeds: Sequence[int]) -> str:
 
 COLORS = {"sft": "#c44e52", "oswft": "#4c72b0", "static": "#55a868", "grpo": "#8172b3"}
 RATE_COLORS = dict(zip(RATES, ("#e08214", "#35978f", "#2d4b8e"), strict=True))
-
-
-FRONTIER = {  # method -> its runs, from the highest rate on
-    **{m: [*(planned(m, rate) for rate in reversed(RATES)), slowest(m)] for m in SUPERVISED},
-    "grpo": [GRPO, clean("grpo", 3e-4, steps=48)],
-    "own answers": [Runs("static", 3e-4, "clean-self", 48), OWN_WEIGHED],
-}
+FRONTIER = (  # title, method, world on the second and on the third study's seeds, rates with steps
+    *((TITLES[m], m, ("style", "clean"), {**RATES, 1.25e-5: 1152}) for m in SUPERVISED),
+    (TITLES["grpo"], "grpo", ("style", "clean"), {3e-4: 48}),
+    ("static weights (own answers)", "static", ("self", "clean-self"), {3e-4: 48, 1e-4: 144}),
+)
 
 
 def at_80(points: pd.DataFrame, runs: Runs, seeds: Sequence[int]) -> np.ndarray:
@@ -432,29 +430,44 @@ def at_80(points: pd.DataFrame, runs: Runs, seeds: Sequence[int]) -> np.ndarray:
 
 
 def draw_frontier(points: pd.DataFrame, path: Path) -> None:
-    """Retention at a gain of 80 against the FLOPs to get there: a line a method, a point a rate."""
-    axes = plt.figure(figsize=(6, 3.8)).subplots()
-    for method, settings in FRONTIER.items():
-        found = [(runs, at_80(points, runs, (*SEEDS, *THIRD_SEEDS))) for runs in settings]
-        found = [(runs, values) for runs, values in found if len(values) > 1]
-        if not found:
-            continue
-        means = np.array([values.mean(axis=0) for _, values in found])  # (rates, 2)
-        widths = [[difference(column).half_width for column in values.T] for _, values in found]
-        color, title = COLORS.get(method, "#937860"), TITLES.get(method, method)
-        x, y, (x_width, y_width) = *means.T, np.array(widths).T
-        axes.plot(x, y, "o-", color=color, markersize=4, label=title)
-        axes.errorbar(x, y, y_width, x_width, "none", ecolor=color, alpha=0.4, capsize=2)
-        for (runs, values), place in zip(found, means, strict=True):
-            note = f"{runs.rate:g}" + (f" ({len(values)})" if len(values) < len(SEEDS) else "")
-            axes.annotate(note, place, xytext=(3, 4), textcoords="offset points", fontsize=7)
-    axes.set(xscale="log", xlabel="TFLOPs until the gain is 80 %", ylabel="retention there (%)")
-    ticks = (0.5, 1, 2, 4, 8)
-    axes.set_xticks(ticks, map(str, ticks))
-    axes.minorticks_off()
-    axes.legend()
+    """Retention at a gain of 80 against the FLOPs to get there: a line a method, a point a rate.
+
+    A panel for the seeds of each study, as bases differ more than methods. At least four of them
+    make a point.
+    """
+    both = (SEEDS, THIRD_SEEDS)
+    studies = [s for s in both if points.seed[points.seed.isin(s)].nunique() >= 4] or [SEEDS]
+    sizes = {"figsize": (1 + 4 * len(studies), 3.8), "sharex": True, "sharey": True}
+    figure, (panels,) = plt.subplots(1, len(studies), squeeze=False, **sizes)
+    for axes, seeds in zip(panels, studies, strict=True):
+        panel = both.index(seeds)
+        for title, method, worlds, rates in FRONTIER:
+            found = {
+                rate: at_80(points, Runs(method, rate, worlds[panel], steps), seeds)
+                for rate, steps in sorted(rates.items(), reverse=True)
+            }
+            found = {rate: values for rate, values in found.items() if len(values) >= 4}
+            if not found:
+                continue
+            x, y = np.array([values.mean(axis=0) for values in found.values()]).T  # (rates,) each
+            widths = [[difference(c).half_width for c in values.T] for values in found.values()]
+            x_width, y_width = np.array(widths).T
+            color = "#937860" if "self" in worlds else COLORS[method]
+            axes.plot(x, y, "o-", color=color, markersize=4, label=title)
+            axes.errorbar(x, y, y_width, x_width, "none", ecolor=color, alpha=0.4, capsize=2)
+            for place, (rate, values) in zip(zip(x, y, strict=True), found.items(), strict=True):
+                note = f"{rate:g}" + (f" ({len(values)})" if len(values) < len(seeds) else "")
+                axes.annotate(note, place, xytext=(3, 4), textcoords="offset points", fontsize=7)
+        answers = (STATIC_SAMPLES, STATIC_K)[panel]
+        axes.set(title=f"seeds {seeds[0]} to {seeds[-1]}; static weights from {answers} answers")
+        axes.set(xscale="log", xlabel="TFLOPs until the gain is 80 %", ylim=(55, 102))
+        ticks = (0.5, 1, 2, 4, 8)
+        axes.set_xticks(ticks, map(str, ticks))
+        axes.minorticks_off()
+    panels[0].set_ylabel("retention there (%)")
+    panels[0].legend(fontsize=7, loc="lower right")
     plt.savefig(path)
-    plt.close("all")
+    plt.close(figure)
 
 
 def draw_kept(points: pd.DataFrame, path: Path) -> None:
