@@ -322,6 +322,7 @@ def hypotheses_table(
         if name in results:
             found, p, said = results[name]
             p_values = [f"{value:.2g}" for value in (found.p, p, found.p_flip)]
+            said = said if found.seeds == len(seeds) else "not all seeds yet"
             cells = [found.text, found.seeds, *p_values, said]
         sign = ("below 0", "two-sided", "above 0")[expected + 1]
         rows.append([name, text, f"{a.title} − {b.title}", f"{score}: {sign}", *cells])
