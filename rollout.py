@@ -265,8 +265,8 @@ def vllm_gap(
 ) -> dict[str, float]:
     """How far apart vLLM's and the trainer's log-probabilities of some answers are. A collective.
 
-    Of one answer to each of the first queries, one in 16: the mean and the largest difference of a
-    token, in nats. Raises InputError if `refuse`, and the two are different models.
+    Of one answer to each of the first `num_checked` queries: the mean and the largest difference of
+    a token, in nats. Raises InputError if `refuse`, and the two are different models.
     """
     checked = [group[:1] for group in completions[: num_checked(queries)]]
     rows = trajectories(queries, checked)

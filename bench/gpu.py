@@ -12,14 +12,7 @@ import train_oswft
 import train_sft
 from bench.cost import sampling_seconds, training_flops, update_seconds
 from bench.logprobs import HEADER, logprob_rows
-from bench.measure import (
-    goal,
-    markdown_table,
-    print_section,
-    ratio,
-    timed,
-    tokens_per_second,
-)
+from bench.measure import goal, markdown_table, print_section, ratio, timed, tokens_per_second
 from bench.setup import QWEN3, random_rows
 from data import InputError
 from demo.tiny import make_tokenizer

@@ -14,14 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 import train_oswft
-from bench.measure import (
-    goal,
-    markdown_table,
-    print_section,
-    ratio,
-    spread,
-    take_turns,
-)
+from bench.measure import goal, markdown_table, print_section, ratio, spread, take_turns
 from bench.setup import (
     BASE,
     BATCH,
@@ -35,13 +28,7 @@ from bench.setup import (
     write_mixed,
 )
 from bench.sft import SETTINGS, Clock, solutions
-from data import (
-    TokenizedExample,
-    batch_indices,
-    derive_seed,
-    load_tokenizer,
-    stop_token_ids,
-)
+from data import TokenizedExample, batch_indices, derive_seed, load_tokenizer, stop_token_ids
 from engine import init_ranks, share_cores
 from recipes.trl_sft import WeightedSFTTrainer
 from rollout import Rollout
