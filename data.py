@@ -57,8 +57,9 @@ def atomic_write(path: Path) -> Iterator[Path]:
         yield partial
         partial.rename(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)  # a full disk needs the space
         raise OSError(f"{path}: cannot be written: {error.strerror or error}") from error
+    finally:
+        partial.unlink(missing_ok=True)  # after Ctrl-C, or on a full disk, which needs the space
 
 
 def write_rows(rows: Iterable[dict], path: str | Path) -> None:

@@ -88,15 +88,16 @@ def test_a_hub_id_works_wherever_a_path_does_and_its_failure_is_one_line(monkeyp
         data.load_examples("owner/name")
 
 
-def test_a_full_disk_leaves_the_former_file_and_no_half_one(tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), KeyboardInterrupt()])
+def test_a_full_disk_or_ctrl_c_leaves_the_former_file_and_no_half_one(error, tmp_path, monkeypatch):
     def fail(_):
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise error
 
     path = tmp_path / "rows.jsonl"
     data.write_rows([ROW], path)
     before = path.read_bytes()
     monkeypatch.setattr("os.fsync", fail)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(type(error)):
         data.write_rows([ROW, ROW], path)
     assert path.read_bytes() == before and [*tmp_path.iterdir()] == [path]
 

@@ -177,7 +177,7 @@ OFTEN = "import run, evaluate as e; e.CHUNK = 100; run.run_script(e.evaluate, e.
 
 def stop(signum: int, folder: Path, tiny: Path) -> tuple[int, str]:
     """Send an evaluation a signal when it has written some hundred answers; its code and errors."""
-    written = lambda: sum(path.stat().st_size for path in folder.glob("samples.rank*"))  # noqa: E731
+    written = lambda: sum(path.stat().st_size for path in folder.glob("samples.*.jsonl"))  # noqa: E731
     enough = written() + 50_000
     command = [sys.executable, "-c", OFTEN, *map(str, settings(tiny, folder))]
     streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
