@@ -62,7 +62,7 @@ exercises: $(INSTALLED)
 	@python docs/exercises/grade.py $(ONLY)
 
 test: $(DEV_INSTALLED)
-	python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(TESTS)
+	python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 25 $(TESTS)
 
 test-gpu: $(DEV_INSTALLED)
 	python -m pytest -rs --durations 0 tests/test_gpu.py
