@@ -311,6 +311,10 @@ def _serve(pipe: Connection, timeout_s: float, reward: str | None = None) -> Non
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_CAP, MEMORY_CAP))
     with contextlib.suppress(EOFError, ConnectionError):  # the trainer has ended
         pipe.send(None)  # ready
+        while not reward and (child := os.fork()):  # a fork grades: a new one costs nothing
+            if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != -signal.SIGPROF:
+                return  # the trainer has ended, or will start us again
+            pipe.send((False, None))
         while True:
             completion, reference = pipe.recv()
             signal.setitimer(signal.ITIMER_PROF, timeout_s)  # CPU time: SIGPROF ends this process

@@ -302,7 +302,8 @@ def test_an_error_of_the_verifiers_own_is_no_wrong_answer():
 
 
 def processes(verifier: Verifier) -> list[psutil.Process]:
-    return [psutil.Process(worker.process.pid) for worker in verifier.workers]
+    """Of each worker that has started, the process that grades."""
+    return [psutil.Process(worker.process.pid).children()[0] for worker in verifier.workers]
 
 
 def test_a_worker_that_is_killed_costs_one_answer_and_is_replaced():
@@ -312,20 +313,28 @@ def test_a_worker_that_is_killed_costs_one_answer_and_is_replaced():
         assert verifier.score([r"\boxed{1}"] * 3, ["1"] * 3) == [False, True, True]
         assert processes(verifier)[0].rlimit(psutil.RLIMIT_AS) == (2 * 2**30, 2 * 2**30)
     with Verifier(num_workers=1) as verifier:
-        processes(verifier)[0].kill()  # while it starts: this is no wrong answer
+        verifier.workers[0].process.kill()  # while it starts: this is no wrong answer
         with pytest.raises(EOFError):
             verifier.score([r"\boxed{1}"], ["1"])
+
+
+def test_an_answer_at_its_deadline_costs_no_start_of_a_worker():
+    with Verifier(num_workers=1, timeout_s=0.3) as verifier:
+        started = verifier.workers[0].process
+        assert verifier.score([ENDLESS, r"\boxed{7}"] * 3, ["7"] * 6) == [False, True] * 3
+        assert verifier.workers[0].process is started
 
 
 def test_ctrl_c_does_not_reach_the_workers_and_none_is_left_behind():
     with Verifier(num_workers=2) as verifier:
         verifier.score([r"\boxed{1}"] * 2, ["1"] * 2)
-        family = processes(verifier)
+        parents = [psutil.Process(worker.process.pid) for worker in verifier.workers]
+        family = [*parents, *processes(verifier)]
         for process in family:
             assert os.getpgid(process.pid) != os.getpgid(0)
             process.send_signal(signal.SIGTERM)
         assert verifier.score([r"\boxed{1}"] * 8, ["1"] * 8) == [True] * 8
-        assert processes(verifier) == family
+        assert processes(verifier) == family[2:]
     assert not psutil.wait_procs(family, timeout=5)[1]
 
 
@@ -355,7 +364,7 @@ with Verifier(2, timeout_s=0.5) as verifier:
         assert trainer.stdout.readline() == "[True]\n"
         family = trainer.children(recursive=True)
         trainer.kill()
-    assert len(family) == 2
+    assert len(family) == 4
     assert not psutil.wait_procs(family, timeout=30)[1]
 
 
