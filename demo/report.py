@@ -419,6 +419,7 @@ FRONTIER = (  # title, method, world on the second and on the third study's seed
     (TITLES["grpo"], "grpo", ("style", "clean"), {3e-4: 48}),
     ("static weights (own answers)", "static", ("self", "clean-self"), {3e-4: 48, 1e-4: 144}),
 )
+LABEL_PLACES = {"sft": (4, -10, "left"), "static": (-4, 4, "right")}  # in points
 
 
 def at_80(points: pd.DataFrame, runs: Runs, seeds: Sequence[int]) -> np.ndarray:
@@ -457,8 +458,10 @@ def draw_frontier(points: pd.DataFrame, path: Path) -> None:
             axes.plot(x, y, "o-", color=color, markersize=4, label=title)
             axes.errorbar(x, y, y_width, x_width, "none", ecolor=color, alpha=0.4, capsize=2)
             for place, (rate, values) in zip(zip(x, y, strict=True), found.items(), strict=True):
-                note = f"{rate:g}" + (f" ({len(values)})" if len(values) < len(seeds) else "")
-                axes.annotate(note, place, xytext=(3, 4), textcoords="offset points", fontsize=7)
+                note = f"{1e5 * rate:g}e-5" + f" ({len(values)})" * (len(values) < len(seeds))
+                x, y, side = LABEL_PLACES.get(method, (4, 4, "left"))  # they would overlap
+                options = {"xytext": (x, y), "textcoords": "offset points", "ha": side}
+                axes.annotate(note, place, fontsize=7, **options)
         answers = (STATIC_SAMPLES, STATIC_K)[panel]
         axes.set(title=f"seeds {seeds[0]} to {seeds[-1]}; static weights from {answers} answers")
         axes.set(xscale="log", xlabel="TFLOPs until the gain is 80 %", ylim=(55, 102))
