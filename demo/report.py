@@ -419,7 +419,7 @@ FRONTIER = (  # title, method, world on the second and on the third study's seed
     (TITLES["grpo"], "grpo", ("style", "clean"), {3e-4: 48}),
     ("static weights (own answers)", "static", ("self", "clean-self"), {3e-4: 48, 1e-4: 144}),
 )
-LABEL_PLACES = {"sft": (4, -10, "left"), "static": (-4, 4, "right")}  # in points
+LABEL_PLACES = {"sft": (4, -10, "left"), "static": (-4, -10, "right")}  # in points
 
 
 def at_80(points: pd.DataFrame, runs: Runs, seeds: Sequence[int]) -> np.ndarray:
