@@ -459,8 +459,8 @@ def draw_frontier(points: pd.DataFrame, path: Path) -> None:
             axes.errorbar(x, y, y_width, x_width, "none", ecolor=color, alpha=0.4, capsize=2)
             for place, (rate, values) in zip(zip(x, y, strict=True), found.items(), strict=True):
                 note = f"{1e5 * rate:g}e-5" + f" ({len(values)})" * (len(values) < len(seeds))
-                x, y, side = LABEL_PLACES.get(method, (4, 4, "left"))  # they would overlap
-                options = {"xytext": (x, y), "textcoords": "offset points", "ha": side}
+                right, up, side = LABEL_PLACES.get(method, (4, 4, "left"))  # they would overlap
+                options = {"xytext": (right, up), "textcoords": "offset points", "ha": side}
                 axes.annotate(note, place, fontsize=7, **options)
         answers = (STATIC_SAMPLES, STATIC_K)[panel]
         axes.set(title=f"seeds {seeds[0]} to {seeds[-1]}; static weights from {answers} answers")
