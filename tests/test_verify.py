@@ -354,14 +354,14 @@ def test_a_trainer_that_is_killed_leaves_no_worker_behind():
     completions = [ENDLESS, r"\boxed{7}"] * 4
     script = f"""
 from verify import Verifier
-with Verifier(2, timeout_s=0.5) as verifier:
-    print(verifier.score(["1"], ["1"]), flush=True)
+with Verifier(2, timeout_s=2) as verifier:
+    print(verifier.score(["1"] * 2, ["1"] * 2), flush=True)  # both have begun
     verifier.score({completions}, ["7"] * 8)
 """
     with psutil.Popen(
         [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True
     ) as trainer:
-        assert trainer.stdout.readline() == "[True]\n"
+        assert trainer.stdout.readline() == "[True, True]\n"
         family = trainer.children(recursive=True)
         trainer.kill()
     assert len(family) == 4
