@@ -37,7 +37,7 @@ def rss() -> int:
     return psutil.Process().memory_info().rss
 
 
-train_sft.update(engine, rows, args)  # Adam's state exists from here on
+train_sft.update(engine, rows[: dist.get_world_size()], args)  # Adam's state exists from here on
 if torch.cuda.is_available():
     torch.cuda.reset_peak_memory_stats()
     train_sft.update(engine, rows, args)
