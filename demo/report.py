@@ -458,7 +458,8 @@ def draw_frontier(points: pd.DataFrame, path: Path) -> None:
             axes.plot(x, y, "o-", color=color, markersize=4, label=title)
             axes.errorbar(x, y, y_width, x_width, "none", ecolor=color, alpha=0.4, capsize=2)
             for place, (rate, values) in zip(zip(x, y, strict=True), found.items(), strict=True):
-                note = f"{1e5 * rate:g}e-5" + f" ({len(values)})" * (len(values) < len(seeds))
+                note = np.format_float_scientific(rate, trim="-", exp_digits=1)
+                note += f" ({len(values)})" * (len(values) < len(seeds))
                 right, up, side = LABEL_PLACES.get(method, (4, 4, "left"))  # they would overlap
                 options = {"xytext": (right, up), "textcoords": "offset points", "ha": side}
                 axes.annotate(note, place, fontsize=7, **options)
