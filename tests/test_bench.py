@@ -183,7 +183,7 @@ def test_plan_names_the_flag_that_makes_a_run_fit(small):
 @pytest.mark.parametrize(
     ("section", "rows", "options"),
     [
-        ("logprobs", 4, ("--tokens", 1024, "--vocabulary", 16_384, "--hidden_size", 64)),
+        ("logprobs", 4, ("--tokens", 1024, "--vocabulary", 16_384, "--hidden_size", 64, "--bf16")),
         pytest.param("verify", 3, ("--limit", 200), marks=needs_shared),
         pytest.param("rollout", 4, (), marks=needs_vllm),
         pytest.param("start", 3, (), marks=needs_vllm),
