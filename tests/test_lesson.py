@@ -25,6 +25,7 @@ def lesson(tiny) -> tuple[dict, dict]:
         patch.chdir(NOTEBOOK.parent)
         patch.setattr(plt, "show", lambda: None)  # figures are counted
         plt.switch_backend("Agg")
+        plt.close("all")  # those of other tests
         for cell in CELLS:
             source = "".join(cell["source"]).replace('Path("runs/tiny")', f"Path({str(tiny)!r})")
             source = source.replace("STEPS = 12", "STEPS = 1")
