@@ -21,8 +21,8 @@ What each part costs next to what one would use instead: a line for each goal, a
 behind them. [Costs](docs/costs.md) says what follows, and where ours is slower. Written by
 `make bench`: what is compared takes turns. Numbers are medians over the turns, in brackets the
 least and the largest. A ratio is the median of the turns' ratios, so it may differ from the
-quotient of the medians beside it; a goal counts as reached if both reach it. Seconds do not carry
-over to other machines, ratios mostly do."""
+quotient of the medians beside it; a goal counts as reached if both reach it. Another machine has
+other seconds, and other ratios, too."""
 
 
 def machine() -> str:
