@@ -72,12 +72,12 @@ def main(
         bf16: in bf16, too: with AVX2 alone torch takes hours for products of this size.
     """
     torch.set_num_threads(len(os.sched_getaffinity(0)))
+    sizes, bounds = (tokens, vocabulary, hidden_size), {"bf16": "≤ 1.1", "fp32": "≤ 1.25"}
     table, goals = [], []
-    for precision, bound in (("bf16", "≤ 1.1"), ("fp32", "≤ 1.25"))[not bf16 :]:
-        sizes = (tokens, vocabulary, hidden_size)
+    for precision in ("bf16", "fp32") if bf16 else ("fp32",):
         rows, time, memory = logprob_rows(precision, *sizes, repetitions, "cpu")
         table += rows
-        goals.append(goal(f"{precision}, s", "dense", time, bound))
+        goals.append(goal(f"{precision}, s", "dense", time, bounds[precision]))
         goals.append(goal(f"{precision}, extra memory", "dense", memory, "≤ 0.15"))
     return [
         f"{tokens:,} tokens × {vocabulary:,} vocabulary, hidden size {hidden_size:,}; extra is "
