@@ -5,9 +5,7 @@ The baseline of the paper. Weight 1 in place of OSW-FT's 1 - p̂, no rollouts, n
     loss = - sum over the batch of  log pi(o* | q)  /  completion tokens of the global batch
 
 `--weight_column weight` takes each solution's weight from the data: with 1 - p̂ from one pass of the
-base model that is OSW-FT's offline form (docs/study.md). `--objective dft` is Dynamic Fine-Tuning
-(arXiv 2508.05629), which the paper's related work names: each token's loss is scaled by that
-token's own probability (docs/dft.md).
+base model that is OSW-FT's offline form (docs/study.md).
 
     deepspeed --quiet train_sft.py --model Qwen/Qwen3-0.6B-Base --data data/train.jsonl
     deepspeed --quiet train_sft.py --resume runs/sft      # more ways to start: train_oswft.py
@@ -17,7 +15,6 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: its threads would spin
 
@@ -33,7 +30,6 @@ class Args(TrainArgs):
     output_dir: str = "runs/sft"  # where the run writes; all hosts share it
 
     # The method
-    objective: Literal["sft", "dft"] = "sft"  # plain, or scaled by each token's probability
     weight_column: str | None = None  # of the data, with each solution's weight; default: weight 1
 
     # Optimization
@@ -48,7 +44,6 @@ def sft_loss(
     logprobs: torch.Tensor,
     mask: torch.Tensor,
     normalizer: float,
-    objective: str = "sft",
     weights: torch.Tensor | float = 1.0,
 ) -> torch.Tensor:
     """- sum of log pi(o*|q) / normalizer: a part of the batch's loss.
@@ -57,11 +52,9 @@ def sft_loss(
         logprobs: (B, T) log pi of each token of the expert solutions.
         mask: (B, T), true on the solutions' tokens, false on prompt and padding.
         normalizer: completion tokens in the *global* batch.
-        objective: "sft", or "dft": each token's term times its probability, no gradient through it.
         weights: (B,) of the solutions, where the data has some.
     """
-    token_weights = logprobs.exp().detach() if objective == "dft" else 1.0  # (B, T)
-    sequence_logprobs = torch.where(mask.bool(), token_weights * logprobs, 0).sum(dim=1)  # (B,)
+    sequence_logprobs = torch.where(mask.bool(), logprobs, 0).sum(dim=1)  # (B, T) -> (B,)
     return -(weights * sequence_logprobs).sum() / normalizer
 
 
@@ -71,7 +64,7 @@ def update(engine: Engine, queries: Sequence[TokenizedExample], args: Args) -> d
     weights = torch.tensor([get_weight(query, args) for query in queries], device=engine.device)
     for batch in engine.passes(queries, args.max_tokens_per_micro_batch, keep=weights > 0):
         logprobs = engine.logprobs(batch)  # (b, T)
-        loss = sft_loss(logprobs, batch.mask, normalizer, args.objective, weights[batch.rows])
+        loss = sft_loss(logprobs, batch.mask, normalizer, weights[batch.rows])
         engine.backward(loss)
     stats = engine.step()
     return {"mean_weight": weights.mean().item(), **stats} if args.weight_column else stats

@@ -22,8 +22,7 @@ from recipes.neighbours import (
     rft_weights,
     sc_sdpo_weights,
 )
-from train_oswft import oswft_loss, oswft_weights
-from train_sft import sft_loss
+from train_oswft import oswft_weights
 
 PAGE = (ROOT / "recipes" / "neighbours.md").read_text()
 TOKEN_WEIGHTS = (dft_weights, profit_weights, chord_phi, luffy_weights)
@@ -60,12 +59,6 @@ def test_a_tokens_weight_is_its_formula(function, formula):
     probabilities = [[1e-6, 0.01, 0.05, 0.2], [0.5, 0.8, 0.99, 1.0]]
     expected = torch.tensor([[formula(p) for p in row] for row in probabilities]).double()
     torch.testing.assert_close(function(log(probabilities)), expected)
-
-
-def test_dft_is_the_objective_of_train_sft():
-    *_, logprobs, _ = random_logprobs()
-    ours = oswft_loss(dft_weights(logprobs) * logprobs, MASK, torch.ones(3).double(), 7)
-    torch.testing.assert_close(ours, sft_loss(logprobs, MASK, 7, "dft"))
 
 
 def test_chords_mu_warms_up_and_then_falls_along_half_a_cosine():

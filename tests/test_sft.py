@@ -1,4 +1,4 @@
-"""SFT itself: its loss, and the objective that scales it by the tokens' own probability."""
+"""SFT itself: its loss, and weights from the data."""
 
 import pytest
 import torch
@@ -28,27 +28,16 @@ def test_it_is_the_loss_of_osw_ft_at_weight_one():
     torch.testing.assert_close(sft_loss(logprobs, mask, 9), oswft_loss(logprobs, mask, weights, 9))
 
 
-def test_dft_scales_each_tokens_gradient_by_its_probability_which_is_held_constant():
-    theta, tokens, mask, logprobs = random_case()
-    (ours,) = torch.autograd.grad(sft_loss(logprobs, mask, 9.0, "dft"), theta, retain_graph=True)
-    # d(-p log p_t / n) / d theta_v = p / n * (p_v - [v = t]), with p = p_t
-    onehot = torch.nn.functional.one_hot(tokens, 11)
-    scale = (logprobs.exp() * mask / 9.0)[..., None]
-    torch.testing.assert_close(ours, (theta.softmax(-1) - onehot) * scale)
-
-
-@pytest.mark.parametrize("objective", ["sft", "dft"])
-def test_masked_positions_have_no_gradient_and_no_value(objective):
+def test_masked_positions_have_no_gradient_and_no_value():
     logprobs = torch.tensor([[0.0, float("-inf"), 0.0]], requires_grad=True)
-    sft_loss(logprobs, torch.tensor([[True, False, True]]), 2, objective).backward()
+    sft_loss(logprobs, torch.tensor([[True, False, True]]), 2).backward()
     assert logprobs.grad.tolist() == [[-0.5, 0.0, -0.5]]
 
 
-@pytest.mark.parametrize("objective", ["sft", "dft"])
-def test_loss_is_the_sum_over_any_split_of_the_batch(objective):
+def test_loss_is_the_sum_over_any_split_of_the_batch():
     _, _, mask, logprobs = random_case()
-    parts = [sft_loss(logprobs[i], mask[i], 9, objective) for i in ([0], [2, 3], [1])]
-    torch.testing.assert_close(sum(parts), sft_loss(logprobs, mask, 9, objective))
+    parts = [sft_loss(logprobs[i], mask[i], 9) for i in ([0], [2, 3], [1])]
+    torch.testing.assert_close(sum(parts), sft_loss(logprobs, mask, 9))
 
 
 class Recorder:
@@ -74,14 +63,13 @@ class Recorder:
     device = torch.device("cpu")
 
 
-@pytest.mark.parametrize("objective", ["sft", "dft"])
-def test_a_step_takes_the_objective_of_the_command_line_over_all_completion_tokens(objective):
+def test_a_step_takes_the_loss_over_all_completion_tokens():
     logprobs = -torch.rand(2, 3)
     row = Trajectory("id", [1, 2], [3, 4])
-    args = Args(model="m", data="d", objective=objective, max_tokens_per_micro_batch=77)
+    args = Args(model="m", data="d", max_tokens_per_micro_batch=77)
     stats = update(engine := Recorder(logprobs), [row, row], args)
     mask = torch.tensor([[False, True, True]] * 2)
-    torch.testing.assert_close(stats["loss"], sft_loss(logprobs, mask, 4, objective))
+    torch.testing.assert_close(stats["loss"], sft_loss(logprobs, mask, 4))
     assert engine.kept == [True, True] and "mean_weight" not in stats
 
 
