@@ -29,7 +29,9 @@ class OSWFTCollator:
         batch = self.collator([{key: row[key] for key in ("input_ids", "labels")} for row in rows])
         batch["queries"] = []
         for row in rows:
-            start = next(i for i, label in enumerate(row["labels"]) if label != -100)
+            start = next((i for i, label in enumerate(row["labels"]) if label != -100), None)
+            if start is None:  # cut off before its solution begins
+                raise ValueError("OSW-FT needs a solution in each row, and one has none")
             batch["queries"].append(Query(list(row["input_ids"][:start]), row.get("answer")))
         return batch
 

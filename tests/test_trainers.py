@@ -74,6 +74,11 @@ def test_rows_that_lack_a_part_and_weights_of_another_shape_are_refused(tmp_path
         trainer.compute_loss(trainer.model, {**batch, "weights": torch.ones(8)})
     with pytest.raises(ValueError, match="weigh gave"):
         trainer.train()
+    trainer.train_dataset = rows.remove_columns("labels").add_column(
+        "labels", [[-100] * len(ids) for ids in rows["input_ids"]]
+    )
+    with pytest.raises(ValueError, match="needs a solution in each row"):
+        trainer.train()
     all_learnt = rows.remove_columns("labels").add_column("labels", rows["input_ids"])
     for trainer.train_dataset in (rows.remove_columns("answer"), all_learnt):
         with pytest.raises(ValueError, match="needs a prompt in each row, and a column answer"):
