@@ -200,8 +200,10 @@ def load_tokenizer(path_or_hub_id: str) -> Tokenizer:
         if inside := sorted(folder.glob("*/tokenizer_config.json")):
             reason = f"is no model's folder; {inside[-1].parent}?"
         raise InputError(f"{path_or_hub_id}: {reason}") from error
-    if tokenizer.chat_template is None:
-        raise InputError(f"{path_or_hub_id}: the tokenizer has no chat template")
+    try:
+        tokenizer.get_chat_template()
+    except ValueError as error:  # none, or several without a default
+        raise InputError(f"{path_or_hub_id}: the tokenizer has no default chat template") from error
     end_of_turn_id(tokenizer)
     asked = render(tokenizer, [{"role": "user", "content": "1"}], add_generation_prompt=True)
     thinking = r"(\s|</?think>)+$"  # either side may hold an opened or an empty <think>
@@ -216,6 +218,13 @@ def load_tokenizer(path_or_hub_id: str) -> Tokenizer:
     if "".join(read.split()) != "".join(asked.split()):  # e.g. loaded as another class
         raise InputError(f"{path_or_hub_id}: the tokenizer loses text, and leaves {read!r}")
     return tokenizer
+
+
+def space_before_answer(tokenizer: Tokenizer) -> str:
+    """White space that the chat template writes between its prompt and an assistant's text."""
+    asked = render(tokenizer, [{"role": "user", "content": "1"}], add_generation_prompt=True)
+    between = around_answer(tokenizer)[0].removeprefix(asked)
+    return between if between.isspace() else ""  # e.g. an empty <think>, which nobody learns
 
 
 def around_answer(tokenizer: Tokenizer) -> tuple[str, str]:
@@ -291,7 +300,8 @@ def tokenize_examples(
 ) -> tuple[list[TokenizedExample], dict[str, int]]:
     """Turn examples into token ids; returns those that fit, and how many do not, by reason.
 
-    Prompt and solution are tokenized apart, because sampling continues from the prompt's ids.
+    A solution's ids are those that follow the prompt's in the template's own text: what the model
+    would sample. Alone it might begin with a token for a space that is not there (SentencePiece).
 
     Args:
         max_length: tokens of prompt and solution together, and of prompt and rollout.
@@ -302,15 +312,19 @@ def tokenize_examples(
     texts = ((f"{e.where}: field '{name}'", getattr(e, name)) for e in examples for name in fields)
     refuse_special_tokens(tokenizer, texts)
     kept, dropped = [], {"prompt_too_long": 0, "solution_too_long": 0}
-    end_of_turn = end_of_turn_id(tokenizer)
+    end_of_turn, space = end_of_turn_id(tokenizer), space_before_answer(tokenizer)
     room = max_completion_length if max_completion_length < max_length else 0
     for start in range(0, len(examples), TOKENIZER_BATCH):
         part = examples[start : start + TOKENIZER_BATCH]
         prompts = [prompt_text(tokenizer, e.question, instruction(e.answer)) for e in part]
-        solutions = [solution_after(*pair) for pair in zip(prompts, part, strict=True)]
-        ids = [tokenizer(x, add_special_tokens=False).input_ids for x in (prompts, solutions)]
-        for example, asked, solution in zip(part, *ids, strict=True):
-            arrays = np.array(asked, np.int32), np.array([*solution, end_of_turn], np.int32)
+        solutions = [space + solution_after(*pair) for pair in zip(prompts, part, strict=True)]
+        whole = list(map("".join, zip(prompts, solutions, strict=True)))
+        ids = [tokenizer(x, add_special_tokens=False).input_ids for x in (prompts, whole)]
+        for example, solution, asked, both in zip(part, solutions, *ids, strict=True):
+            learnt = both[len(asked) :]
+            if both[: len(asked)] != asked:  # together, the prompt's end has other tokens
+                learnt = tokenizer(solution, add_special_tokens=False).input_ids
+            arrays = np.array(asked, np.int32), np.array([*learnt, end_of_turn], np.int32)
             tokenized = TokenizedExample(example.id, *arrays, example)
             if len(asked) > max_length - room:
                 dropped["prompt_too_long"] += 1
@@ -344,10 +358,11 @@ def count_unknown(examples: Iterable[TokenizedExample], tokenizer: Tokenizer) ->
 
 
 def hash_examples(examples: Iterable[TokenizedExample]) -> str:
-    """A hash of all that a run reads of its data: token ids and columns."""
+    """A hash of all that a run reads of its data: token ids, and what of its columns is JSON."""
     digest = hashlib.sha256()
     for e in examples:
-        digest.update(json.dumps([len(e.prompt_ids), e.example.columns], default=str).encode())
+        columns = json.dumps([len(e.prompt_ids), e.example.columns], default=lambda _: None)
+        digest.update(columns.encode())
         digest.update(e.prompt_ids.tobytes() + e.completion_ids.tobytes())
     return digest.hexdigest()
 
