@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.nn import Module
@@ -53,7 +53,6 @@ HALF_AN_HOUR = timedelta(minutes=30)
 def init_distributed() -> None:
     """Join the process group, with the backend that training needs. A collective."""
     if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
         torch.backends.cuda.enable_cudnn_sdp(False)  # as vLLM does: three methods, one kernel
         init_ranks("nccl")
     else:
@@ -65,10 +64,12 @@ def init_ranks(backend: str, timeout: timedelta = HALF_AN_HOUR) -> None:
     """Join the process group of the launcher; without one, be the only rank. A collective."""
     os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's name
     alone = {}
-    if "RANK" not in os.environ:
+    if "WORLD_SIZE" not in os.environ:
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
         alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     share_cores()
+    if torch.cuda.is_available():  # else each rank's first question to CUDA opens GPU 0 as well
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(backend, timeout=timeout, **alone)
 
 
@@ -130,11 +131,25 @@ def load_model(path_or_hub_id: str, max_length: int) -> PreTrainedModel:
 
     disable_progress_bar()
     config = load_config(path_or_hub_id, max_length)
-    model, report = AutoModelForCausalLM.from_pretrained(
-        path_or_hub_id, config=config, output_loading_info=True, trust_remote_code=False
-    )
+    options = {"config": config, "output_loading_info": True, "trust_remote_code": False}
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(path_or_hub_id, **options)
+    except SafetensorError as error:
+        raise OSError(f"{path_or_hub_id}: {error}") from error  # a file is cut off
     if missing := sorted(report["missing_keys"]):  # transformers makes random ones in their place
         raise InputError(f"{path_or_hub_id}: {len(missing)} weights are missing: {missing[0]} ...")
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise InputError(
+            f"{path_or_hub_id}: holds an adapter (adapter_config.json): merge it first"
+        )
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if (
+        getattr(config, "tie_word_embeddings", False)
+        and head
+        and head.weight is not embedding.weight
+    ):
+        reason = "config.json ties head and embedding, but the weights differ; vLLM would tie them"
+        raise InputError(f"{path_or_hub_id}: {reason}")
     model.generation_config.validate(strict=True)  # else the first save would fail
     return model
 
@@ -229,27 +244,15 @@ class Engine:
         dist.barrier()  # a late rank: DeepSpeed's own NCCL group waits for ten minutes only
         self.engine, *_ = self.deepspeed.initialize(model=model, optimizer=self.adam, config=config)
         self.device = self.engine.device
-        self.num_steps = 0  # optimizer steps done
         self.counts = {}  # of the newest passes
         self.total_loss = torch.zeros((), device=self.device)  # of this rank's passes so far
+        self.num_steps = 0  # optimizer steps done
+        self._allocate_moments()
+        self.held_bytes = torch.cuda.memory_allocated()  # of a GPU, between steps; 0 without one
 
     @property
     def model(self) -> PreTrainedModel:
         return self.engine.module.model
-
-    @property
-    def held_bytes(self) -> int:
-        """Of this rank's GPU, between steps: weights, fp32 copy, moments; in ZeRO-3 gradients.
-
-        Computed, as there are no moments before the first step.
-        """
-        count = sum(getattr(p, "ds_numel", p.numel()) for p in self.model.parameters())
-        sharded = count / dist.get_world_size()
-        weights = next(self.model.parameters()).element_size()
-        held = weights * (sharded if self.zero_stage == 3 else count)
-        if not self.engine.zero_cpu_offload():
-            held += sharded * (16 if self.zero_stage == 3 else 12)
-        return int(held)
 
     def passes(
         self, rows: Sequence[Trajectory], max_tokens: int, keep: torch.Tensor | None = None
@@ -376,7 +379,13 @@ class Engine:
             if dist.get_rank() == 0:
                 weights |= {name: tensor.cpu() for name, tensor in bucket.items()}
         if dist.get_rank() == 0:
-            self.model.generation_config.eos_token_id = stop_token_ids(tokenizer)
+            config, generation = self.model.config, self.model.generation_config
+            own = generation.eos_token_id  # vLLM stops at the base's own ones, too
+            stops = [*stop_token_ids(tokenizer), *([own] if isinstance(own, int) else own or [])]
+            generation.eos_token_id = list(dict.fromkeys(stops))
+            rope = getattr(config, "rope_parameters", None) or {}
+            if rope.get("rope_type") == "default":  # transformers 4 reads it here, or takes 10,000
+                config.rope_theta = rope["rope_theta"]
             self.model.save_pretrained(folder, state_dict=weights)
             tokenizer.save_pretrained(folder)
         dist.barrier()
@@ -388,8 +397,6 @@ class Engine:
         the number of ranks and the ZeRO stage may change.
         """
         (folder / "state").mkdir(parents=True, exist_ok=True)
-        if self.num_steps == 0:  # stopped in its first rollout: there are no moments yet
-            self._allocate_moments()
         for number, bucket in enumerate(self._buckets(STATE_BYTES)):
             writes = number % dist.get_world_size() == dist.get_rank()
             tensors = {}
@@ -402,22 +409,31 @@ class Engine:
                 path = folder / "state" / f"{number:05d}.safetensors"
                 save_file(tensors, path, metadata={"step": str(self.num_steps)})
         dist.barrier()  # a slow disk
+        if dist.get_rank() == 0:  # finds what a host without the shared folder wrote elsewhere
+            self._open_state(folder)
 
     def load_state(self, folder: Path) -> None:
         """Read what `save_state` wrote where the model was loaded from. A collective."""
-        self._allocate_moments()
-        with contextlib.ExitStack() as stack:
-            where, num_steps = {}, 0
-            for path in sorted((folder / "state").glob("*.safetensors")):
-                file = stack.enter_context(safe_open(path, "pt"))
-                where |= dict.fromkeys(file.keys(), file)
-                num_steps = int(file.metadata()["step"])
-            for name, parameter in self.model.named_parameters():
-                for key in STATE_KEYS:
-                    tensor = where[f"{name}.{key}"].get_tensor(f"{name}.{key}")
-                    self._set_state(parameter, key, tensor)
-        self._count_steps(num_steps)
+        where = self._open_state(folder)
+        for name, parameter in self.model.named_parameters():
+            for key in STATE_KEYS:
+                file = where[f"{name}.{key}"]
+                self._set_state(parameter, key, file.get_tensor(f"{name}.{key}"))
+        self._count_steps(int(file.metadata()["step"]))
         dist.barrier()
+
+    def _open_state(self, folder: Path) -> dict[str, safe_open]:
+        """The open file of each tensor of a state. Raises OSError if one is lost or cut off."""
+        where, names = {}, [name for name, _ in self.model.named_parameters()]
+        try:
+            for path in (folder / "state").glob("*.safetensors"):
+                file = safe_open(path, "pt")
+                where |= dict.fromkeys(file.keys(), file)
+        except SafetensorError as error:
+            raise OSError(f"{path}: {error}") from error
+        if where.keys() != {f"{name}.{key}" for name in names for key in STATE_KEYS}:
+            raise OSError(f"{folder}/state is not whole; do all hosts share the folder?")
+        return where
 
     def _allocate_moments(self) -> None:
         """Adam makes its moments at its first step: take that step, on a gradient of zero."""
@@ -463,7 +479,7 @@ def share_cores() -> None:
     threads = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_SIZE", 1)))
     if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1":
         del os.environ["OMP_NUM_THREADS"]  # set by torchrun, not by the user
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    os.environ["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(threads)
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"].partition(",")[0]))  # "8,2": nested
 
 

@@ -147,7 +147,7 @@ def parse_args(args_class: type, description: str | None, **options):
         args=[arg for arg in sys.argv[1:] if not arg.startswith("--local_rank")],  # the launcher's
         description=description,
         use_underscores=True,
-        console_outputs=int(os.environ.get("RANK", 0)) == 0,
+        console_outputs="WORLD_SIZE" not in os.environ or os.environ["RANK"] == "0",
         **options,
     )
 
@@ -239,6 +239,8 @@ def claim(folder: Path) -> None:
         fcntl.flock(_claimed, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise InputError(f"{folder}: another process is writing here") from error
+    except OSError as error:  # Lustre, old NFS
+        print(f"warning: {folder} is not locked: {error.strerror}", file=sys.stderr)
 
 
 def claim_output_dir(args: TrainArgs) -> Path | None:
@@ -277,11 +279,15 @@ def load_training_data(args: TrainArgs) -> tuple[Tokenizer, list[TokenizedExampl
     read = load_examples(args.data)  # first, as transformers takes seconds to import
     tokenizer = load_tokenizer(args.model)
     samples, lengths = isinstance(args, RolloutArgs), (args.max_length, args.max_completion_length)
-    load_config(args.model, args.max_length, args.max_completion_length if samples else 0)
+    config = load_config(args.model, args.max_length, args.max_completion_length if samples else 0)
     examples, dropped = tokenize_examples(read, tokenizer, *lengths)
     if not examples or (not args.max_steps and len(examples) * args.num_epochs < args.batch_size):
         left = f"{len(examples)} examples are left (dropped: {dropped})"
         raise InputError(f"{args.data}: {left}, too few for a batch of {args.batch_size}")
+    highest = max(max(e.prompt_ids.max(), e.completion_ids.max()) for e in examples)
+    if highest >= config.vocab_size:
+        token = f"the token {tokenizer.convert_ids_to_tokens(int(highest))!r} ({highest})"
+        raise InputError(f"{args.model}: the embedding has no row for {token}: resize it")
     if dist.get_rank() == 0:
         unused = 0 if args.max_steps else len(examples) * args.num_epochs % args.batch_size
         unused = f"; the last {unused} do not fill a batch, and are not used" if unused else ""
@@ -498,6 +504,8 @@ class Run(contextlib.AbstractContextManager):
             shutil.rmtree(partial, ignore_errors=True)  # a full disk needs the space
             raise OSError(f"step {self.step}: {folder} could not be written: {error}") from error
         if self.writes:
+            for path in partial.rglob("*.safetensors"):  # else only their owner could read them
+                shutil.copymode(self.folder / "args.json", path)
             if folder.exists():
                 shutil.rmtree(folder)
             partial.rename(folder)
@@ -536,7 +544,7 @@ def metrics_table(rows: list[dict]) -> str:
     tenth = max(1, len(rows) // 10)
     lines = [f"{'':24}{'first':>12}{'last':>12}  (mean of {tenth} steps; seconds: the sum of all)"]
     for name in rows[0] if rows else ():
-        values = [row[name] for row in rows]
+        values = [row[name] for row in rows if name in row]  # a resumed run may have other ones
         if name.endswith("_s"):
             lines.append(f"{name:24}{sum(values):24.1f}")
         else:

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
@@ -106,6 +105,7 @@ def save_before_the_first_step(folder: Path, precision: str, zero_stage: int) ->
     """As Ctrl-C in the first rollout does; what goes on from there takes the first step."""
     target = folder / f"begun-{precision}-{zero_stage}-{dist.get_world_size()}"
     engine = make_engine(folder / "model", precision, zero_stage, cpu_offload=False)
+    engine.engine.step = None  # vLLM may hold the GPU: there is no room for a step
     engine.save_state(target)
     engine.save_model(AutoTokenizer.from_pretrained(folder / "model"), target)
     resumed = make_engine(target, precision, zero_stage, cpu_offload=False)
@@ -129,7 +129,7 @@ def refuse_damaged(folder: Path) -> None:
                 path.unlink()
         dist.barrier()
         engine = make_engine(broken, "fp32", 2, False)
-        with pytest.raises((KeyError, SafetensorError)):
+        with pytest.raises(OSError, match=str(broken)):
             engine.load_state(broken)
         if dist.get_rank() == 0:
             print("refused", damage, flush=True)

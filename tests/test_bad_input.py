@@ -1,9 +1,11 @@
 """What is refused, in one message, and nothing is written or lost."""
 
+import errno
 import fcntl
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -223,6 +225,30 @@ def test_other_data_is_refused_and_the_same_data_may_lie_elsewhere(one_rank, tin
 
 
 # ---- while it runs
+
+
+def test_without_flock_a_run_warns_and_goes_on(tmp_path, monkeypatch, capsys):
+    def flock(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")  # Lustre's
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    run.claim(tmp_path)
+    assert f"warning: {tmp_path} is not locked" in capsys.readouterr().err
+
+
+def test_a_token_without_a_row_in_the_embedding_is_refused(tiny, tmp_path, one_rank):
+    model = shutil.copytree(tiny / "model", tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"vocab_size": 20}))
+    args = train_sft.Args(model=str(model), data=str(tiny / "train.jsonl"))
+    args.max_length, args.max_completion_length = 128, 48
+    with pytest.raises(InputError, match=r"the embedding has no row for the token '.+' \(\d+\)"):
+        load_training_data(args)
+
+
+def test_the_table_of_a_run_that_lost_a_metric_still_comes():
+    table = run.metrics_table([{"loss": 2.0, "mean_weight": 0.5}, {"loss": 1.0}])
+    assert re.search(r"mean_weight +0.5 +0.5\n?", table)
 
 
 class StandInEngine:

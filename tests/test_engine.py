@@ -1,16 +1,20 @@
 """How the model learns: the gradient of any split equals a dense reference's (gradients.py)."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
+    AutoModelForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     modeling_flash_attention_utils,
@@ -19,8 +23,8 @@ from transformers.integrations.flash_attention import flash_attention_forward
 from transformers.masking_utils import flash_attention_mask
 
 from conftest import ROOT, launch
-from data import InputError, Trajectory, collate
-from engine import load_model
+from data import InputError, Trajectory, collate, load_tokenizer
+from engine import Engine, load_model
 from logprobs import LogprobModel
 
 
@@ -97,6 +101,51 @@ def test_a_model_folder_without_some_of_its_weights_is_refused(tiny, tmp_path):
     save_file(weights, path, metadata={"format": "pt"})
     with pytest.raises(InputError, match=r"model\.layers\.1\.mlp\.up_proj"):
         load_model(str(tmp_path / "model"), 128)
+
+
+@pytest.mark.parametrize("head", ["the embedding's", "its own"])
+def test_a_head_of_its_own_where_the_config_ties_it_is_refused(head, tiny, tmp_path):
+    shutil.copytree(tiny / "model", tmp_path / "model")
+    path = tmp_path / "model" / "model.safetensors"
+    weights = load_file(path)
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"] * (1 + (head == "its own"))
+    save_file(weights, path, metadata={"format": "pt"})
+    if head == "its own":
+        with pytest.raises(InputError, match="ties head and embedding"):
+            load_model(str(tmp_path / "model"), 128)
+    else:
+        load_model(str(tmp_path / "model"), 128)
+
+
+def test_a_leftover_adapter_and_a_file_that_is_cut_off_are_refused(tiny, tmp_path):
+    path = shutil.copytree(tiny / "model", tmp_path / "model")
+    config = LoraConfig(target_modules=["q_proj"])
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(path), config)
+    model.save_pretrained(path)
+    with pytest.raises(InputError, match="adapter_config"):
+        load_model(str(path), 128)
+    (path / "adapter_config.json").unlink()
+    whole = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(whole[:-1])
+    with pytest.raises(OSError, match=str(path)):
+        load_model(str(path), 128)
+
+
+def test_a_saved_model_keeps_the_base_s_stops_and_tells_transformers_4_its_rope(
+    tiny, tmp_path, one_rank
+):
+    model = load_model(str(tiny / "model"), 128)
+    model.config.rope_parameters["rope_theta"] = 1e6
+    engine = object.__new__(Engine)
+    engine.engine = SimpleNamespace(module=SimpleNamespace(model=model))
+    engine._gather = lambda _: iter([dict(model.named_parameters())])
+    for own, stops in ((None, [2, 0]), (5, [2, 0, 5]), ([0, 7], [2, 0, 7])):
+        model.generation_config.eos_token_id = own
+        engine.save_model(load_tokenizer(str(tiny / "model")), tmp_path)
+        saved = load_model(str(tmp_path), 128)
+        assert saved.generation_config.eos_token_id == stops
+    assert json.loads((tmp_path / "config.json").read_text())["rope_theta"] == 1e6  # version 4's
+    assert saved.config.rope_parameters == {"rope_type": "default", "rope_theta": 1e6}
 
 
 def kernel(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False):

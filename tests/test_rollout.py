@@ -1,17 +1,20 @@
 """How the model answers: vLLM holds the trainer's weights, whatever happened to them."""
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import Qwen3Config
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast, Qwen3Config
 
 import train_oswft
 from bench.setup import QWEN3
 from conftest import launch, needs_vllm
-from data import InputError
+from data import InputError, Trajectory
 from demo.tiny import make_tokenizer
-from rollout import Completion, Rollout, completion_stats, gpu_options, import_vllm
+from rollout import Completion, Rollout, completion_stats, gpu_options, import_vllm, vllm_gap
 
 
 @pytest.mark.parametrize(
@@ -55,7 +58,7 @@ class RecordingLLM:
 
 def bare_rollout(**attributes) -> Rollout:
     made = object.__new__(Rollout)
-    vars(made).update(tokenizer=make_tokenizer(), sleeps=False, **attributes)
+    vars(made).update(sleeps=False, **attributes)
     return made
 
 
@@ -81,8 +84,13 @@ def test_a_prefix_cache_that_stays_is_an_error():
         made.load_weights(iter([]))
 
 
-def test_ids_beyond_the_tokenizer_are_never_decoded():
-    made = bare_rollout()
+def test_ids_that_are_no_tokens_are_left_out_and_tokens_after_a_gap_are_read():
+    gap = Tokenizer(WordLevel({"7": 0, "<|im_end|>": 1, "8": 70}))
+    made = bare_rollout(tokenizer=PreTrainedTokenizerFast(tokenizer_object=gap))
+    assert len(made.tokenizer) == 3
+    sample = SimpleNamespace(token_ids=[0, 3, 70, 90], finish_reason="length", logprobs=None)
+    assert made._completion(3, sample).text == "7 8"
+    made = bare_rollout(tokenizer=make_tokenizer())
     beyond = len(made.tokenizer)
     seven, end = made.tokenizer.convert_tokens_to_ids(["7", "<|im_end|>"])
     sample = SimpleNamespace(
@@ -93,6 +101,16 @@ def test_ids_beyond_the_tokenizer_are_never_decoded():
     completion = made._completion(3, sample)
     assert (completion.text, completion.query) == ("77", 3)
     assert completion.logprobs == [-1, -1, -1, -2, -2] and len(completion.token_ids) == 5
+
+
+@pytest.mark.parametrize(("precision", "refused"), [("bf16", 0.2), ("fp32", 1e-3)])
+def test_the_gap_that_is_refused_is_sharper_in_fp32(precision, refused):
+    args = train_oswft.Args(model="m", data="", precision=precision)
+    queries, completions = [Trajectory("", [1], [])], [[Completion(0, [2], "", "stop", [-1.0])]]
+    for gap in (refused / 20, refused):
+        engine = SimpleNamespace(device="cpu", score=lambda *_, gap=gap: torch.tensor([[gap - 1]]))
+        with pytest.raises(InputError) if gap == refused else contextlib.nullcontext():
+            vllm_gap(engine, queries, completions, args, refuse=True)
 
 
 def test_completion_stats_worked_out_by_hand():

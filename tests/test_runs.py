@@ -39,9 +39,10 @@ SAMPLING = SCRIPTS[1:]
 @pytest.fixture(scope="module")
 def whole_runs(tiny, tmp_path_factory) -> dict[str, Path]:
     """For each script a run of 8 steps over 2 ranks that nothing interrupts."""
-    folder = tmp_path_factory.mktemp("whole runs")
+    folder, before = tmp_path_factory.mktemp("whole runs"), os.umask(0o027)
     for script in SCRIPTS:
         launch(*call_of(script, tiny, folder / script), ranks=2)
+    os.umask(before)
     return {script: folder / script for script in SCRIPTS}
 
 
@@ -63,6 +64,8 @@ def test_a_run_leaves_what_the_readme_says(whole_runs, script):
     with_state = {path.parent.name for path in run.glob("checkpoint-*/state")}
     assert with_state == {"checkpoint-000006", "checkpoint-000008"}
     assert all((path / "model.safetensors").exists() for path in run.glob("checkpoint-*"))
+    modes = {path.stat().st_mode & 0o777 for path in run.rglob("*") if path.is_file()}
+    assert modes == {0o640}  # the umask's, safetensors' own 0600 too
     record = read_args(run)
     assert record["world_size"] == 2 and record["versions"]["deepspeed"]
     runner = "V1" if script in SAMPLING else None
