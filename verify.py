@@ -32,9 +32,6 @@ from typing import NamedTuple
 
 CLOSING_CHARS = 300  # without a box, the answer must be in the last 300 characters
 MAX_CHARS = 1000  # a longer answer is wrong
-HUGE = re.compile(  # 9^{9^9} | x^{99999} | 99999! | (10^9)! | ((5!)!)!: no worker dies of it
-    r"(?:\^|\\binom)[{( ]*-?\d+\^|\^[{( ]*-?\d{5}|\d{5}[)} ]*!|\^[{( ]*\d+[} ]*\)!|!\)+!"
-)
 TIMEOUT_S = 0.8  # CPU time of one answer; the slowest of 10,000 pairs from MATH-500 took 0.2
 REWARD_TIMEOUT_S = 10.0  # CPU time of one call of a reward function
 WAITING_S = 60  # extra time by the clock: for a core on a loaded host, a subprocess, a file
@@ -72,26 +69,31 @@ def grade(completion: str, answer: str, limit_s: int | None = None) -> Grade:
     if read == answer:
         return Grade(True, read)
     closing = completion.rpartition("</think>")[2][-CLOSING_CHARS:]
-    said = closing if read is None else rf"\boxed{{{read}}}"
-    if len(said) > MAX_CHARS or HUGE.search(said):
+    pair = [rf"\boxed{{{answer}}}", closing if read is None else rf"\boxed{{{read}}}"]
+    if len(pair[1]) > MAX_CHARS:
         return Grade(False, read)
     from math_verify import verify
 
-    gold, parsed = (parse_values(text, limit_s) for text in (rf"\boxed{{{answer}}}", said))
-    shown = str(parsed[-1]) if read is None and parsed else read
-    return Grade(verify(gold, parsed, timeout_seconds=limit_s), shown)
+    gold, parsed = (parse_values(text, limit_s) for text in pair)
+    right = verify(gold, parsed, timeout_seconds=limit_s)
+    if not right and "%" in "".join(pair):  # 35.0% is 35, too; Math-Verify knows that of 35%
+        bare = (parse_values(re.sub(r"\\?%", "", text), limit_s) for text in pair)
+        right = verify(*bare, timeout_seconds=limit_s)
+    return Grade(right, str(parsed[-1]) if read is None and parsed else read)
 
 
 def extract(completion: str, answer: str) -> str | None:
     """The answer that a completion gives, read without algebra, so fast on any text: its last box.
 
-    If the reference is a letter: the letter in it, or in the closing. None if there is neither.
+    If the reference is a letter: the letter in it, or in the closing after it. None if there is no
+    answer.
     """
     text = completion.rpartition("</think>")[2]
-    box = next(filter(None, (text[i:j].strip() for i, j in reversed(boxes(text)))), None)
+    start, end = max(((i, j) for i, j in boxes(text) if text[i:j].strip()), default=(0, 0))
+    box = text[start:end].strip()
     if not reference_letter(answer):
-        return box
-    return said_letter(text[-CLOSING_CHARS:]) if box is None else read_letter(box) or box
+        return box or None
+    return read_letter(box) or said_letter(text[end:][-CLOSING_CHARS:]) or box or None
 
 
 @lru_cache(maxsize=4096)  # several completions have the same reference
@@ -141,9 +143,9 @@ IN_BOX = re.compile(  # C | (C) | C) 12 | C. none of these | Option C | The answ
     r"(?i:(?:the )?(?:correct |final )?(?:answer|option|choice)(?: is)?:? )?"
     r"[(\[]?([A-J])(?:[)\].:]+.*)?|[^A-Z]* \(([A-J])\)\.?"
 )
-SAID = re.compile(  # The answer is (C) | Answer: C | the closest option would be C | 答案是C
+SAID = re.compile(  # The answer is (C) | the closest option would be C | 答案是C | 【答案】C
     r"(?i:\banswer\b|\bans\b|(?:correct|right|best|closest) (?:option|choice)|答案|选项)"
-    r"(?i:[ :是为]| is| (?:would|must|should) be| option| choice| therefore)*"
+    r"(?i:[ :是为】]| is| (?:would|must|should) be| option| choice| therefore)*"
     r"[(\[]*([A-J])(?![A-Za-z0-9'’]|[(\[]\w| ?[=^_+*/])"
 )
 ALONE = re.compile(r"(?:^|[.!?:#] ?|\b(?i:so|thus|hence|therefore),? )[(\[]?([A-J])[)\].]*$")  # C

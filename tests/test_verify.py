@@ -62,7 +62,7 @@ def test_a_box_does_not_name_the_letter(form):
     "closing",
     table(r"""
 **C**|C|#### C|$\boldsymbol{C}$|ANS: C|Answer:C|Answer: C - Paris|The answer is C.
-Therefore C.|The answer is:⏎⏎C|答案是 C|The correct answer is:⏎⏎**C) 12**
+Therefore C.|The answer is:⏎⏎C|答案是 C|【答案】C|【答案】：C|The correct answer is:⏎⏎**C) 12**
 The answer is C – as shown.|The answer is C, which is 12.|The closest option would be (C).
 The answer is C. Option B is wrong.|The answer is (C). None of A, B, D is correct.
 The answer is B. Wait, 2 is odd. Actually the answer is C
@@ -113,6 +113,14 @@ def test_a_doubt_is_read_as_the_guess_that_it_is(closing):
     assert said_letter(closing) == "C"
 
 
+def test_a_closing_after_a_box_that_names_no_letter_is_read():
+    for box in ("12", "C, D", r"\text{all of them}"):
+        said = rf"The answer is B. The mass is $\boxed{{{box}}}$ kg."
+        assert not is_correct(said, "C") and not is_correct(said, "B")
+        assert is_correct(f"{said} The answer is (C).", "C")
+    assert grade(r"It is \boxed{D}. The answer is C.", "C").extracted == "D"
+
+
 def test_all_letters_from_a_to_j_are_options():
     for letter in "ABCDEFGHIJ":
         for form in (letter, f"({letter})", rf"\text{{{letter}}}", f"{letter}) 12", letter.lower()):
@@ -138,7 +146,8 @@ def test_all_letters_from_a_to_j_are_options():
 0.5 => \frac{1}{2} | \frac12 => 0.5 | \frac{2}{1} ≠> \frac{1}{2} | \tfrac{28}{6} => \frac{14}{3}
 3\frac{1}{2} => \frac{7}{2} | 3 1/2 ≠> \frac{31}{2}
 1~\frac59 ≠> \frac{5}{9} | e^{1} => e | −5 => -5 | π => \pi
-5e-05 ≠> 0.00006 | 1.5E3 => 1500
+35.0\% => 35 | 35 => 35.0\% | 7.2 => 7.2\% | 7.2\% => 7.2 | 12.5% => 12.5\% | 7.2\% => 0.072
+7.2\% ≠> 72 | 5\% ≠> 500 | 500\% ≠> 5\% | 5e-05 ≠> 0.00006 | 1.5E3 => 1500
 \sqrt{8} => 2\sqrt{2} | 2\sqrt{3} ≠> 3\sqrt{2} | x^2+2x+1 => (x+1)^2 | x+2 ≠> x+1
 \sum_{n=1}^{5} n => 15 | 1100_{2} => 1100_2
 x=5 => 5 | f'(x) = 2x => 2x | x_{\max} = 3 => 3 | \left(x, y\right) = (1, 2) => (1,2)
@@ -197,7 +206,7 @@ $\boxed{3}\text{ or }\boxed{4}$ ≠> 3 \text{ and } 4
 \(x_1 = \boxed{3}\), \(x_2 = \boxed{4}\), or \(x_3=\boxed{5}\) ≠> \{3,4,5\}
 \boxed{x+1=6} => 6 | \boxed{2x = 6} => 6 | \boxed{\sqrt{x} = 6} => 6 | \boxed{0=0} => 0
 \boxed{\geq 2} => 2 | \boxed{< 2} => 2 | \boxed{100_2} => 100 | \boxed{1, 2, \dots, 10} => 10
-\boxed{on} => no | \boxed{2^{2^{10}}} ≠> 4^{512}"""),
+\boxed{on} => no | \boxed{2^{2^{10}}} => 4^{512}"""),
 )
 def test_forms_that_real_answers_do_not_have_are_left_to_math_verify(
     completion, verdict, reference
@@ -258,13 +267,6 @@ HOSTILE += [
     *("1" * 200_000, "=" * 100_000, "$" * 50_001, "the answer is " * 20_000),
     *("\x00\x01\x02\\boxed{\x00}", "\ud800\\boxed{\udfff}", ENDLESS),
 ]
-
-
-@pytest.mark.parametrize("huge", [text for text in HUGE if verify.HUGE.search(text)])
-def test_a_huge_answer_is_compared_as_text_without_algebra(huge, monkeypatch):
-    monkeypatch.setattr("math_verify.verify", lambda *args, **kwargs: pytest.fail("algebra"))
-    assert not is_correct(rf"\boxed{{{huge}}}", "7")
-    assert is_correct(rf"\boxed{{{huge}}}", huge)
 
 
 def test_hostile_completions_end_at_the_deadline_as_wrong_and_harm_no_neighbour():
