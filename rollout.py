@@ -32,7 +32,7 @@ from run import RolloutArgs
 from verify import Verifier
 
 MAX_SEQUENCES = {"cpu": 256, "cuda": 512}  # at a time; for more vLLM has no CUDA graph
-RESERVE = 4 * 2**30  # bytes of a GPU for CUDA, NCCL, DeepSpeed's bucket, fragments: assumed
+RESERVE = 3 * 2**30  # bytes of a GPU for CUDA's context, NCCL and fragments: assumed
 MAX_VLLM_GAP = {"bf16": 0.1, "fp32": 1e-4}  # nats a token: rounding gives 0.01 and 3e-7
 
 

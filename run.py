@@ -73,9 +73,10 @@ class TrainArgs:
     max_tokens_per_micro_batch: int = 8192  # in one forward pass of one rank, padding included
 
     # The machine
-    precision: Literal["bf16", "fp32"] = "bf16"  # bf16 keeps fp32 master weights
     zero_stage: Literal[1, 2, 3] = 2  # what is sharded over ranks; the paper's 3 fits more, slower
     attn: str = "sdpa"  # of the trained model: any name that transformers knows
+    # bf16 keeps fp32 master weights; on a GPU, fp32 attention may take memory quadratic in length
+    precision: Literal["bf16", "fp32"] = "bf16"
     gradient_checkpointing: bool = False  # recompute activations: less memory, a third more time
     cpu_offload: bool = False  # optimizer state in host memory
 

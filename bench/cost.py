@@ -58,7 +58,8 @@ def update_seconds(config: Qwen3Config, tokens: float, length: int, gpus: int) -
     size = 2 * count  # bytes in bf16
     flops = training_flops(config, count, length)
     compute = tokens / gpus * flops / (PEAK * MFU[config.hidden_size])
-    sent = (math.ceil(tokens / gpus / PASS) + 1) * size  # gradients of each pass, then weights
+    # ZeRO-2 all-reduces the gradients of each pass, and gathers the weights once
+    sent = (2 * math.ceil(tokens / gpus / PASS) + 1) * size
     collectives = sent * (gpus - 1) / gpus / LINK
     adam = 15 * size / gpus / (BANDWIDTH * READ_SHARE)  # 30 bytes a parameter, read or written
     return compute + collectives + adam

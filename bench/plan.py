@@ -16,10 +16,9 @@ from bench.measure import markdown_table, print_section
 from data import InputError
 from engine import load_config
 from logprobs import MAX_LOGITS, LogprobModel
-from rollout import kv_cache_bytes, memory_share
+from rollout import RESERVE, kv_cache_bytes, memory_share
 from run import RolloutArgs, TrainArgs
 
-RESERVE = 3 * 2**30  # bytes of a GPU for CUDA's context, NCCL and fragmentation: assumed
 VLLM_OWN = 4 * 2**30  # bytes of vLLM's share for activations and CUDA graphs: assumed
 GRAPHS = 2**30  # bytes of CUDA graphs, which stay while vLLM sleeps: assumed
 LIVE_PARAMETERS, REDUCE_BUCKET = 10**9, 5 * 10**8  # what ZeRO gathers and reduces at a time
@@ -87,16 +86,20 @@ def memory(args: RolloutArgs, gpus: int, gpu_memory: float) -> dict[str, dict[st
     tokens = max(args.max_tokens_per_micro_batch, args.max_length)
 
     gradients = count * 4 / (gpus if stage >= 2 else 1)
-    # stage 1 adds up in fp32; while one bucket is sent, the other one fills
-    bucket = REDUCE_BUCKET * (4 if stage == 1 else size) * (2 if stage < 3 and gpus > 1 else 1)
+    # while one bucket is sent, the other one fills
+    bucket = REDUCE_BUCKET * size * (2 if stage < 3 and gpus > 1 else 1)
+    if stage == 1 and not args.cpu_offload:  # no buckets: all gradients, also as they are sent
+        bucket = count * size * (2 if gpus > 1 else 1)
     if args.cpu_offload and stage == 3:  # the other stages add them up on the GPU
         gradients = 0
     held = {
         "weights": count * size / (gpus if stage == 3 else 1),
         "optimizer": 0 if args.cpu_offload else count * 12 / gpus,
     }
-    if stage == 3:  # the other stages free them after a step
+    if stage == 3:  # stage 2 frees them after a step, stage 1 keeps its sum in fp32
         held |= {"gradients": gradients, "reduce bucket": bucket}
+    if stage == 1 and not args.cpu_offload:
+        held |= {"gradients": gradients}
     activations = tokens * (per_token + layers * per_layer)
     if args.gradient_checkpointing:  # every layer's input, and all of one layer
         activations = tokens * (per_token + layers * width * size + per_layer)
@@ -114,8 +117,8 @@ def memory(args: RolloutArgs, gpus: int, gpu_memory: float) -> dict[str, dict[st
     end = {"embedding's gradient": tied + gradient}
     end["reduce bucket"] = bucket + min(count, REDUCE_BUCKET) * 4
     total = gpu_memory * 2**30
-    own = sum(held.values()) - held.get("reduce bucket", 0)  # as Engine.held_bytes
-    vllm = total * (args.vllm_memory or max(0, memory_share(own, total, args.vllm_sleep)))
+    own = memory_share(sum(held.values()), total, args.vllm_sleep)
+    vllm = total * (args.vllm_memory or max(0, own))
     train = {
         **held,
         "gradients": gradients,
@@ -124,7 +127,8 @@ def memory(args: RolloutArgs, gpus: int, gpu_memory: float) -> dict[str, dict[st
         "vLLM": GRAPHS if args.vllm_sleep else vllm,
     }
     # While weights go into vLLM, less is held than in one of these two.
-    phases = {"train": train, "sample": {**held, "vLLM": vllm}}
+    phases = {"start": {"weights": count * 4}}  # in fp32, whatever the stage: the check is sharp
+    phases |= {"train": train, "sample": {**held, "vLLM": vllm}}
     return {phase: {**parts, "reserve": RESERVE} for phase, parts in phases.items()}
 
 

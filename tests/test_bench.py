@@ -112,6 +112,39 @@ def test_the_planned_memory_is_what_a_real_run_holds(small, tmp_path, monkeypatc
         assert planned["sample"][part] == pytest.approx(size, rel=0.02), part
 
 
+HELD = """
+import gc, sys, torch
+from engine import init_distributed, load_engine
+import train_sft
+from data import Trajectory
+
+init_distributed()
+args = train_sft.Args(model=sys.argv[1], data="", max_length=64, zero_stage=int(sys.argv[2]))
+engine = load_engine(args)
+train_sft.update(engine, [Trajectory("", [1], [2, 3])], args)
+tensors = [x for x in gc.get_objects() if isinstance(x, torch.Tensor)]
+tensors += [x.grad for x in tensors if x.is_leaf and x.grad is not None]
+storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
+print("held", sum(storages.values()))
+"""
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_between_steps_stage_1_keeps_an_fp32_gradient_and_stage_2_none(stage, small, tmp_path):
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(small))
+    model.save_pretrained(tmp_path)
+    held = int(run("-c", HELD, tmp_path, stage).split()[-1])
+    assert held == pytest.approx({1: 18, 2: 14}[stage] * model.num_parameters(), rel=0.02)
+    planned = plan.memory(flags(small, zero_stage=stage), gpus=1, gpu_memory=80)["sample"]
+    assert held == pytest.approx(sum(planned.values()) - planned["vLLM"] - 3 * 2**30, rel=0.02)
+
+
+def test_at_the_start_all_weights_are_there_in_fp32(small):
+    for stage in (2, 3):
+        phases = plan.memory(flags(small, zero_stage=stage), gpus=8, gpu_memory=1)
+        assert phases["start"]["weights"] == 4 * plan.traced(small, "bf16")[0]
+
+
 def test_the_flags_that_save_memory_do_so_where_they_should(small):
     def total(phase: str = "train", gpus: int = 2, **values) -> float:
         return sum(plan.memory(flags(small, **values), gpus, 24)[phase].values())
@@ -152,14 +185,15 @@ def test_asleep_the_trainer_leaves_vllm_all_that_it_will_not_need(small):
     assert "(`--vllm_memory 0.3" in plan.main(plan.Args(model=small, max_length=512))[2]
 
 
-def test_a_gpu_alone_has_one_reduce_bucket_and_stage_1_adds_up_in_fp32(small):
+def test_a_gpu_alone_has_one_reduce_bucket_and_stage_1_sends_all_gradients_at_once(small):
     def bucket(gpus: int, stage: int) -> float:
         """Bytes for each number in it; a pass over many tokens needs most while it runs."""
         args = flags(small, zero_stage=stage, max_tokens_per_micro_batch=100_000)
-        return plan.memory(args, gpus, 80)["train"]["reduce bucket"] / plan.REDUCE_BUCKET
+        size = plan.traced(small, "bf16")[0] if stage == 1 else plan.REDUCE_BUCKET
+        return plan.memory(args, gpus, 80)["train"]["reduce bucket"] / size
 
-    assert [bucket(1, stage) for stage in (1, 2, 3)] == [4, 2, 2]
-    assert [bucket(2, stage) for stage in (1, 2, 3)] == [8, 4, 2]
+    assert [bucket(1, stage) for stage in (1, 2, 3)] == [2, 2, 2]
+    assert [bucket(2, stage) for stage in (1, 2, 3)] == [4, 4, 2]
 
 
 def test_plan_names_the_flag_that_makes_a_run_fit(small):
@@ -239,6 +273,14 @@ def test_the_cost_of_a_step_counts_the_parameters_of_the_paper_s_models(name):
         own = AutoModelForCausalLM.from_config(config).num_parameters()
     assert cost.num_parameters(config) == pytest.approx(own, rel=1e-3)  # norms are left out
     assert float(name[:-1]) == pytest.approx(own / 1e9, rel=0.02)
+
+
+def test_gradients_are_sent_twice_and_weights_once():
+    config = Qwen3Config(**setup.QWEN3["0.6B"])
+    one, two = (cost.update_seconds(config, 2 * cost.PASS * gpus, 1, gpus) for gpus in (1, 2))
+    adam = 15 * cost.num_parameters(config) / (cost.BANDWIDTH * cost.READ_SHARE)
+    sent = (two - one + adam) * cost.LINK * 2  # half of the bytes stay on each of two GPUs
+    assert sent == pytest.approx((2 * 2 + 1) * 2 * cost.num_parameters(config), rel=0.01)
 
 
 def test_sampling_costs_a_read_of_the_weights_for_each_token_of_the_longest_answer():

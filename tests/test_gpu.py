@@ -54,7 +54,12 @@ def test_the_planned_memory_is_what_a_step_of_a_06b_model_takes(tmp_path):
     flags = {"max_length": length, "max_tokens_per_micro_batch": tokens, "vllm_sleep": True}
     flags |= {"model": str(tmp_path), "data": "-", "max_completion_length": 1024}
     args = train_oswft.Args(**flags)
-    planned = plan.memory(args, gpus=1, gpu_memory=80)["train"]
+    phases = plan.memory(args, gpus=1, gpu_memory=80)
+    between = (
+        sum(phases["sample"].values()) - phases["sample"]["vLLM"] - phases["sample"]["reserve"]
+    )
+    assert held["between steps"] == pytest.approx(between, rel=0.1)
+    planned = phases["train"]
     reserve = planned.pop("reserve")  # of what torch does not count
     print(f"planned {planned}, reserve {reserve}, held {held}")
     assert sum(planned.values()) == pytest.approx(held["allocated"], rel=0.1)
