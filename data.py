@@ -187,11 +187,9 @@ def render(tokenizer: Tokenizer, turns: list[dict], **options) -> str:
 
 def load_tokenizer(path_or_hub_id: str) -> Tokenizer:
     """Load a tokenizer. Raises InputError if its template cannot be trained or sampled with."""
-    hub_id, folder = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path_or_hub_id), Path(path_or_hub_id)
-    if not hub_id and not folder.is_dir():
-        raise InputError(f"{path_or_hub_id}: no such folder")
     from transformers import AutoTokenizer
 
+    folder = Path(path_or_hub_id)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path_or_hub_id, trust_remote_code=False)
     except (OSError, ValueError) as error:  # often a path that is mistyped
@@ -205,7 +203,7 @@ def load_tokenizer(path_or_hub_id: str) -> Tokenizer:
     except ValueError as error:  # none, or several without a default
         raise InputError(f"{path_or_hub_id}: the tokenizer has no default chat template") from error
     end_of_turn_id(tokenizer)
-    asked = render(tokenizer, [{"role": "user", "content": "1"}], add_generation_prompt=True)
+    asked = prompt_text(tokenizer, "1", ASK_FREE)
     thinking = r"(\s|</?think>)+$"  # either side may hold an opened or an empty <think>
     if re.sub(thinking, "", asked) != re.sub(thinking, "", around_answer(tokenizer)[0]):
         reason = "the chat template does not end the prompt where it begins the assistant's turn"
@@ -213,7 +211,6 @@ def load_tokenizer(path_or_hub_id: str) -> Tokenizer:
     whole = prompt_text(tokenizer, MARK, ASK_FREE)
     if MARK not in whole or SYSTEM_PROMPT not in whole:
         raise InputError(f"{path_or_hub_id}: the chat template drops question or system prompt")
-    asked = prompt_text(tokenizer, "1", ASK_FREE)
     read = tokenizer.decode(tokenizer(asked, add_special_tokens=False).input_ids)
     if "".join(read.split()) != "".join(asked.split()):  # e.g. loaded as another class
         raise InputError(f"{path_or_hub_id}: the tokenizer loses text, and leaves {read!r}")
@@ -222,14 +219,14 @@ def load_tokenizer(path_or_hub_id: str) -> Tokenizer:
 
 def space_before_answer(tokenizer: Tokenizer) -> str:
     """White space that the chat template writes between its prompt and an assistant's text."""
-    asked = render(tokenizer, [{"role": "user", "content": "1"}], add_generation_prompt=True)
+    asked = prompt_text(tokenizer, "1", ASK_FREE)
     between = around_answer(tokenizer)[0].removeprefix(asked)
     return between if between.isspace() else ""  # e.g. an empty <think>, which nobody learns
 
 
 def around_answer(tokenizer: Tokenizer) -> tuple[str, str]:
     """What the chat template writes before an assistant's text, and after it."""
-    turns = [{"role": "user", "content": "1"}, {"role": "assistant", "content": MARK}]
+    turns = [*messages("1", ASK_FREE), {"role": "assistant", "content": MARK}]
     before, found, after = render(tokenizer, turns).rpartition(MARK)
     if not found:
         raise InputError("the chat template drops the assistant's turn")
@@ -347,14 +344,6 @@ def solution_after(prompt: str, example: Example) -> str:
         reason = "the solution begins with <think>, which the chat template has closed before it"
         raise InputError(f"{example.where}: {reason}")
     return solution
-
-
-def count_unknown(examples: Iterable[TokenizedExample], tokenizer: Tokenizer) -> int:
-    """How many examples hold a character that the vocabulary lacks."""
-    unknown = tokenizer.unk_token_id
-    if unknown in (None, tokenizer.bos_token_id, *stop_token_ids(tokenizer)):
-        return 0  # it has none, or every row has this token
-    return sum(unknown in e.prompt_ids or unknown in e.completion_ids for e in examples)
 
 
 def hash_examples(examples: Iterable[TokenizedExample]) -> str:

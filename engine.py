@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -38,6 +38,8 @@ from logprobs import LogprobModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+    from run import TrainArgs
 
 GATHER_BYTES = 2**30  # parameters gathered at a time under ZeRO-3
 CPU_REDUCE_BUCKET = 2**22  # parameters; ZeRO allocates its buckets anew for each pass
@@ -69,7 +71,7 @@ def init_ranks(backend: str, timeout: timedelta = HALF_AN_HOUR) -> None:
         alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     share_cores()
     if torch.cuda.is_available():  # else each rank's first question to CUDA opens GPU 0 as well
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     dist.init_process_group(backend, timeout=timeout, **alone)
 
 
@@ -139,17 +141,11 @@ def load_model(path_or_hub_id: str, max_length: int) -> PreTrainedModel:
     if missing := sorted(report["missing_keys"]):  # transformers makes random ones in their place
         raise InputError(f"{path_or_hub_id}: {len(missing)} weights are missing: {missing[0]} ...")
     if getattr(model, "_hf_peft_config_loaded", False):
-        raise InputError(
-            f"{path_or_hub_id}: holds an adapter (adapter_config.json): merge it first"
-        )
+        raise InputError(f"{path_or_hub_id}: adapter_config.json names an adapter: merge it first")
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if (
-        getattr(config, "tie_word_embeddings", False)
-        and head
-        and head.weight is not embedding.weight
-    ):
-        reason = "config.json ties head and embedding, but the weights differ; vLLM would tie them"
-        raise InputError(f"{path_or_hub_id}: {reason}")
+    tied = getattr(config, "tie_word_embeddings", False)
+    if tied and head and head.weight is not embedding.weight:  # vLLM would tie them
+        raise InputError(f"{path_or_hub_id}: config.json ties head and embedding, which differ")
     model.generation_config.validate(strict=True)  # else the first save would fail
     return model
 
@@ -160,21 +156,7 @@ def cast_parameters(model: Module, dtype: torch.dtype) -> None:
         parameter.data = parameter.data.to(dtype)
 
 
-class EngineArgs(Protocol):
-    """What the engine reads of a script's arguments; run.py's `TrainArgs` explain them."""
-
-    model: str
-    max_length: int
-    learning_rate: float
-    max_grad_norm: float
-    precision: str
-    zero_stage: int
-    attn: str
-    gradient_checkpointing: bool
-    cpu_offload: bool
-
-
-def load_engine(args: EngineArgs, checkpoint: Path | None = None) -> Engine:
+def load_engine(args: TrainArgs, checkpoint: Path | None = None) -> Engine:
     """An engine for `--model`, or one that continues from a checkpoint. A collective."""
     engine = Engine(load_model(str(checkpoint or args.model), args.max_length), args)
     if checkpoint:
@@ -206,7 +188,7 @@ class Engine:
 
     max_stage_alone = 2  # the tests on one GPU set 3
 
-    def __init__(self, model: PreTrainedModel, args: EngineArgs):
+    def __init__(self, model: PreTrainedModel, args: TrainArgs):
         if args.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         self.learning_rate, self.max_grad_norm = args.learning_rate, args.max_grad_norm
@@ -379,13 +361,12 @@ class Engine:
             if dist.get_rank() == 0:
                 weights |= {name: tensor.cpu() for name, tensor in bucket.items()}
         if dist.get_rank() == 0:
-            config, generation = self.model.config, self.model.generation_config
-            own = generation.eos_token_id  # vLLM stops at the base's own ones, too
-            stops = [*stop_token_ids(tokenizer), *([own] if isinstance(own, int) else own or [])]
-            generation.eos_token_id = list(dict.fromkeys(stops))
-            rope = getattr(config, "rope_parameters", None) or {}
+            own = self.model.generation_config.eos_token_id  # the base's: vLLM stops there, too
+            stops = stop_token_ids(tokenizer) + ([own] if isinstance(own, int) else own or [])
+            self.model.generation_config.eos_token_id = list(dict.fromkeys(stops))
+            rope = getattr(self.model.config, "rope_parameters", None) or {}
             if rope.get("rope_type") == "default":  # transformers 4 reads it here, or takes 10,000
-                config.rope_theta = rope["rope_theta"]
+                self.model.config.rope_theta = rope["rope_theta"]
             self.model.save_pretrained(folder, state_dict=weights)
             tokenizer.save_pretrained(folder)
         dist.barrier()

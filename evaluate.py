@@ -179,10 +179,7 @@ def load_benchmark(name: str, data_dir: Path | None = None) -> list[Example]:
     """The problems of a benchmark, from the hub or from `<data_dir>/<name>.jsonl`."""
     benchmark = BENCHMARKS[name]
     source = str(data_dir / f"{name}.jsonl") if data_dir else benchmark.hub_id
-    try:
-        problems = read_benchmark(name, read_rows(source, benchmark.split))
-    except InputError as error:
-        raise InputError(f"{name}: {error}; a folder may have {name}.jsonl (see --help)") from error
+    problems = read_benchmark(name, read_rows(source, benchmark.split))
     if len(problems) != benchmark.num_problems:
         reason = f"has {len(problems)} problems, but {name} has {benchmark.num_problems}"
         raise InputError(f"{source}: {reason}; --benchmark_file takes problems of your own")

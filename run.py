@@ -36,7 +36,6 @@ from data import (
     Tokenizer,
     atomic_write,
     batch_indices,
-    count_unknown,
     hash_examples,
     load_examples,
     load_tokenizer,
@@ -200,10 +199,11 @@ def provenance() -> dict:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+    commit = None
     with contextlib.suppress(OSError):  # there may be no git
         result = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
-        return {"versions": versions, "git_commit": result.stdout.strip() or None}
-    return {"versions": versions, "git_commit": None}
+        commit = result.stdout.strip() or None
+    return {"versions": versions, "git_commit": commit}
 
 
 def read_args(folder: Path) -> dict:
@@ -287,15 +287,11 @@ def load_training_data(args: TrainArgs) -> tuple[Tokenizer, list[TokenizedExampl
         raise InputError(f"{args.data}: {left}, too few for a batch of {args.batch_size}")
     highest = max(max(e.prompt_ids.max(), e.completion_ids.max()) for e in examples)
     if highest >= config.vocab_size:
-        token = f"the token {tokenizer.convert_ids_to_tokens(int(highest))!r} ({highest})"
-        raise InputError(f"{args.model}: the embedding has no row for {token}: resize it")
+        raise InputError(f"{args.model}: the embedding has no row for token {highest}: resize it")
     if dist.get_rank() == 0:
         unused = 0 if args.max_steps else len(examples) * args.num_epochs % args.batch_size
         unused = f"; the last {unused} do not fill a batch, and are not used" if unused else ""
         print(f"{len(examples):,} examples, dropped: {dropped}{unused}", file=sys.stderr)
-        if unknown := count_unknown(examples, tokenizer):
-            reason = f"characters that the tokenizer does not know ({tokenizer.unk_token})"
-            print(f"warning: {unknown:,} of these examples hold {reason}", file=sys.stderr)
         before = read_args(Path(args.output_dir)).get("data_hash")
         if before and before != hash_examples(examples):
             raise InputError(f"{args.data} is not the data that {args.output_dir} began with")

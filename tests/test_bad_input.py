@@ -127,20 +127,13 @@ def test_lengths_that_do_not_fit_are_named_together_with_what_the_model_reads(
         load_training_data(args)
 
 
-def test_rows_that_a_batch_leaves_over_and_unknown_characters_are_told(
-    tiny, tmp_path, one_rank, capsys
-):
+def test_rows_that_a_batch_leaves_over_are_told(tiny, tmp_path, one_rank, capsys):
     rows = [json.loads(line) for line in (tiny / "train.jsonl").open()][:200]
     args = train_sft.Args(model=str(tiny / "model"), data=str(tmp_path / "rows.jsonl"))
     args.max_length, args.max_completion_length = 128, 48
-    for letters, told in ((0, ""), (3, "3 of these examples .*<unk>")):
-        for row in rows[:letters]:
-            row["question"] = "letters"
-        write_rows(rows, args.data)
-        load_training_data(args)
-        printed = capsys.readouterr().err
-        assert "the last 72 " in printed and re.search(told, printed)
-        assert ("warning" in printed) == bool(told)
+    write_rows(rows, args.data)
+    load_training_data(args)
+    assert "the last 72 " in capsys.readouterr().err
 
 
 def test_vllms_batch_invariant_mode_is_not_for_training(monkeypatch):
@@ -242,7 +235,7 @@ def test_a_token_without_a_row_in_the_embedding_is_refused(tiny, tmp_path, one_r
     (model / "config.json").write_text(json.dumps(config | {"vocab_size": 20}))
     args = train_sft.Args(model=str(model), data=str(tiny / "train.jsonl"))
     args.max_length, args.max_completion_length = 128, 48
-    with pytest.raises(InputError, match=r"the embedding has no row for the token '.+' \(\d+\)"):
+    with pytest.raises(InputError, match=r"the embedding has no row for token \d\d:"):
         load_training_data(args)
 
 

@@ -166,14 +166,8 @@ def test_every_file_module_flag_function_and_test_that_is_named_exists(page):
     sources = [*ROOT.glob("*.py"), *ROOT.glob("[!.]*/*.py")]
     arguments = {n for path in sources for n in re.findall(r"^ *(\w+): ", path.read_text(), re.M)}
     arguments |= {"dry_run", "tiny", "hostfile", "help"}
-    arguments |= {
-        "no_ssh",
-        "node_rank",
-        "master_addr",
-        "venv_script",
-        "quiet",
-        "module",
-    }  # of the launchers
+    arguments |= {"no_ssh", "node_rank", "master_addr", "master_port", "num_gpus", "venv_script"}
+    arguments |= {"quiet", "module"}  # of the launchers
     for code in re.findall(r"`([^`\n]+)`", prose(page)):
         for flag in re.findall(r"(?:^| )--(\w+)", code):
             assert flag in arguments, f"`{code}`: no script has this argument"

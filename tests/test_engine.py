@@ -122,7 +122,7 @@ def test_a_leftover_adapter_and_a_file_that_is_cut_off_are_refused(tiny, tmp_pat
     config = LoraConfig(target_modules=["q_proj"])
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(path), config)
     model.save_pretrained(path)
-    with pytest.raises(InputError, match="adapter_config"):
+    with pytest.raises(InputError, match="adapter"):
         load_model(str(path), 128)
     (path / "adapter_config.json").unlink()
     whole = (path / "model.safetensors").read_bytes()
