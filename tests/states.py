@@ -5,6 +5,7 @@ states.py go_on FOLDER   loads that, over any number of ranks and with each ZeRO
                          takes the third: the same one
 """
 
+import contextlib
 import copy
 import dataclasses
 import shutil
@@ -135,6 +136,17 @@ def refuse_damaged(folder: Path) -> None:
             print("refused", damage, flush=True)
 
 
+def notice_a_host_without_the_folder(folder: Path) -> None:
+    """The other ranks write where rank 0 cannot see it."""
+    module.STATE_BYTES = 2**17  # several files
+    engine = make_engine(folder / "model", "fp32", 2, False)
+    here = dist.get_rank() == 0
+    if not here:
+        module.save_file = lambda *_, **__: None
+    with pytest.raises(OSError, match="hosts share") if here else contextlib.nullcontext():
+        engine.save_state(folder / "elsewhere")
+
+
 if __name__ == "__main__":
     mode, folder = sys.argv[-2], Path(sys.argv[-1])
     init_distributed()
@@ -152,4 +164,6 @@ if __name__ == "__main__":
         go_on(folder, precision, stages[-1], cpu_offload=True)
     if mode == "go_on":
         refuse_damaged(folder)
+    elif dist.get_world_size() > 1:
+        notice_a_host_without_the_folder(folder)
     finish(0)
