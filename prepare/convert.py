@@ -2,11 +2,14 @@
 
     python -m prepare.convert aqua  deepmind/aqua_rat:raw data/aqua.jsonl     # AQuA-RAT
     python -m prepare.convert gsm8k openai/gsm8k:main     data/gsm8k.jsonl    # GSM8K
+    python -m prepare.convert svamp ChilleD/SVAMP         data/svamp.jsonl    # SVAMP
 
-The source is a hub id or a JSONL file with the same columns.
+The source is a hub id, or a file with the same columns: JSONL, or a list in JSON.
 """
 
+import json
 import re
+from pathlib import Path
 from typing import Literal
 
 import tyro
@@ -14,21 +17,28 @@ from tyro.conf import Positional
 
 from data import Example, InputError, get_texts, read_rows, write_rows
 from run import one_line_errors
+from verify import is_correct
 
 
 def convert(
-    name: Positional[Literal["aqua", "gsm8k"]], source: Positional[str], output: Positional[str]
+    name: Positional[Literal["aqua", "gsm8k", "svamp"]],
+    source: Positional[str],
+    output: Positional[str],
 ) -> None:
     """Write a training file. Raises InputError that names the row which cannot be read.
 
     Args:
         name: the data set.
-        source: its hub id, or a JSONL file with the same columns.
+        source: its hub id, or a file with the same columns.
         output: the training file to write.
     """
-    read = {"aqua": read_aqua, "gsm8k": read_gsm8k}[name]
-    rows = enumerate(read_rows(source))
-    examples = [Example(f"{name}-{n}", *read(where, row), name) for n, (where, row) in rows]
+    read = {"aqua": read_aqua, "gsm8k": read_gsm8k, "svamp": read_svamp}[name]
+    rows = read_rows(source)
+    if source.endswith(".json"):
+        listed = json.loads(Path(source).read_text())
+        rows = ((f"{source}:{n}", row) for n, row in enumerate(listed, start=1))
+    fields = enumerate(read(where, row) for where, row in rows)
+    examples = [Example(f"{name}-{n}", *texts, name) for n, texts in fields if texts]
     if not examples:
         raise InputError(f"{source}: the data set is empty")
     write_rows([example.columns for example in examples], output)
@@ -60,6 +70,25 @@ def read_gsm8k(where: str, row: dict) -> tuple[str, str, str]:
     answer = answer.replace(",", "")
     reasoning = re.sub(r"<<[^>]*>>", "", reasoning).strip()  # notes for a calculator
     return question, f"{reasoning}\n\nThe answer is \\boxed{{{answer}}}.", answer
+
+
+def read_svamp(where: str, row: dict) -> tuple[str, str, str] | None:
+    """Question, solution, answer of a row with `Body, Question, Equation, Answer`.
+
+    None if the equation does not give the answer: one of the 1,000 does not.
+    """
+    body, question, equation, answer = get_texts(
+        where, row, "Body", "Question", "Equation", "Answer"
+    )
+    answer, equation = (re.sub(r"(\d)\.0\b", r"\1", text) for text in (answer, equation))
+    equation = re.sub(r"^\( (.*) \)$", r"\1", equation)  # its outer brackets
+    if not is_correct(rf"\boxed{{{equation}}}", answer):
+        return None
+    return (
+        f"{body} {question}",
+        f"{equation} = {answer}\n\nThe answer is \\boxed{{{answer}}}.",
+        answer,
+    )
 
 
 if __name__ == "__main__":

@@ -48,10 +48,29 @@ def test_a_bad_row_is_named_and_nothing_is_written(write, tmp_path, name, row):
     assert not list(tmp_path.glob("out*"))
 
 
+SVAMP = {
+    "Body": "He had 9.",
+    "Question": "How many are left?",
+    "Equation": "( 9.0 - ( 3.0 + 2.0 ) )",
+}
+
+
+def test_svamp_s_solution_is_its_equation_and_a_row_whose_equation_is_wrong_is_left_out(tmp_path):
+    rows = [{**SVAMP, "Answer": answer} for answer in (4.0, 5.0)]
+    (tmp_path / "in.json").write_text(json.dumps(rows))
+    convert("svamp", str(tmp_path / "in.json"), str(tmp_path / "out.jsonl"))
+    [row] = load_examples(str(tmp_path / "out.jsonl"))
+    assert (row.id, row.question, row.answer) == ("svamp-0", "He had 9. How many are left?", "4")
+    assert row.solution == "9 - ( 3 + 2 ) = 4\n\nThe answer is \\boxed{4}."
+
+
+REAL = [("aqua", "aqua_dev.jsonl", 254), ("gsm8k", "gsm8k_train.jsonl", 7473)]
+
+
 @needs_shared
-@pytest.mark.parametrize(("name", "file", "rows"), [("aqua", "dev", 254), ("gsm8k", "train", 7473)])
-def test_the_real_aqua_and_gsm8k_import_whole(tmp_path, name, file, rows):
-    convert(name, str(SHARED / "data" / f"{name}_{file}.jsonl"), str(tmp_path / "out.jsonl"))
+@pytest.mark.parametrize(("name", "file", "rows"), [*REAL, ("svamp", "svamp.json", 999)])
+def test_the_real_sets_import_whole(tmp_path, name, file, rows):
+    convert(name, str(SHARED / "data" / file), str(tmp_path / "out.jsonl"))
     assert len(load_examples(str(tmp_path / "out.jsonl"))) == rows
 
 
