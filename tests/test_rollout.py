@@ -137,7 +137,7 @@ def test_on_a_gpu_the_cache_of_a_tiny_model_is_capped_and_a_real_one_takes_what_
     Qwen3Config(**sizes).save_pretrained(tmp_path)
     args = train_oswft.Args(model=str(tmp_path), data="", vllm_sleep=True)
     options = gpu_options(args, 4096, held_bytes=12 * 2**30)
-    assert options["gpu_memory_utilization"] == pytest.approx((80 - 12 - 4) / 80)
+    assert options["gpu_memory_utilization"] == pytest.approx((80 - 12 - 3) / 80)
     with pytest.raises(InputError, match="no memory"):
         gpu_options(args, 4096, held_bytes=77 * 2**30)
     assert (options["kv_cache_memory_bytes"] is None) == real
