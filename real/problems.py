@@ -1,0 +1,168 @@
+"""The problems of docs/study/plan4.md: real ones from others' files, easy ones from templates.
+
+    python -m real.problems --source ../shared/data --output runs/real/data
+
+The source holds addsub.json, singleeq.json, svamp.json and multiarith.json, as in
+github.com/kojima-takeshi188/zero_shot_cot, and instructions.jsonl, human_eval of
+github.com/yizhongw/self-instruct.
+"""
+
+import itertools
+import json
+import random
+import re
+from pathlib import Path
+
+import tyro
+
+from data import InputError, derive_seed, write_rows
+from run import one_line_errors
+from verify import as_text
+
+NAMES = ("Ann", "Ben", "Cleo", "Dan", "Emma", "Finn", "Gina", "Hugo", "Iris", "Jack", "Kate", "Leo")
+THINGS = (
+    "apples",
+    "books",
+    "coins",
+    "cards",
+    "eggs",
+    "flowers",
+    "keys",
+    "letters",
+    "pens",
+    "shells",
+)
+# question; what happened, in words (the base's style); the equation (the expert's)
+TEMPLATES = (
+    (
+        "{n} has {a} {t}. {m} gives {n} {b} more. How many {t} does {n} have now?",
+        "{n} gets {b} {t} more, so {n} has {c} {t} now.",
+        "{a} + {b}",
+    ),
+    (
+        "There are {a} {t} on a table and {b} {t} in a box. How many {t} are there in all?",
+        "Those on the table and those in the box are {c} {t} in all.",
+        "{a} + {b}",
+    ),
+    (
+        "{n} had {c} {t} and gave {b} of them to {m}. How many {t} does {n} have left?",
+        "{n} gave away {b} {t}, so {a} {t} are left.",
+        "{c} - {b}",
+    ),
+    (
+        "{n} has {c} {t} and {m} has {b}. How many more {t} does {n} have than {m}?",
+        "{n} has {a} {t} more than {m}.",
+        "{c} - {b}",
+    ),
+    (
+        "{n} fills {a} boxes with {b} {t} each. How many {t} are in the boxes?",
+        "Each box holds {b} {t}, so the boxes hold {p} {t}.",
+        "{a} * {b}",
+    ),
+    (
+        "{n} shares {p} {t} among {b} friends. How many {t} does each friend get?",
+        "Every friend gets {a} {t}.",
+        "{p} / {b}",
+    ),
+)
+
+
+def row(id: str, question: str, line: str, answer: str, source: str) -> dict:
+    solution = f"{line}\nThe answer is \\boxed{{{answer}}}."
+    return {
+        **{"id": id, "question": question, "solution": solution},
+        **{"answer": answer, "source": source},
+    }
+
+
+def easy_problems(seed: int):
+    """Yield (question, the base's sentence, the expert's equation, answer): no question twice."""
+    rng, seen = random.Random(seed), set()
+    while True:
+        question, sentence, equation = rng.choice(TEMPLATES)
+        times = "*" in equation or "/" in equation
+        a, b = rng.randint(2, 5 if times else 9), rng.randint(2, 5 if times else 9)
+        n, m = rng.sample(NAMES, 2)
+        fields = {"n": n, "m": m, "t": rng.choice(THINGS), "a": a, "b": b, "c": a + b, "p": a * b}
+        question = question.format(**fields)
+        if question not in seen:
+            seen.add(question)
+            left = equation.format(**fields)
+            answer = str(round(eval(left)))  # of our own digits
+            yield question, sentence.format(**fields), f"{left} = {answer}", answer
+
+
+def real_problems(source: Path, *names: str) -> list[dict]:
+    """Rows of the files whose equation gives the answer; the same question counts once."""
+    rows = {}
+    for name in names:
+        for item in json.loads((source / f"{name}.json").read_text()):
+            if name == "svamp":
+                question, equation = f"{item['Body'].strip()} {item['Question']}", item["Equation"]
+                answer = item["Answer"]
+            else:
+                question, equation = item["sQuestion"], item["lEquations"][0]
+                answer = item["lSolutions"][0]
+            answer = as_text(float(answer))
+            equation = re.sub(r"^[xX] *= *|(?<=\d)\.0(?!\d)", "", equation).strip()
+            equation = (
+                re.sub(r"^\((.*)\)$", r"\1", equation).strip() if "=" not in equation else equation
+            )
+            if not re.fullmatch(r"[\dxX.+*/()= -]+", equation):
+                continue
+            left, _, right = equation.replace("X", "x").partition("=")
+            try:
+                gap = eval(left, {"x": float(answer)}) - eval(right or answer, {"x": float(answer)})
+            except (SyntaxError, TypeError):
+                continue
+            if abs(gap) < 1e-6:
+                question = re.sub(r"\s+([.?,])", r"\1", " ".join(question.split()))
+                key = (
+                    "".join(re.findall("[a-z]", question.lower()))[:30],
+                    *re.findall(r"\d+", question),
+                )
+                line = equation if right else f"{equation} = {answer}"
+                rows.setdefault(key, row(f"{name}-{len(rows)}", question, line, answer, name))
+    return sorted(rows.values(), key=lambda row: derive_seed("plan4", row["question"]))
+
+
+def main(source: Path, output: Path = Path("runs/real/data")) -> None:
+    """Write the sets. Raises InputError if a file is missing."""
+    if not (source / "svamp.json").exists():
+        raise InputError(f"{source}: there is no svamp.json; see python -m real.problems --help")
+    real = real_problems(source, "addsub", "singleeq", "svamp")
+    easy = easy_problems(0)
+    expert = [
+        row(f"easy-{n}", q, equation, answer, "easy")
+        for n, (q, _, equation, answer) in enumerate(itertools.islice(easy, 960 + 128))
+    ]
+    sets = {"words_held": real[:256], "words_train": real[256 : 256 + 960]}
+    sets |= {"easy_train": expert[:960], "easy_held": expert[960:]}
+    sets["train"] = sets["words_train"] + sets["easy_train"]
+    for seed in (0, 1):  # for W0 and W1
+        sets[f"easy_base_{seed}"] = [
+            row(f"base-{n}", q, sentence, answer, "easy")
+            for n, (q, sentence, _, answer) in enumerate(itertools.islice(easy, 4000))
+        ]
+    sets["multiarith"] = real_problems(source, "multiarith")[:128]
+    lines = (source / "instructions.jsonl").read_text().splitlines()
+    items = sorted(map(json.loads, lines), key=lambda item: derive_seed("plan4", item["id"]))
+    asked = [
+        row(
+            item["id"],
+            f"{item['instruction']}\n{item['instances'][0]['input']}".strip(),
+            "-",
+            "none",
+            "own",
+        )
+        for item in items
+    ]
+    sets |= {"instructions_train": asked[:124], "instructions_held": asked[124:]}
+    for name, rows in sets.items():
+        write_rows(rows, output / f"{name}.jsonl")
+        print(f"{len(rows):,} rows -> {output / name}.jsonl")
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        tyro.cli(main, prog="python -m real.problems", description=__doc__)
