@@ -54,7 +54,7 @@ def evaluate(model: Path, name: str, folder: Path, samples: int, tokens: int = 9
 
 def base(seed: int, folder: Path) -> Path:
     """W0 or W1: easy problems in the base's style, and the raw model's own answers."""
-    answers = evaluate(folder / "raw", "instructions_train", folder, samples=7, tokens=160)
+    answers = evaluate(folder / "raw", "instructions_train", folder, samples=12, tokens=160)
     whole = [row for row in answers if row["finish_reason"] == "stop" and row["text"].strip()]
     whole.sort(key=lambda row: (row["sample"], row["id"]))
     asked = {row["id"]: row for _, row in read_rows(f"{folder}/data/instructions_train.jsonl")}
