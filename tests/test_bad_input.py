@@ -299,12 +299,14 @@ def test_a_signal_that_asks_a_run_to_end_is_not_the_end_of_the_step(make_run, nu
             assert run.should_stop() == (not ignored)
 
 
-def test_a_first_batch_without_a_right_answer_is_told(make_run, capsys):
+def test_a_first_batch_with_hardly_a_right_answer_is_told(make_run, capsys):
     with make_run() as run:
         run.args.reward = None
-        for right, told in ((0.0, True), (1.0, False)):
-            run.save_rollouts(run.examples[:1], [], torch.tensor([[0.0, right]]))
-            assert ("warning: no answer" in capsys.readouterr().err) == told
+        for right, told in ((0, True), (2, True), (5, False)):
+            rewards = torch.tensor([[1.0] * right + [0.0] * (100 - right)])
+            run.save_rollouts(run.examples[:1], [], rewards)
+            warned = f"warning: {right}% of the first answers right" in capsys.readouterr().err
+            assert warned == told
 
 
 def test_a_logger_that_fails_is_told_once_and_the_run_goes_on(make_run, capsys):
