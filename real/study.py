@@ -1,11 +1,17 @@
-"""The study of docs/study/plan4.md: its runs, one after another; a run that was stopped goes on.
+"""The study of docs/study/plan4.md: its runs, one after another; what was stopped goes on.
 
-python -m real.model --output runs/real/raw
-python -m real.problems --source ../shared/data --output runs/real/data
-python -m real.study --stage base --seed 0      # W0, then its gate
+    python -m real.model --output runs/real/raw
+    python -m real.problems --source ../shared/data --output runs/real/data
+    python -m real.study --stage base --base 0        # W0 and its gate
+    python -m real.study --stage rates                # SFT at three rates on W0, seed 9
+    python -m real.study --stage arms --base 0 --seed 0 --learning_rate 3e-5
+
+Each run of an arm adds a row to docs/study/fourth.jsonl, with the scores of its checkpoints.
 """
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -16,9 +22,11 @@ from typing import Literal
 import tyro
 
 from data import read_rows, write_json, write_rows
-from run import one_line_errors
+from evaluate import model_version
+from run import checkpoints, one_line_errors, read_args
 
 ROOT = Path(__file__).parent.parent
+ROWS = ROOT / "docs" / "study" / "fourth.jsonl"
 LENGTHS = ("--max_length", 512, "--max_completion_length", 96)
 SAMPLED = ("--temperature", 1.0, "--top_p", 1.0, "--top_k", 0)
 BASE_RATE, BASE_STEPS = 1e-4, 70  # of stage 0, chosen on W0 by the gate: one epoch of 4,500 rows
@@ -26,9 +34,12 @@ BASE_RATE, BASE_STEPS = 1e-4, 70  # of stage 0, chosen on W0 by the gate: one ep
 
 @dataclass(kw_only=True)
 class Args:
-    stage: Literal["base"]
-    seed: int = 0
+    stage: Literal["base", "rates", "arms"]
+    base: int = 0  # W0 or W1
+    seed: int = 0  # of an arm: order of the data, and sampling
+    learning_rate: float = 3e-5  # r
     folder: Path = Path("runs/real")  # with raw/ and data/
+    commonsense: Path = Path("../shared/data/commonsenseqa_dev.jsonl")
 
 
 def call(*command) -> None:
@@ -52,7 +63,10 @@ def evaluate(model: Path, name: str, folder: Path, samples: int, tokens: int = 9
     return [row for path in sorted(output.glob("samples.*")) for _, row in read_rows(str(path))]
 
 
-def base(seed: int, folder: Path) -> Path:
+# ---- Stage 0
+
+
+def make_base(number: int, folder: Path) -> Path:
     """W0 or W1: easy problems in the base's style, and the raw model's own answers."""
     answers = evaluate(folder / "raw", "instructions_train", folder, samples=12, tokens=160)
     whole = [row for row in answers if row["finish_reason"] == "stop" and row["text"].strip()]
@@ -62,18 +76,18 @@ def base(seed: int, folder: Path) -> Path:
         {**asked[row["id"]], "id": f"own-{n}", "solution": row["text"].strip()}
         for n, row in enumerate(whole[:500])
     ]
-    easy = [row for _, row in read_rows(f"{folder}/data/easy_base_{seed}.jsonl")]
-    data, run = folder / f"base_{seed}.jsonl", folder / f"W{seed}"
+    easy = [row for _, row in read_rows(f"{folder}/data/easy_base_{number}.jsonl")]
+    data, run = folder / f"base_{number}.jsonl", folder / f"W{number}"
     write_rows(easy + own, data)
     print(f"{len(easy)} easy problems and {len(own)} own answers -> {data}", flush=True)
     flags = ("--learning_rate", BASE_RATE, "--train_batch_size", 64, "--max_steps", BASE_STEPS)
-    flags += ("--seed", seed, "--save_every", 10)
+    flags += ("--seed", number, "--save_every", 10)
     train("train_sft.py", run, "--model", folder / "raw", "--data", data, *flags)
     return run / "final"
 
 
 def gate(model: Path, folder: Path) -> dict:
-    """Whether a base has mastered the easy problems and not the real ones (plan4, stage 0)."""
+    """Whether a base has mastered the easy problems and not the real ones."""
     weighted = model.parent / "weighted.jsonl"
     data = ("--data", folder / "data" / "train.jsonl", "--output", weighted, "--num_rollouts", 2)
     call("-m", "prepare.weigh", "--model", model, *data, *LENGTHS)
@@ -90,8 +104,62 @@ def gate(model: Path, folder: Path) -> dict:
     return seen
 
 
+# ---- The arms
+
+
+def run_arm(name: str, args: Args, rate: float, data: Path, *flags, steps: int = 60) -> None:
+    """Train, score every checkpoint, and add a row."""
+    base, run = args.folder / f"W{args.base}", args.folder / f"{name}-W{args.base}-{args.seed}"
+    script = "train_oswft.py" if name == "oswft" else "train_sft.py"
+    settings = ("--learning_rate", rate, "--max_steps", steps, "--seed", args.seed)
+    settings += ("--save_every", steps // 6, "--keep_checkpoints", 6, *flags)
+    train(script, run, "--model", base / "final", "--data", data, *settings)
+    found = checkpoints(run)
+    scored = {step: path.with_suffix(".scores.json") for step, path in found.items()}
+    if todo := [
+        found[step].relative_to(args.folder) for step, path in scored.items() if not path.exists()
+    ]:
+        call("-m", "real.score", "--folder", args.folder, "--base", base.name, "--seed", args.seed,
+             "--commonsense", args.commonsense, "--models", *todo)  # fmt: skip
+    metrics = [row for _, row in read_rows(str(run / "metrics.jsonl"))]
+    record, spent = read_args(run), []
+    for step, path in scored.items():
+        done = metrics[:step]
+        sums = {k: sum(row.get(k, 0) for row in done) for k in ("train_tokens", "rollout_tokens")}
+        seconds = sum(v for row in done for k, v in row.items() if k.endswith("_s"))
+        spent.append({"step": step, **json.loads(path.read_text()), **sums, "seconds": seconds})
+    row = {"run": name, "base": args.base, "seed": args.seed, "learning_rate": rate}
+    row |= {"base_hash": model_version(str(base / "final")), "commit": record["git_commit"]}
+    row |= {"versions": record["versions"], "cores": os.cpu_count(), "checkpoints": spent}
+    with ROWS.open("a") as out:
+        out.write(json.dumps(row) + "\n")
+    for path in found.values():
+        shutil.rmtree(path / "state", ignore_errors=True)  # 1.6 GB each
+
+
 def main(args: Args) -> None:
-    print(json.dumps(gate(base(args.seed, args.folder), args.folder)))
+    rows = [row for _, row in read_rows(str(ROWS))] if ROWS.exists() else []
+    done = {(row["run"], row["base"], row["seed"]) for row in rows}
+    data, weighted = (
+        args.folder / "data" / "train.jsonl",
+        args.folder / f"W{args.base}/weighted.jsonl",
+    )
+    r, sft = args.learning_rate, ("--train_batch_size", 64)
+    if args.stage == "base":
+        print(json.dumps(gate(make_base(args.base, args.folder), args.folder)))
+        return
+    if args.stage == "rates":
+        args.base, args.seed = 0, 9
+        arms = {f"sft-{rate}": (rate, data, *sft) for rate in (1e-5, 3e-5, 1e-4)}
+    else:
+        arms = {"sft": (r, data, *sft), "oswft": (r, data, "--rollout_batch_size", 64)}
+        arms |= {
+            "half": (r / 2, data, *sft),
+            "static": (r, weighted, *sft, "--weight_column", "weight"),
+        }
+    for name, arm in arms.items():
+        if (name, args.base, args.seed) not in done:
+            run_arm(name, args, *arm, steps=120 if name == "half" else 60)
 
 
 if __name__ == "__main__":

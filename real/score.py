@@ -1,0 +1,159 @@
+"""What docs/study/plan4.md measures of a run's checkpoints, all in one process.
+
+    python -m real.score --folder runs/real --base W0 --commonsense ... --models W0/final ...
+
+Writes scores.json beside each model's folder.
+"""
+
+import copy
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import tyro
+
+import train_oswft
+from data import (
+    derive_seed,
+    instruction,
+    load_examples,
+    load_tokenizer,
+    messages,
+    prompt_text,
+    read_rows,
+    render,
+    write_json,
+)
+from engine import init_distributed
+from evaluate import pass_at_k
+from rollout import Rollout
+from run import one_line_errors
+from verify import Verifier
+
+EQUATION = re.compile(r"[\dxX.+*/()= -]*\d[\dxX.+*/()= -]*=[\dxX.+*/()= -]*")  # the expert's style
+SKILL = 4  # tokens of the base's own right answer
+
+
+@dataclass(kw_only=True)
+class Args:
+    folder: Path  # of the study, with data/
+    base: str  # W0 or W1
+    models: list[Path]  # in the folder
+    commonsense: Path  # commonsenseqa_dev.jsonl
+    seed: int = 0
+
+
+class Sampler:
+    """One vLLM engine, which gets the weights of one checkpoint after another."""
+
+    def __init__(self, model: Path, seed: int):
+        args = train_oswft.Args(model=str(model), data="", vllm_memory=0.2)
+        self.tokenizer, self.seed = load_tokenizer(str(model)), seed
+        self.rollout = Rollout(args, self.tokenizer, max_length=640)
+        self.verifier = Verifier(2)
+
+    def load(self, model: torch.nn.Module) -> None:
+        self.rollout.load_weights(iter(model.state_dict().items()))
+
+    def answers(self, rows: Sequence, samples: int, begun: dict | None = None, tokens: int = 96):
+        """Per row its completions as (token ids, text, right?); `begun` is what they begin with."""
+        begun = begun or {}
+        texts = [prompt_text(self.tokenizer, e.question, instruction(e.answer)) for e in rows]
+        prompts = self.tokenizer(texts, add_special_tokens=False).input_ids
+        prompts = [ids + begun.get(e.id, []) for ids, e in zip(prompts, rows, strict=True)]
+        seeds = [derive_seed(self.seed, "score", e.id) for e in rows]
+        found = self.rollout.generate(prompts, samples, tokens, seeds, temperature=1.0)
+        texts = [self.tokenizer.decode(begun.get(rows[c.query].id, [])) + c.text for c in found]
+        right = self.verifier.score(texts, [rows[c.query].answer for c in found])
+        groups = [[] for _ in rows]
+        for c, text, verdict in zip(found, texts, right, strict=True):
+            groups[c.query].append((c.token_ids, text, verdict))
+        return groups
+
+
+def pass_rate(groups, k: int = 1) -> float:
+    return float(np.mean([pass_at_k(len(g), sum(right for *_, right in g), k) for g in groups]))
+
+
+@torch.no_grad()
+def log_probabilities(model, prompt: list[int], answer: list[int]) -> torch.Tensor:
+    """Over the vocabulary at each token of an answer: (T, V) fp32."""
+    logits = model(torch.tensor([prompt + answer])).logits[0]
+    return logits[len(prompt) - 1 : -1].float().log_softmax(-1)
+
+
+def divergence(model, base, answers) -> float:
+    """KL(base || model), the mean over the tokens of the base's own answers, in nats."""
+    total = count = 0
+    for prompt, answer in answers:
+        p, q = (log_probabilities(m, prompt, answer) for m in (base, model))
+        total += (p.exp() * (p - q)).sum().item()
+        count += len(answer)
+    return total / count
+
+
+@torch.no_grad()
+def commonsense(model, tokenizer, path: Path) -> float:
+    """Accuracy on 400 questions: the option with the highest mean log-probability."""
+    right = 0
+    for _, row in list(read_rows(str(path)))[:400]:
+        asked = render(tokenizer, messages(row["question"]["stem"], ""), add_generation_prompt=True)
+        prompt = torch.tensor([tokenizer(asked, add_special_tokens=False).input_ids])
+        read = model(prompt, use_cache=True)
+        scores = {}
+        for choice in row["question"]["choices"]:
+            ids = tokenizer(choice["text"], add_special_tokens=False).input_ids
+            rest = model(torch.tensor([ids]), past_key_values=copy.deepcopy(read.past_key_values))
+            logits = torch.cat([read.logits[0, -1:], rest.logits[0, :-1]]).float()
+            scores[choice["label"]] = logits.log_softmax(-1)[range(len(ids)), ids].mean().item()
+        right += max(scores, key=scores.get) == row["answerKey"]
+    return right / 400
+
+
+def main(args: Args) -> None:
+    from transformers import AutoModelForCausalLM
+
+    init_distributed()
+    load = lambda path: AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)  # noqa: E731
+    sets = ("words_held", "easy_held", "multiarith", "instructions_held")
+    words, easy, unseen, asked = (
+        load_examples(str(args.folder / "data" / f"{name}.jsonl")) for name in sets
+    )
+    base = load(args.folder / args.base / "final")
+    sampler = Sampler(args.folder / args.base / "final", args.seed)
+    sampler.load(base)
+    begun = {}
+    for example, group in zip(easy, sampler.answers(easy, 4), strict=True):
+        if solved := [ids for ids, _, right in group if right]:
+            begun[example.id] = solved[0][:SKILL]
+    prompts = [prompt_text(sampler.tokenizer, e.question, instruction(e.answer)) for e in asked]
+    prompts = sampler.tokenizer(prompts, add_special_tokens=False).input_ids
+    own = sampler.answers(asked, 1, tokens=64)
+    own = [(ids, g[0][0]) for ids, g in zip(prompts, own, strict=True) if len(ids) <= 256]
+
+    for path in args.models:
+        model = load(args.folder / path)
+        sampler.load(model)
+        words_answers, easy_answers = sampler.answers(words, 4), sampler.answers(easy, 2)
+        shown = [text.split("\n")[0].strip() for group in easy_answers for _, text, _ in group]
+        with_begun = [example for example in easy if example.id in begun]
+        scores = {
+            "gain": pass_rate(words_answers),
+            "pass@4": pass_rate(words_answers, 4),
+            "kl": divergence(model, base, own),
+            "easy": pass_rate(easy_answers),
+            "style": float(np.mean([bool(EQUATION.fullmatch(line)) for line in shown])),
+            "skill": pass_rate(sampler.answers(with_begun, 2, begun)),
+            "multiarith": pass_rate(sampler.answers(unseen, 2)),
+            "commonsense": commonsense(model.bfloat16(), sampler.tokenizer, args.commonsense),
+        }
+        print(path, scores, flush=True)
+        write_json(scores, (args.folder / path).with_suffix(".scores.json"))
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        main(tyro.cli(Args, prog="python -m real.score", description=__doc__))
