@@ -20,51 +20,21 @@ from run import one_line_errors
 from verify import as_text
 
 NAMES = ("Ann", "Ben", "Cleo", "Dan", "Emma", "Finn", "Gina", "Hugo", "Iris", "Jack", "Kate", "Leo")
-THINGS = (
-    "apples",
-    "books",
-    "coins",
-    "cards",
-    "eggs",
-    "flowers",
-    "keys",
-    "letters",
-    "pens",
-    "shells",
-)
-# question; what happened, in words (the base's style); the equation (the expert's)
-TEMPLATES = (
-    (
-        "{n} has {a} {t}. {m} gives {n} {b} more. How many {t} does {n} have now?",
-        "{n} gets {b} {t} more, so {n} has {c} {t} now.",
-        "{a} + {b}",
-    ),
-    (
-        "There are {a} {t} on a table and {b} {t} in a box. How many {t} are there in all?",
-        "Those on the table and those in the box are {c} {t} in all.",
-        "{a} + {b}",
-    ),
-    (
-        "{n} had {c} {t} and gave {b} of them to {m}. How many {t} does {n} have left?",
-        "{n} gave away {b} {t}, so {a} {t} are left.",
-        "{c} - {b}",
-    ),
-    (
-        "{n} has {c} {t} and {m} has {b}. How many more {t} does {n} have than {m}?",
-        "{n} has {a} {t} more than {m}.",
-        "{c} - {b}",
-    ),
-    (
-        "{n} fills {a} boxes with {b} {t} each. How many {t} are in the boxes?",
-        "Each box holds {b} {t}, so the boxes hold {p} {t}.",
-        "{a} * {b}",
-    ),
-    (
-        "{n} shares {p} {t} among {b} friends. How many {t} does each friend get?",
-        "Every friend gets {a} {t}.",
-        "{p} / {b}",
-    ),
-)
+THINGS = "apples books coins cards eggs flowers keys letters pens shells"
+# The question; what happened, in words (the base's style); the equation (the expert's).
+TEMPLATES = """
+{n} has {a} {t}. {m} gives {n} {b} more. How many {t} does {n} have now?
+| {n} gets {b} {t} more, so {n} has {c} {t} now. | {a} + {b}
+There are {a} {t} on a table and {b} {t} in a box. How many {t} are there in all?
+| Those on the table and those in the box are {c} {t} in all. | {a} + {b}
+{n} had {c} {t} and gave {b} of them to {m}. How many {t} does {n} have left?
+| {n} gave away {b} {t}, so {a} {t} are left. | {c} - {b}
+{n} has {c} {t} and {m} has {b}. How many more {t} does {n} have than {m}?
+| {n} has {a} {t} more than {m}. | {c} - {b}
+{n} fills {a} boxes with {b} {t} each. How many {t} are in the boxes?
+| Each box holds {b} {t}, so the boxes hold {p} {t}. | {a} * {b}
+{n} shares {p} {t} among {b} friends. How many {t} does each friend get?
+| Every friend gets {a} {t}. | {p} / {b}"""
 
 
 def row(id: str, question: str, line: str, answer: str, source: str) -> dict:
@@ -78,12 +48,22 @@ def row(id: str, question: str, line: str, answer: str, source: str) -> dict:
 def easy_problems(seed: int):
     """Yield (question, the base's sentence, the expert's equation, answer): no question twice."""
     rng, seen = random.Random(seed), set()
+    lines = TEMPLATES.strip().split("\n")
+    templates = [" ".join(pair) for pair in zip(lines[::2], lines[1::2], strict=True)]
     while True:
-        question, sentence, equation = rng.choice(TEMPLATES)
+        question, sentence, equation = re.split(r"\s*\| ", rng.choice(templates))
         times = "*" in equation or "/" in equation
         a, b = rng.randint(2, 5 if times else 9), rng.randint(2, 5 if times else 9)
         n, m = rng.sample(NAMES, 2)
-        fields = {"n": n, "m": m, "t": rng.choice(THINGS), "a": a, "b": b, "c": a + b, "p": a * b}
+        fields = {
+            "n": n,
+            "m": m,
+            "t": rng.choice(THINGS.split()),
+            "a": a,
+            "b": b,
+            "c": a + b,
+            "p": a * b,
+        }
         question = question.format(**fields)
         if question not in seen:
             seen.add(question)
@@ -105,24 +85,20 @@ def real_problems(source: Path, *names: str) -> list[dict]:
                 answer = item["lSolutions"][0]
             answer = as_text(float(answer))
             equation = re.sub(r"^[xX] *= *|(?<=\d)\.0(?!\d)", "", equation).strip()
-            equation = (
-                re.sub(r"^\((.*)\)$", r"\1", equation).strip() if "=" not in equation else equation
-            )
-            if not re.fullmatch(r"[\dxX.+*/()= -]+", equation):
+            if "=" not in equation:  # without x: less its outer brackets
+                equation = re.sub(r"^\((.*)\)$", r"\1", equation).strip() + f" = {answer}"
+            sides = equation.replace("X", "x").split("=")
+            if not re.fullmatch(r"[\dxX.+*/()= -]+", equation) or len(sides) != 2:
                 continue
-            left, _, right = equation.replace("X", "x").partition("=")
             try:
-                gap = eval(left, {"x": float(answer)}) - eval(right or answer, {"x": float(answer)})
+                left, right = (eval(side, {"x": float(answer)}) for side in sides)
             except (SyntaxError, TypeError):
                 continue
-            if abs(gap) < 1e-6:
+            if abs(left - right) < 1e-6:
                 question = re.sub(r"\s+([.?,])", r"\1", " ".join(question.split()))
-                key = (
-                    "".join(re.findall("[a-z]", question.lower()))[:30],
-                    *re.findall(r"\d+", question),
-                )
-                line = equation if right else f"{equation} = {answer}"
-                rows.setdefault(key, row(f"{name}-{len(rows)}", question, line, answer, name))
+                start = "".join(re.findall("[a-z]", question.lower()))[:30]
+                key = (start, *re.findall(r"\d+", question))  # some files word the end otherwise
+                rows.setdefault(key, row(f"{name}-{len(rows)}", question, equation, answer, name))
     return sorted(rows.values(), key=lambda row: derive_seed("plan4", row["question"]))
 
 
@@ -147,16 +123,9 @@ def main(source: Path, output: Path = Path("runs/real/data")) -> None:
     sets["multiarith"] = real_problems(source, "multiarith")[:128]
     lines = (source / "instructions.jsonl").read_text().splitlines()
     items = sorted(map(json.loads, lines), key=lambda item: derive_seed("plan4", item["id"]))
-    asked = [
-        row(
-            item["id"],
-            f"{item['instruction']}\n{item['instances'][0]['input']}".strip(),
-            "-",
-            "none",
-            "own",
-        )
-        for item in items
-    ]
+    for item in items:
+        item["text"] = f"{item['instruction']}\n{item['instances'][0]['input']}".strip()
+    asked = [row(item["id"], item["text"], "-", "none", "own") for item in items]
     sets |= {"instructions_train": asked[:124], "instructions_held": asked[124:]}
     for name, rows in sets.items():
         write_rows(rows, output / f"{name}.jsonl")
