@@ -204,9 +204,7 @@ class Rollout:
         return Completion(
             query=query,
             token_ids=token_ids,
-            text=self.tokenizer.decode(
-                text_ids, skip_special_tokens=False
-            ),  # unknown ids are left out
+            text=self.tokenizer.decode(text_ids, skip_special_tokens=False),  # less unknown ids
             finish_reason=sample.finish_reason,
             logprobs=list(sample.logprobs.logprobs) if sample.logprobs else [],
         )

@@ -147,7 +147,7 @@ def parse_args(args_class: type, description: str | None, **options):
         args=[arg for arg in sys.argv[1:] if not arg.startswith("--local_rank")],  # the launcher's
         description=description,
         use_underscores=True,
-        console_outputs="WORLD_SIZE" not in os.environ or os.environ["RANK"] == "0",
+        console_outputs="WORLD_SIZE" not in os.environ or os.environ.get("RANK", "0") == "0",
         **options,
     )
 
