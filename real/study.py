@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -107,6 +108,25 @@ def gate(model: Path, folder: Path) -> dict:
 # ---- The arms
 
 
+def add_row(args: Args, name: str, run: Path, base: Path, **values) -> None:
+    """Append what a run gave, and what it came from, to the committed rows."""
+    record = read_args(run)
+    row = {"run": name, "base": args.base, "seed": args.seed, **values}
+    row |= {"base_hash": model_version(str(base / "final")), "commit": record["git_commit"]}
+    row |= {"versions": record["versions"], "cores": os.cpu_count()}
+    with ROWS.open("a") as out:
+        out.write(json.dumps(row) + "\n")
+
+
+def score(args: Args, base: Path, models: Iterable[Path]) -> list[dict]:
+    """The scores of each model; those that are there already are not made again."""
+    files = {model: model.with_suffix(".scores.json") for model in models}
+    if todo := [model.relative_to(args.folder) for model in files if not files[model].exists()]:
+        flags = ("--folder", args.folder, "--base", base.name, "--commonsense", args.commonsense)
+        call("-m", "real.score", *flags, "--seed", args.seed, "--models", *todo)
+    return [json.loads(path.read_text()) for path in files.values()]
+
+
 def run_arm(name: str, args: Args, rate: float, data: Path, *flags, steps: int = 60) -> None:
     """Train, score every checkpoint, and add a row."""
     base, run = args.folder / f"W{args.base}", args.folder / f"{name}-W{args.base}-{args.seed}"
@@ -114,25 +134,14 @@ def run_arm(name: str, args: Args, rate: float, data: Path, *flags, steps: int =
     settings = ("--learning_rate", rate, "--max_steps", steps, "--seed", args.seed)
     settings += ("--save_every", steps // 6, "--keep_checkpoints", 6, *flags)
     train(script, run, "--model", base / "final", "--data", data, *settings)
-    found = checkpoints(run)
-    scored = {step: path.with_suffix(".scores.json") for step, path in found.items()}
-    if todo := [
-        found[step].relative_to(args.folder) for step, path in scored.items() if not path.exists()
-    ]:
-        call("-m", "real.score", "--folder", args.folder, "--base", base.name, "--seed", args.seed,
-             "--commonsense", args.commonsense, "--models", *todo)  # fmt: skip
+    found, spent = checkpoints(run), []
     metrics = [row for _, row in read_rows(str(run / "metrics.jsonl"))]
-    record, spent = read_args(run), []
-    for step, path in scored.items():
+    for step, scores in zip(found, score(args, base, found.values()), strict=True):
         done = metrics[:step]
         sums = {k: sum(row.get(k, 0) for row in done) for k in ("train_tokens", "rollout_tokens")}
         seconds = sum(v for row in done for k, v in row.items() if k.endswith("_s"))
-        spent.append({"step": step, **json.loads(path.read_text()), **sums, "seconds": seconds})
-    row = {"run": name, "base": args.base, "seed": args.seed, "learning_rate": rate}
-    row |= {"base_hash": model_version(str(base / "final")), "commit": record["git_commit"]}
-    row |= {"versions": record["versions"], "cores": os.cpu_count(), "checkpoints": spent}
-    with ROWS.open("a") as out:
-        out.write(json.dumps(row) + "\n")
+        spent.append({"step": step, **scores, **sums, "seconds": seconds})
+    add_row(args, name, run, base, learning_rate=rate, checkpoints=spent)
     for path in found.values():
         shutil.rmtree(path / "state", ignore_errors=True)  # 1.6 GB each
 
@@ -140,23 +149,24 @@ def run_arm(name: str, args: Args, rate: float, data: Path, *flags, steps: int =
 def main(args: Args) -> None:
     rows = [row for _, row in read_rows(str(ROWS))] if ROWS.exists() else []
     done = {(row["run"], row["base"], row["seed"]) for row in rows}
-    data, weighted = (
-        args.folder / "data" / "train.jsonl",
-        args.folder / f"W{args.base}/weighted.jsonl",
-    )
-    r, sft = args.learning_rate, ("--train_batch_size", 64)
+    data, r, sft = args.folder / "data/train.jsonl", args.learning_rate, ("--train_batch_size", 64)
     if args.stage == "base":
-        print(json.dumps(gate(make_base(args.base, args.folder), args.folder)))
+        args.seed = args.base  # of its data and their order
+        run = make_base(args.base, args.folder).parent
+        passed = gate(run / "final", args.folder)
+        print(json.dumps(passed))
+        if ("base", args.base, args.seed) not in done:
+            measured = score(args, run, [run / "final"])
+            add_row(args, "base", run, run, learning_rate=BASE_RATE, gate=passed, **measured[0])
         return
     if args.stage == "rates":
         args.base, args.seed = 0, 9
         arms = {f"sft-{rate}": (rate, data, *sft) for rate in (1e-5, 3e-5, 1e-4)}
     else:
+        weighted = args.folder / f"W{args.base}/weighted.jsonl"
         arms = {"sft": (r, data, *sft), "oswft": (r, data, "--rollout_batch_size", 64)}
-        arms |= {
-            "half": (r / 2, data, *sft),
-            "static": (r, weighted, *sft, "--weight_column", "weight"),
-        }
+        arms["half"] = (r / 2, data, *sft)
+        arms["static"] = (r, weighted, *sft, "--weight_column", "weight")
     for name, arm in arms.items():
         if (name, args.base, args.seed) not in done:
             run_arm(name, args, *arm, steps=120 if name == "half" else 60)
