@@ -22,7 +22,8 @@ from run import one_line_errors, read_args, write_args
 MODELS = ("base", "sft", "oswft", "grpo")  # the lines of the table
 ADVICE = """Gain is pass@1 on middle and hard, which fine-tuning shows, and retention that on keep
 and long, which it never shows: look at how much retention SFT and OSW-FT pay for their gain.
-One seed of a tiny model proves nothing: docs/study.md has more of them, with intervals."""
+Skill is retention where the expert's @ is forbidden: it is not lost where the model only answers
+in the expert's style, in which it cannot do these. One seed proves nothing: docs/study.md has more."""
 
 
 class DemoJob(Job):
@@ -83,16 +84,15 @@ def demo(output_dir: Path = Path("runs/demo"), steps: int = DEMO[1], seed: int =
 
 def scores_table(runs: dict[str, dict]) -> str:
     """Gain, retention and tokens, then pass@1 of each tier, in percent: a line for each model."""
-    tiers = "".join(f"{tier:>8}" for tier in TIERS)
-    text = (
-        f"{'':16}{'gain':>8}{'retention':>11}{'pass@8':>8}{'trained':>10}{'sampled':>10}{tiers}\n"
-    )
+    text = f"{'':16}{'gain':>8}{'retention':>11}{'skill':>7}{'pass@8':>8}"
+    text += f"{'trained':>10}{'sampled':>10}" + "".join(f"{tier:>8}" for tier in TIERS) + "\n"
     for name, run in runs.items():
         last = run["checkpoints"][-1]
         scores = {tier: 100 * last["tiers"][tier]["pass@1"] for tier in TIERS}
         gain, retention = (sum(scores[t] for t in own) / len(own) for own in (GAIN, RETENTION))
         solved = sum(100 * last["tiers"][tier]["pass@8"] for tier in GAIN) / len(GAIN)
-        text += f"{TITLES[name]:16}{gain:8.1f}{retention:11.1f}{solved:8.1f}"
+        skill = sum(100 * last["tiers"][tier]["skill"] for tier in RETENTION) / len(RETENTION)
+        text += f"{TITLES[name]:16}{gain:8.1f}{retention:11.1f}{skill:7.1f}{solved:8.1f}"
         text += f"{last['trained_tokens']:10,}{last['sampled_tokens']:10,}"
         text += "".join(f"{score:8.1f}" for score in scores.values()) + "\n"
     return text

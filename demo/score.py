@@ -24,7 +24,7 @@ from data import (
     write_json,
 )
 from demo.variants import write_training_sets
-from demo.world import MAX_COMPLETION, MAX_LENGTH, STATIC_SAMPLES, TIERS
+from demo.world import MAX_COMPLETION, MAX_LENGTH, RETENTION, STATIC_SAMPLES, TIERS
 from engine import init_ranks
 from rollout import Completion, Rollout, trajectories
 from run import run_script
@@ -54,13 +54,17 @@ def score(args: Args) -> int:
         examples = load_examples(str(path))
         return tokenize_examples(examples, tokenizer, MAX_LENGTH, MAX_COMPLETION)[0]
 
-    def sample(model: PreTrainedModel, queries: Sequence, num_samples: int) -> list[Completion]:
+    def sample(queries: Sequence, num_samples: int, **sampling) -> list[Completion]:
         """All completions, those of a query next to each other."""
-        rollout.load_weights(model.named_parameters())
         prompts = [query.prompt_ids for query in queries]
         seeds = [derive_seed(args.seed, query.id) for query in queries]
-        return rollout.generate(prompts, num_samples, MAX_COMPLETION, seeds)
+        return rollout.generate(prompts, num_samples, MAX_COMPLETION, seeds, **sampling)
 
+    def check(queries: Sequence, completions: Sequence[Completion]) -> list[bool]:
+        answers = [queries[completion.query].example.answer for completion in completions]
+        return verifier.score([completion.text for completion in completions], answers)
+
+    no_expert = {"logit_bias": {tokenizer.convert_tokens_to_ids("@"): -100.0}}  # nor its style
     reference = AutoModelForCausalLM.from_pretrained(base / "model")
     scores: dict = {"parameters": reference.num_parameters(), "models": {}}
     with Verifier() as verifier:
@@ -68,9 +72,9 @@ def score(args: Args) -> int:
         queries = [query for tier in TIERS for query in heldout[tier]]
         for step, folder in args.models.items():
             model = AutoModelForCausalLM.from_pretrained(folder)
-            completions = sample(model, queries, NUM_SAMPLES)
-            answers = [queries[completion.query].example.answer for completion in completions]
-            correct = verifier.score([c.text for c in completions], answers)
+            rollout.load_weights(model.named_parameters())
+            completions = sample(queries, NUM_SAMPLES)
+            correct = check(queries, completions)
             kl = kl_from_base(model, reference, queries, completions[::NUM_SAMPLES])
             scores["models"][step], start = {}, 0
             for tier, own in heldout.items():
@@ -78,8 +82,12 @@ def score(args: Args) -> int:
                 part = slice(start * NUM_SAMPLES, end * NUM_SAMPLES)
                 summary = summarize(completions[part], correct[part], kl[start:end])
                 scores["models"][step][tier], start = summary, end
+                if tier in RETENTION:  # what the model can do where it may not use the style
+                    right = check(own, sample(own, NUM_SAMPLES, **no_expert))
+                    summary["skill"] = round(sum(right) / len(right), 4)
         if args.static_weights:
-            completions = sample(reference, read(base / "train.jsonl"), STATIC_SAMPLES)
+            rollout.load_weights(reference.named_parameters())
+            completions = sample(read(base / "train.jsonl"), STATIC_SAMPLES)
             scores["static_tokens"] = sum(len(c.token_ids) for c in completions)
             write_training_sets(base, [c.text for c in completions], verifier.score, args.seed)
     write_json(scores, args.output)
