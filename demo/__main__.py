@@ -22,8 +22,8 @@ from run import one_line_errors, read_args, write_args
 MODELS = ("base", "sft", "oswft", "grpo")  # the lines of the table
 ADVICE = """Gain is pass@1 on middle and hard, which fine-tuning shows, and retention that on keep
 and long, which it never shows: look at how much retention SFT and OSW-FT pay for their gain.
-Skill is retention where the expert's @ is forbidden: it is not lost where the model only answers
-in the expert's style, in which it cannot do these. One seed proves nothing: docs/study.md has more."""
+Skill is retention where the expert's @ is forbidden: nothing is lost there, the model only answers
+in a style in which it cannot do these. One seed proves nothing: docs/study.md has more of them."""
 
 
 class DemoJob(Job):
