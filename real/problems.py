@@ -1,6 +1,6 @@
 """The problems of docs/study/plan4.md: real ones from others' files, easy ones from templates.
 
-    python -m real.problems --source ../shared/data --output runs/real/data
+    python -m real.problems --source data/others --output runs/real/data
 
 The source holds addsub.json, singleeq.json, svamp.json and multiarith.json, as in
 github.com/kojima-takeshi188/zero_shot_cot, and instructions.jsonl, human_eval of

@@ -1,7 +1,7 @@
 """The study of docs/study/plan4.md: its runs, one after another; what was stopped goes on.
 
     python -m real.model --output runs/real/raw
-    python -m real.problems --source ../shared/data --output runs/real/data
+    python -m real.problems --source data/others --output runs/real/data
     python -m real.study --stage base --base 0        # W0 and its gate
     python -m real.study --stage rates                # SFT at three rates on W0, seed 9
     python -m real.study --stage arms --base 0 --seed 0 --learning_rate 3e-5
@@ -40,7 +40,7 @@ class Args:
     seed: int = 0  # of an arm: order of the data, and sampling
     learning_rate: float = 3e-5  # r
     folder: Path = Path("runs/real")  # with raw/ and data/
-    commonsense: Path = Path("../shared/data/commonsenseqa_dev.jsonl")
+    commonsense: Path = Path("data/others/commonsenseqa_dev.jsonl")
 
 
 def call(*command) -> None:
