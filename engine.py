@@ -85,7 +85,8 @@ def finish(status: int) -> NoReturn:
 def fail(reason: str, status: int = 1) -> NoReturn:
     """End this rank; if it is the first that fails, say why. The launcher ends the others."""
     with contextlib.suppress(OSError, RuntimeError):  # rank 0, which keeps the store, has ended
-        first = os.environ.get("RANK", "0") == "0"  # before there is a store, all say the same
+        # before there is a store, all say the same
+        first = "WORLD_SIZE" not in os.environ or os.environ.get("RANK") == "0"
         if dist.is_initialized() and dist.get_world_size() > 1:
             store = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
             socket.create_connection(store, timeout=10).close()
