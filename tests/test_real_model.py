@@ -71,6 +71,7 @@ import data, engine, rollout, train_oswft
 model, words, precision = sys.argv[1:]
 args = train_oswft.Args(model=model, data=words, precision=precision, learning_rate=3e-3)
 args.max_length, args.max_completion_length, args.num_rollouts = 256, 32, 1
+args.vllm_memory = 0.05
 engine.init_distributed()
 tokenizer = data.load_tokenizer(model)
 queries, _ = data.tokenize_examples(data.load_examples(words)[:4], tokenizer, 256, 32)
@@ -106,6 +107,7 @@ def test_a_stopped_run_of_sft_goes_on_and_learns_the_form(sft):
 @pytest.mark.parametrize("script", ["train_oswft.py", "train_grpo.py"])
 def test_what_samples_takes_three_steps_from_there(script, real, sft):
     run, flags = real / script, ("--rollout_batch_size", 4, "--num_rollouts", 2, "--max_steps", 3)
+    flags += ("--vllm_memory", 0.05)  # the cache of 256 answers would take gigabytes
     launch(*call_of(script, real, run, *flags, "--model", sft / "final"))
     rows = metrics(run)
     assert len(rows) == 3 and all(row["vllm_gap_mean"] < 0.05 for row in rows)
@@ -145,7 +147,7 @@ def test_final_answers_the_same_in_transformers_in_vllm_and_in_the_evaluation(re
     assert result.returncode == 0, result.stderr[-3000:]
     texts = json.loads(re.search("greedy (.*)", result.stdout)[1])
     flags = ("--benchmark_file", real / "held.jsonl", "--num_samples", 1, "--precision", "fp32")
-    flags += ("--temperature", 0, "--max_completion_length", 24)
+    flags += ("--temperature", 0, "--max_completion_length", 24, "--vllm_memory", 0.05)
     launch("evaluate.py", "--model", sft / "final", *flags)
     [samples] = (sft / "eval").glob("samples.*.jsonl")
     rows = {row["id"]: row["text"] for _, row in data.read_rows(str(samples))}
@@ -156,6 +158,7 @@ def test_final_answers_the_same_in_transformers_in_vllm_and_in_the_evaluation(re
 def test_one_pass_of_the_model_weighs_32_rows(real, sft):
     output = real / "weighted.jsonl"
     flags = ("--data", real / "words.jsonl", "--output", output, "--num_rollouts", 2, *LENGTHS)
+    flags += ("--vllm_memory", 0.05)
     launch("prepare/weigh.py", "--model", sft / "final", *flags)
     weights = [row["weight"] for _, row in data.read_rows(str(output))]
     assert len(weights) == 32 and set(weights) <= {0.0, 0.5, 1.0}
