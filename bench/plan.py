@@ -86,20 +86,20 @@ def memory(args: RolloutArgs, gpus: int, gpu_memory: float) -> dict[str, dict[st
     tokens = max(args.max_tokens_per_micro_batch, args.max_length)
 
     gradients = count * 4 / (gpus if stage >= 2 else 1)
-    # while one bucket is sent, the other one fills
-    bucket = REDUCE_BUCKET * size * (2 if stage < 3 and gpus > 1 else 1)
-    if stage == 1 and not args.cpu_offload:  # no buckets: all gradients, also as they are sent
-        bucket = count * size * (2 if gpus > 1 else 1)
+    whole = stage == 1 and not args.cpu_offload  # no buckets, and the fp32 sum stays
+    sent = count if whole else REDUCE_BUCKET  # gradients at a time
+    # while one bucket is sent, the other one fills; a whole gradient is copied to be sent
+    bucket = sent * size * (2 if stage < 3 and gpus > 1 else 1)
     if args.cpu_offload and stage == 3:  # the other stages add them up on the GPU
         gradients = 0
     held = {
         "weights": count * size / (gpus if stage == 3 else 1),
         "optimizer": 0 if args.cpu_offload else count * 12 / gpus,
     }
-    if stage == 3:  # stage 2 frees them after a step, stage 1 keeps its sum in fp32
-        held |= {"gradients": gradients, "reduce bucket": bucket}
-    if stage == 1 and not args.cpu_offload:
-        held |= {"gradients": gradients}
+    if stage == 3 or whole:  # else they are freed after a step
+        held["gradients"] = gradients
+    if stage == 3:
+        held["reduce bucket"] = bucket
     activations = tokens * (per_token + layers * per_layer)
     if args.gradient_checkpointing:  # every layer's input, and all of one layer
         activations = tokens * (per_token + layers * width * size + per_layer)
@@ -117,8 +117,8 @@ def memory(args: RolloutArgs, gpus: int, gpu_memory: float) -> dict[str, dict[st
     end = {"embedding's gradient": tied + gradient}
     end["reduce bucket"] = bucket + min(count, REDUCE_BUCKET) * 4
     total = gpu_memory * 2**30
-    own = memory_share(sum(held.values()), total, args.vllm_sleep)
-    vllm = total * (args.vllm_memory or max(0, own))
+    left = memory_share(sum(held.values()), total, args.vllm_sleep)
+    vllm = total * (args.vllm_memory or max(0, left))
     train = {
         **held,
         "gradients": gradients,

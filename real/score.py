@@ -2,7 +2,7 @@
 
     python -m real.score --folder runs/real --base W0 --commonsense ... --models W0/final ...
 
-Writes scores.json beside each model's folder.
+Writes <model>.scores.json beside each model's folder.
 """
 
 import copy
@@ -18,17 +18,14 @@ import tyro
 import train_oswft
 from data import (
     derive_seed,
-    instruction,
     load_examples,
     load_tokenizer,
-    messages,
     prompt_text,
     read_rows,
-    render,
     write_json,
 )
 from engine import init_distributed
-from evaluate import pass_at_k
+from evaluate import pass_at_k, tokenize_prompts
 from rollout import Rollout
 from run import one_line_errors
 from verify import Verifier
@@ -61,8 +58,7 @@ class Sampler:
     def answers(self, rows: Sequence, samples: int, begun: dict | None = None, tokens: int = 96):
         """Per row its completions as (token ids, text, right?); `begun` is what they begin with."""
         begun = begun or {}
-        texts = [prompt_text(self.tokenizer, e.question, instruction(e.answer)) for e in rows]
-        prompts = self.tokenizer(texts, add_special_tokens=False).input_ids
+        prompts = tokenize_prompts(self.tokenizer, rows)
         prompts = [ids + begun.get(e.id, []) for ids, e in zip(prompts, rows, strict=True)]
         seeds = [derive_seed(self.seed, "score", e.id) for e in rows]
         found = self.rollout.generate(prompts, samples, tokens, seeds, temperature=1.0)
@@ -85,12 +81,14 @@ def log_probabilities(model, prompt: list[int], answer: list[int]) -> torch.Tens
     return logits[len(prompt) - 1 : -1].float().log_softmax(-1)
 
 
-def divergence(model, base, answers) -> float:
-    """KL(base || model), the mean over the tokens of the base's own answers, in nats."""
+def divergence(model, answers) -> float:
+    """KL(base || model), the mean over the tokens of the base's own answers, in nats.
+
+    An answer is its prompt, its tokens, and the base's log-probabilities at them.
+    """
     total = count = 0
-    for prompt, answer in answers:
-        p, q = (log_probabilities(m, prompt, answer) for m in (base, model))
-        total += (p.exp() * (p - q)).sum().item()
+    for prompt, answer, p in answers:
+        total += (p.exp() * (p - log_probabilities(model, prompt, answer))).sum().item()
         count += len(answer)
     return total / count
 
@@ -100,7 +98,7 @@ def commonsense(model, tokenizer, path: Path) -> float:
     """Accuracy on 400 questions: the option with the highest mean log-probability."""
     right = 0
     for _, row in list(read_rows(str(path)))[:400]:
-        asked = render(tokenizer, messages(row["question"]["stem"], ""), add_generation_prompt=True)
+        asked = prompt_text(tokenizer, row["question"]["stem"], "")
         prompt = torch.tensor([tokenizer(asked, add_special_tokens=False).input_ids])
         read = model(prompt, use_cache=True)
         scores = {}
@@ -129,10 +127,10 @@ def main(args: Args) -> None:
     for example, group in zip(easy, sampler.answers(easy, 4), strict=True):
         if solved := [ids for ids, _, right in group if right]:
             begun[example.id] = solved[0][:SKILL]
-    prompts = [prompt_text(sampler.tokenizer, e.question, instruction(e.answer)) for e in asked]
-    prompts = sampler.tokenizer(prompts, add_special_tokens=False).input_ids
-    own = sampler.answers(asked, 1, tokens=64)
-    own = [(ids, g[0][0]) for ids, g in zip(prompts, own, strict=True) if len(ids) <= 256]
+    prompts = tokenize_prompts(sampler.tokenizer, asked)
+    own = [group[0][0] for group in sampler.answers(asked, 1, tokens=64)]
+    pairs = [pair for pair in zip(prompts, own, strict=True) if len(pair[0]) <= 256]
+    own = [(*pair, log_probabilities(base, *pair)) for pair in pairs]  # 1.6 GB, once for all models
 
     for path in args.models:
         model = load(args.folder / path)
@@ -143,7 +141,7 @@ def main(args: Args) -> None:
         scores = {
             "gain": pass_rate(words_answers),
             "pass@4": pass_rate(words_answers, 4),
-            "kl": divergence(model, base, own),
+            "kl": divergence(model, own),
             "easy": pass_rate(easy_answers),
             "style": float(np.mean([bool(EQUATION.fullmatch(line)) for line in shown])),
             "skill": pass_rate(sampler.answers(with_begun, 2, begun)),

@@ -10,7 +10,7 @@ from conftest import SHARED, needs_shared
 from data import InputError, read_rows
 from demo.tiny import make_config, make_tokenizer
 from real import problems
-from real.score import EQUATION, divergence
+from real.score import EQUATION, divergence, log_probabilities
 from verify import is_correct
 
 
@@ -41,10 +41,11 @@ def test_the_divergence_is_the_kl_of_the_base_from_the_model_over_the_answers_to
     torch.manual_seed(0)
     config = make_config(make_tokenizer(), vocab_size=40, initializer_range=0.3)
     model, base = (Qwen3ForCausalLM(config).eval() for _ in range(2))
-    assert divergence(base, base, [([1, 2], [3, 4])]) == pytest.approx(0, abs=1e-6)
-    answers = [([1, 2], [3, 4, 5]), ([6], [7])]
+    pairs = [([1, 2], [3, 4, 5]), ([6], [7])]
+    answers = [(*pair, log_probabilities(base, *pair)) for pair in pairs]
+    assert divergence(base, answers) == pytest.approx(0, abs=1e-6)
     total = 0.0
-    for prompt, answer in answers:
+    for prompt, answer in pairs:
         for n in range(len(answer)):
             with torch.no_grad():
                 p, q = (
@@ -52,4 +53,4 @@ def test_the_divergence_is_the_kl_of_the_base_from_the_model_over_the_answers_to
                     for m in (base, model)
                 )
             total += sum(a * math.log(a / b) for a, b in zip(p.tolist(), q.tolist(), strict=True))
-    assert divergence(model, base, answers) == pytest.approx(total / 4, rel=1e-4)
+    assert divergence(model, answers) == pytest.approx(total / 4, rel=1e-4)
