@@ -127,12 +127,14 @@ def score(args: Args, base: Path, models: Iterable[Path]) -> list[dict]:
     return [json.loads(path.read_text()) for path in files.values()]
 
 
-def run_arm(name: str, args: Args, rate: float, data: Path, *flags, steps: int = 60) -> None:
-    """Train, score every checkpoint, and add a row."""
+def run_arm(
+    name: str, args: Args, rate: float, data: Path, *flags, steps: int = 60, points: int = 6
+) -> None:
+    """Train, score the checkpoints, and add a row."""
     base, run = args.folder / f"W{args.base}", args.folder / f"{name}-W{args.base}-{args.seed}"
     script = "train_oswft.py" if name == "oswft" else "train_sft.py"
     settings = ("--learning_rate", rate, "--max_steps", steps, "--seed", args.seed)
-    settings += ("--save_every", steps // 6, "--keep_checkpoints", 6, *flags)
+    settings += ("--save_every", steps // points, "--keep_checkpoints", 6, *flags)
     train(script, run, "--model", base / "final", "--data", data, *settings)
     found, spent = checkpoints(run), []
     metrics = [row for _, row in read_rows(str(run / "metrics.jsonl"))]
@@ -169,7 +171,8 @@ def main(args: Args) -> None:
         arms["static"] = (r, weighted, *sft, "--weight_column", "weight")
     for name, arm in arms.items():
         if (name, args.base, args.seed) not in done:
-            run_arm(name, args, *arm, steps=120 if name == "half" else 60)
+            points = 1 if args.stage == "rates" else 6  # r is chosen by the gain after 60 steps
+            run_arm(name, args, *arm, steps=120 if name == "half" else 60, points=points)
 
 
 if __name__ == "__main__":

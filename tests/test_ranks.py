@@ -98,6 +98,7 @@ def test_a_rank_that_is_done_ends_no_other(run_ranks):
 def test_without_a_launcher_a_process_is_the_only_rank():
     """Whatever is left of one in its environment."""
     code = "import engine; engine.init_ranks('gloo'); print(engine.gather([1]))"
+    code += "; engine.finish(0)"  # as every script ends
     env = {**os.environ, "RANK": "3", "OMP_NUM_THREADS": ""}
     assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, env=env) == b"[1]\n"
 
@@ -106,6 +107,7 @@ def test_a_rank_asks_cuda_nothing_before_it_has_its_own_gpu():
     """Else it would open a context on the first one, too: an evaluation does not train."""
     code = "import engine, torch; torch.cuda.is_available = lambda: True"
     code += "; torch.cuda.set_device = print; engine.init_ranks('gloo')"
+    code += "; engine.finish(0)"
     env = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "5"}
     env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, env=env) == b"5\n"
