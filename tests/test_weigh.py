@@ -12,7 +12,7 @@ import pytest
 
 from conftest import launch, needs_vllm, start
 from data import InputError, load_examples, load_tokenizer, read_rows, write_rows
-from demo.variants import main as write_spoiled
+from demo.tiny import spoil_file
 from prepare import weigh
 from prepare.look import suspect
 from verify import Verifier
@@ -197,9 +197,9 @@ def test_a_killed_pass_goes_on_finds_wrong_keys_and_its_weights_train(tiny, tmp_
     base.mkdir()
     rows = [row for _, row in read_rows(str(tiny / "train.jsonl"))][:800]
     write_rows(rows, base / "train.jsonl")
-    write_spoiled(base)
+    spoil_file(base)
     call = ["--module", "prepare.weigh", "--model", tiny / "model", "--output", output]
-    call += ["--data", base / "train-both-wrong.jsonl"]
+    call += ["--data", base / "train-wrong.jsonl"]
     call += [x for name, value in SHORT.items() for x in (f"--{name}", value)]
     killed = start(*call, ranks=2, start_new_session=True)
     deadline = time.monotonic() + 300
