@@ -39,7 +39,7 @@ TODAY = datetime.date(2026, 1, 1)  # for templates that ask: the same prompt on 
 FIELDS = ("id", "question", "solution", "answer", "source")  # of a row of a training file
 MARK = "Aa 0987654321"  # a turn's text, searched for in what a chat template writes
 TOKENIZER_BATCH = 200  # examples in one call of the tokenizer
-MAX_PADDING = 512  # padding tokens that cost as much as one extra forward and backward pass
+MAX_PADDING = 512  # padding tokens that cost as much as one extra micro-batch
 
 
 class InputError(ValueError):
@@ -384,31 +384,30 @@ def derive_seed(*parts: int | str) -> int:
 def split_micro_batches(
     lengths: Sequence[int], world_size: int, max_tokens: int
 ) -> list[list[list[int]]]:
-    """Spread rows over ranks and passes: `result[pass][rank]` lists indices into `lengths`.
+    """Spread rows over ranks and micro-batches: `result[n][rank]` lists indices into `lengths`.
 
-    Rows are sorted by length and dealt out to the ranks, longest first: in each pass every rank
-    gets as many neighbours in that order, so ranks do equal work. A pass ends when the next row
-    would bring it above `max_tokens` tokens a rank, padding included, or its padding above
-    `MAX_PADDING`. Every rank gets the same number of passes; in the last, a share may be empty.
+    Rows are sorted by length and dealt out to the ranks, longest first, so ranks do equal work. A
+    micro-batch ends when the next row would bring it above `max_tokens` tokens a rank, padding
+    included, or its padding above `MAX_PADDING`. In the last one a rank's share may be empty.
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    passes, size, padding = [], 0, 0  # `size` is the rows of one rank in the last pass
+    batches, size, padding = [], 0, 0  # `size` is the rows of one rank in the last one
     for start in range(0, len(order), world_size):
-        group = order[start : start + world_size]  # one row for each rank
-        longest = lengths[passes[-1][0][0]] if passes else 0
-        padding += longest - lengths[group[0]]
-        if not passes or (size + 1) * longest > max_tokens or padding > MAX_PADDING:
-            passes.append([[] for _ in range(world_size)])
+        dealt = order[start : start + world_size]  # one row for each rank
+        longest = lengths[batches[-1][0][0]] if batches else 0
+        padding += longest - lengths[dealt[0]]
+        if not batches or (size + 1) * longest > max_tokens or padding > MAX_PADDING:
+            batches.append([[] for _ in range(world_size)])
             size = padding = 0
         size += 1
-        for share, row in zip(passes[-1], group, strict=False):
+        for share, row in zip(batches[-1], dealt, strict=False):
             share.append(row)
-    return passes
+    return batches
 
 
 @dataclass
 class MicroBatch:
-    """Right-padded rows for one forward pass; T is the longest row less one.
+    """Right-padded rows for one forward and backward; T is the longest row less one.
 
     Causal attention never looks right, so padding on the right needs no attention mask.
     """

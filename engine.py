@@ -1,13 +1,13 @@
-"""How the model learns: ranks, DeepSpeed, passes, backward, step, weights, state.
+"""How the model learns: ranks, DeepSpeed, micro-batches, backward, step, weights, state.
 
 The only file that imports deepspeed. One optimizer step is
 
-    for batch in engine.passes(rows, max_tokens):    # the same number of passes on every rank
-        logprobs = engine.logprobs(batch)            # (B, T)
+    for batch in engine.micro_batches(rows, max_tokens):  # the same number on every rank
+        logprobs = engine.logprobs(batch)                 # (B, T)
         engine.backward(loss(logprobs, batch.mask, ...))
-    stats = engine.step()
+    stats = engine.step(learning_rate)
 
-Its gradient is that of the losses' sum over all passes and ranks. So a loss divides by the
+Its gradient is that of the losses' sum over all micro-batches and ranks. So a loss divides by the
 normalizer of the whole global batch, and any split of the batch gives the same gradient.
 """
 
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from run import TrainArgs
 
 GATHER_BYTES = 2**30  # parameters gathered at a time under ZeRO-3
-CPU_REDUCE_BUCKET = 2**22  # parameters; ZeRO allocates its buckets anew for each pass
+CPU_REDUCE_BUCKET = 2**22  # parameters; ZeRO allocates its buckets anew for each micro-batch
 STATE_BYTES = 2**28  # parameters whose state goes into one file
 STATE_KEYS = ("master", "exp_avg", "exp_avg_sq")  # the fp32 weight, and Adam's moments
-IDLE = Trajectory("idle", [0], [0])  # what a rank reads in a pass when it has no row left
+IDLE = Trajectory("idle", [0], [0])  # what a rank without rows reads
 HALF_AN_HOUR = timedelta(minutes=30)
 
 
@@ -192,7 +192,7 @@ class Engine:
     def __init__(self, model: PreTrainedModel, args: TrainArgs):
         if args.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        self.learning_rate, self.max_grad_norm = args.learning_rate, args.max_grad_norm
+        self.max_grad_norm = args.max_grad_norm
         alone = dist.get_world_size() == 1
         self.zero_stage = min(args.zero_stage, self.max_stage_alone if alone else 3)
         bf16 = args.precision == "bf16"
@@ -207,10 +207,9 @@ class Engine:
         except (ValueError, ImportError) as error:
             raise InputError(str(error)) from error
         # fused: one kernel, on CPUs too
-        settings = {"lr": args.learning_rate, "weight_decay": 0.0, "fused": True}
-        self.adam = torch.optim.AdamW(model.parameters(), **settings)
+        self.adam = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
         config = {
-            "train_micro_batch_size_per_gpu": 1,  # nominal: `passes` says which pass is the last
+            "train_micro_batch_size_per_gpu": 1,  # nominal: see `micro_batches`
             "bf16": {"enabled": bf16},
             "gradient_clipping": args.max_grad_norm,
             "zero_optimization": {"stage": self.zero_stage, "overlap_comm": not alone},
@@ -227,8 +226,8 @@ class Engine:
         dist.barrier()  # a late rank: DeepSpeed's own NCCL group waits for ten minutes only
         self.engine, *_ = self.deepspeed.initialize(model=model, optimizer=self.adam, config=config)
         self.device = self.engine.device
-        self.counts = {}  # of the newest passes
-        self.total_loss = torch.zeros((), device=self.device)  # of this rank's passes so far
+        self.counts = {}  # rows and tokens of the step
+        self.total_loss = torch.zeros((), device=self.device)  # of this rank's micro-batches so far
         self.num_steps = 0  # optimizer steps done
         self._allocate_moments()
         self.held_bytes = torch.cuda.memory_allocated()  # of a GPU, between steps; 0 without one
@@ -237,19 +236,19 @@ class Engine:
     def model(self) -> PreTrainedModel:
         return self.engine.module.model
 
-    def passes(
+    def micro_batches(
         self, rows: Sequence[Trajectory], max_tokens: int, keep: torch.Tensor | None = None
     ) -> Iterator[MicroBatch]:
-        """This rank's share of the rows, a micro-batch for each forward and backward pass.
+        """This rank's share of the rows, for one forward and backward each.
 
-        Every pass is a collective, so all ranks make the same number of them, and at least one. A
-        rank that has no row left reads `IDLE`, with an all-false mask: its gradient is zero.
+        Each is a collective: all ranks get the same number, at least one. A rank without rows reads
+        `IDLE`, with an all-false mask: its gradient is zero. Tells DeepSpeed which is the last.
 
         Args:
             rows: the whole global batch, the same on every rank.
-            max_tokens: in one pass of one rank, padding included.
-            keep: (N,) false for rows without a gradient, those of weight or advantage 0. They cost
-                no pass, and a loss's normalizer counts them. If none is kept, Adam steps anyway.
+            max_tokens: in one micro-batch, padding included.
+            keep: (N,) false for rows of weight or advantage 0: they have no gradient and are not
+                computed, but the normalizer counts them. If none is kept, Adam steps anyway.
         """
         kept = range(len(rows)) if keep is None else keep.nonzero()[:, 0].tolist()
         lengths = [len(rows[i]) for i in kept]
@@ -272,12 +271,12 @@ class Engine:
         return padded.view(batch.mask.shape)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradient of one pass; its loss is divided by the global batch's normalizer."""
+        """Add a micro-batch's gradient; its loss is divided by the global batch's normalizer."""
         self.total_loss += loss.detach()
         # DeepSpeed averages over ranks; ours is a sum.
         self.engine.backward(loss * dist.get_world_size(), scale_wrt_gas=False)
 
-    def step(self) -> dict[str, float]:
+    def step(self, learning_rate: float) -> dict[str, float]:
         """Clip the gradient and update the weights; returns metrics of the step. A collective.
 
         Raises FloatingPointError if loss or gradient is not finite; no weight has moved then.
@@ -287,6 +286,7 @@ class Engine:
         self.total_loss.zero_()
         if not math.isfinite(loss):
             raise FloatingPointError(f"step {self.num_steps + 1}: the loss is {loss}")
+        self.adam.param_groups[0]["lr"] = learning_rate
         self.engine.step()  # takes no step if the norm is not finite
         grad_norm = float(self.engine.get_global_grad_norm())
         if not math.isfinite(grad_norm):
@@ -296,12 +296,12 @@ class Engine:
             "loss": loss,
             "grad_norm": grad_norm,
             "clipped": float(grad_norm > self.max_grad_norm),
-            "learning_rate": self.learning_rate,
+            "learning_rate": learning_rate,
             **self.counts,
         }
 
     @torch.no_grad()
-    def score(
+    def eval_logprobs(
         self,
         rows: Sequence[Trajectory],
         max_tokens: int,
@@ -313,12 +313,12 @@ class Engine:
         Returns (N, T) fp32, the same on every rank; zero outside the mask and in rows not kept.
         """
         longest = max(map(len, rows)) - 1
-        scores = torch.zeros(len(rows), longest, device=self.device)
-        for batch in self.passes(rows, max_tokens, keep):
+        found = torch.zeros(len(rows), longest, device=self.device)
+        for batch in self.micro_batches(rows, max_tokens, keep):
             logprobs = self.logprobs(batch, temperature)
-            scores[:, : logprobs.shape[1]].index_add_(0, batch.rows, logprobs)
-        dist.all_reduce(scores)  # each row was scored by one rank
-        return scores
+            found[:, : logprobs.shape[1]].index_add_(0, batch.rows, logprobs)
+        dist.all_reduce(found)  # each row was computed by one rank
+        return found
 
     # ---- Weights and state -----------------------------------------------------------------------
 
@@ -419,9 +419,9 @@ class Engine:
 
     def _allocate_moments(self) -> None:
         """Adam makes its moments at its first step: take that step, on a gradient of zero."""
-        for batch in self.passes([], max_tokens=2):
+        for batch in self.micro_batches([], max_tokens=2):
             self.backward(self.logprobs(batch).sum())
-        self.step()
+        self.step(learning_rate=0.0)
         self._count_steps(0)
 
     def _count_steps(self, num_steps: int) -> None:
@@ -466,7 +466,7 @@ def share_cores() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep freed memory for the next pass: new pages take a tenth of an update."""
+    """Let glibc keep freed memory for the next micro-batch: new pages take a tenth of an update."""
     trim_threshold, mmap_threshold = -1, -3  # of malloc.h
     with contextlib.suppress(AttributeError):  # another libc
         for option in trim_threshold, mmap_threshold:

@@ -83,8 +83,8 @@ class Rollout:
         self.vllm = import_vllm()
         self.stop_token_ids = stop_token_ids(tokenizer)
         self.sleeps = args.vllm_sleep and torch.cuda.is_available()
-        self.group, self.member = divmod(dist.get_rank(), args.vllm_tensor_parallel)
-        self.num_groups = dist.get_world_size() // args.vllm_tensor_parallel
+        self.replica, self.member = divmod(dist.get_rank(), args.vllm_tensor_parallel)
+        self.num_replicas = dist.get_world_size() // args.vllm_tensor_parallel
         llm_class = self.vllm.LLM  # most of vLLM is imported here
         gc.freeze()  # else vLLM searches through everything that was imported, five times
         self.llm = llm_class(
@@ -157,7 +157,7 @@ class Rollout:
     ) -> list[Completion]:
         """Sample `num_samples` completions of each prompt; they share the prompt's computation.
 
-        All ranks pass all prompts, and each answers its share: every n-th prompt, for n engines.
+        All ranks give all prompts, and each answers its share: every n-th prompt, for n engines.
         Of ranks that sample together only the first returns its completions, in the order of their
         prompts. The same call after `load_weights` gives the same ones, up to rounding.
 
@@ -168,7 +168,7 @@ class Rollout:
             logprobs: how many prompts' completions carry log-probabilities. These take time.
             sampling: temperature, top_p, top_k.
         """
-        share = range(self.group, len(prompts), self.num_groups)
+        share = range(self.replica, len(prompts), self.num_replicas)
         # No penalties, logit bias or bad words: vLLM's sleep discards their tensors.
         params = [
             self.vllm.SamplingParams(
@@ -255,7 +255,7 @@ def trajectories(queries: Sequence[TokenizedExample], completions: Groups) -> li
 
 
 def num_checked(queries: Sequence) -> int:
-    """Of how many queries, the first ones, an answer is scored by the trainer too."""
+    """Of how many queries, the first ones, `vllm_gap` compares an answer."""
     return max(4, len(queries) // 16)  # all of vLLM's batch pays until the last of them has ended
 
 
@@ -270,8 +270,8 @@ def vllm_gap(
     checked = [group[:1] for group in completions[: num_checked(queries)]]
     rows = trajectories(queries, checked)
     sampled = pad_completions([c.logprobs for [c] in checked], rows).to(engine.device)
-    scores = engine.score(rows, args.max_tokens_per_micro_batch, args.temperature)  # (N, T)
-    gaps = (scores - sampled).abs()
+    trained = engine.eval_logprobs(rows, args.max_tokens_per_micro_batch, args.temperature)
+    gaps = (trained - sampled).abs()
     mean = gaps.sum().item() / sum(len(row.completion_ids) for row in rows)
     if refuse and not mean < MAX_VLLM_GAP[args.precision]:
         gap = f"their log-probabilities differ by {mean:.2g} nats a token"

@@ -62,14 +62,14 @@ class TrainArgs:
 
     learning_rate: float
     train_batch_size: int | None
-    num_epochs: int = 1  # passes over the data
+    num_epochs: int = 1  # times that each row is read
     max_steps: int | None = None  # optimizer steps, instead of num_epochs
     max_grad_norm: float = 1.0  # gradients are clipped to this norm
 
     # Lengths, in tokens
     max_length: int = 5120  # of prompt and solution together; a longer row is dropped
     max_completion_length: int = 4096  # of a rollout; a prompt that leaves less room is dropped
-    max_tokens_per_micro_batch: int = 8192  # in one forward pass of one rank, padding included
+    max_tokens_per_micro_batch: int = 8192  # of one rank, padding included
 
     # The machine
     zero_stage: Literal[1, 2, 3] = 2  # what is sharded over ranks; the paper's 3 fits more, slower
@@ -244,7 +244,7 @@ def claim(folder: Path) -> None:
         print(f"warning: {folder} is not locked: {error.strerror}", file=sys.stderr)
 
 
-def claim_output_dir(args: TrainArgs) -> Path | None:
+def claim_or_resume(args: TrainArgs) -> Path | None:
     """Lock the folder; the checkpoint to resume from, or None to begin anew. A collective."""
     return on_rank_0(lambda: find_checkpoint(args))  # another host may see an older folder
 
@@ -419,8 +419,8 @@ class Run(contextlib.AbstractContextManager):
             self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self.last_lap
         self.last_lap = now
 
-    def log(self, row: dict) -> None:
-        """Count one optimizer step, and append its metrics and its seconds by phase."""
+    def end_step(self, row: dict) -> None:
+        """Count an optimizer step, and append its metrics and its seconds by phase."""
         self.lap("train_s")
         self.step += 1
         epoch = self.step * self.args.train_batch_size / len(self.examples)
@@ -520,7 +520,7 @@ class Run(contextlib.AbstractContextManager):
         """Ctrl-C and SIGTERM leave this block at once; ask `should_stop` after it."""
         # Ranks that sample together cannot leave each other.
         self.interruptible = self.args.vllm_tensor_parallel == 1
-        if self.interrupted:  # before this block
+        if self.interrupted:  # a block cannot be skipped: a timer ends it at once
             signal.setitimer(signal.ITIMER_REAL, 0.1)
         try:
             yield

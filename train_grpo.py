@@ -10,8 +10,8 @@ checked; an answer is reinforced by how much better it is than its group, token 
 As in the paper, the loss is a mean over all tokens of the global batch (DAPO), the clipping is
 asymmetric, and there is neither a KL term nor a reference model. What the paper leaves open: std is
 that of a sample (divided by G - 1); pi_old is the training model's own, before the batch's first
-update, at the sampling temperature; groups that are all right or all wrong have A = 0, cost no
-forward or backward pass, and their tokens still count in the divisor.
+update, at the sampling temperature; groups that are all right or all wrong have A = 0, and
+are not computed; their tokens still count in the divisor.
 
     deepspeed --quiet train_grpo.py --model Qwen/Qwen3-0.6B-Base --data data/train.jsonl
     deepspeed --quiet train_grpo.py --resume runs/grpo    # more ways to start: train_oswft.py
@@ -30,7 +30,7 @@ import torch.distributed as dist
 from data import InputError, TokenizedExample, Trajectory
 from engine import Engine, init_distributed, load_engine
 from rollout import Groups, Rollout, completion_stats, judge, trajectories, vllm_gap
-from run import RolloutArgs, Run, claim_output_dir, load_training_data, run_script
+from run import RolloutArgs, Run, claim_or_resume, load_training_data, run_script
 from verify import Verifier
 
 
@@ -113,7 +113,7 @@ def update(
     no_signal = (advantages == 0).all(dim=1).float().mean().item()
     advantages = advantages.flatten().to(engine.device)  # (N,)
     sums = torch.zeros(4, device=engine.device)
-    for batch in engine.passes(rows, args.max_tokens_per_micro_batch, keep=advantages != 0):
+    for batch in engine.micro_batches(rows, args.max_tokens_per_micro_batch, keep=advantages != 0):
         logprobs = engine.logprobs(batch, args.temperature)  # (n, T)
         old, advantage = logprobs.detach(), advantages[batch.rows]  # (n, T), (n,)
         if old_logprobs is not None:
@@ -122,7 +122,7 @@ def update(
         loss = grpo_loss(logprobs, old, advantage, batch.mask, num_tokens, *clip)
         engine.backward(loss)
         sums += diagnose(logprobs.detach(), old, advantage, batch.mask, args)
-    stats = engine.step()
+    stats = engine.step(args.learning_rate)
 
     dist.all_reduce(sums)
     low, high, kl = (sums[1:] / sums[0].clamp(min=1)).tolist()  # no token: no group has a signal
@@ -130,7 +130,7 @@ def update(
     return {"no_signal_share": no_signal, **stats, **shares}
 
 
-def score_old(
+def log_pi_old(
     engine: Engine,
     queries: Sequence[TokenizedExample],
     completions: Groups,
@@ -141,12 +141,12 @@ def score_old(
     if args.steps_per_batch == 1:  # then pi_old is the model that is updated
         return None
     rows, keep = trajectories(queries, completions), advantages.flatten() != 0
-    old = engine.score(rows, args.max_tokens_per_micro_batch, args.temperature, keep)
+    old = engine.eval_logprobs(rows, args.max_tokens_per_micro_batch, args.temperature, keep)
     return old.view(*advantages.shape, -1)
 
 
 def diagnose(logprobs, old_logprobs, advantages, mask, args: Args) -> torch.Tensor:
-    """Over the tokens of one pass: their number, how many are clipped low and high, sum of KL."""
+    """Of a micro-batch's tokens: their number, how many are clipped low and high, sum of KL."""
     log_ratio = logprobs - old_logprobs  # (n, T), like all of these
     ratio = log_ratio.exp()
     clipped_low = (ratio < args.clip_low) & (advantages[:, None] < 0) & mask
@@ -161,7 +161,7 @@ def diagnose(logprobs, old_logprobs, advantages, mask, args: Args) -> torch.Tens
 def main(args: Args) -> int:
     """Train; returns the exit status."""
     init_distributed()
-    checkpoint = claim_output_dir(args)
+    checkpoint = claim_or_resume(args)
     tokenizer, examples = load_training_data(args)
     verifier = Verifier(args.verifier_workers, reward=args.reward)  # starts while models load
     engine = load_engine(args, checkpoint)
@@ -189,13 +189,13 @@ def main(args: Args) -> int:
             run.lap("verify_s")
 
             # ---- update: one optimizer step per `train_batch_size` queries
-            old = score_old(engine, queries, completions, advantages, args)  # (B, G, T), or None
+            old = log_pi_old(engine, queries, completions, advantages, args)  # (B, G, T), or None
             for part in run.parts(queries):
                 old_part = None if old is None else old[part]
                 rows = trajectories(queries, completions[part])  # b * G of them
                 stats = update(engine, rows, advantages[part], old_part, args)
                 sampled = completion_stats(completions[part])
-                run.log({"reward": rewards[part].mean().item(), **stats, **gap, **sampled})
+                run.end_step({"reward": rewards[part].mean().item(), **stats, **gap, **sampled})
     return 0 if run.finished else 130
 
 

@@ -29,7 +29,7 @@ import torch
 from data import TokenizedExample, derive_seed
 from engine import Engine, init_distributed, load_engine
 from rollout import Rollout, completion_stats, judge, vllm_gap
-from run import RolloutArgs, Run, claim_output_dir, load_training_data, run_script
+from run import RolloutArgs, Run, claim_or_resume, load_training_data, run_script
 from verify import Verifier
 
 
@@ -52,12 +52,9 @@ class Args(RolloutArgs):
 # ---- The method ----------------------------------------------------------------------------------
 
 
-def oswft_weights(
-    rewards: torch.Tensor, strategy: str = "oswft", generator: torch.Generator | None = None
-) -> torch.Tensor:
+def oswft_weights(rewards: torch.Tensor) -> torch.Tensor:
     """w = 1 - p̂: (B, K) rewards, 1 for a right answer -> (B,) constants (Algorithm 1, line 7)."""
-    weights = 1 - rewards.detach().float().mean(dim=1)
-    return weights if strategy == "oswft" else control_weights(weights, strategy, generator)
+    return 1 - rewards.detach().float().mean(dim=1)
 
 
 def oswft_loss(
@@ -84,11 +81,11 @@ def update(
     num_tokens = sum(len(query.completion_ids) for query in queries)
     normalizer = num_tokens if args.normalizer == "token" else len(queries)
     weights = weights.to(engine.device)
-    for batch in engine.passes(queries, args.max_tokens_per_micro_batch, keep=weights > 0):
+    for batch in engine.micro_batches(queries, args.max_tokens_per_micro_batch, keep=weights > 0):
         logprobs = engine.logprobs(batch)  # (b, T)
         loss = oswft_loss(logprobs, batch.mask, weights[batch.rows], normalizer)
         engine.backward(loss)
-    stats = engine.step()
+    stats = engine.step(args.learning_rate)
     return {
         "mean_weight": weights.mean().item(),
         **stats,
@@ -123,7 +120,7 @@ def control_weights(
 def main(args: Args) -> int:
     """Train; returns the exit status."""
     init_distributed()
-    checkpoint = claim_output_dir(args)
+    checkpoint = claim_or_resume(args)
     tokenizer, examples = load_training_data(args)
     verifier = Verifier(args.verifier_workers, reward=args.reward)  # starts while models load
     engine = load_engine(args, checkpoint)
@@ -145,8 +142,10 @@ def main(args: Args) -> int:
             gap = vllm_gap(engine, queries, completions, args, refuse=run.step == run.first_step)
 
             # ---- weigh: w = 1 - p̂
-            generator = torch.Generator().manual_seed(derive_seed(args.seed, batch, "weights"))
-            weights = oswft_weights(rewards, args.weighting, generator)  # (B,)
+            weights = oswft_weights(rewards)  # (B,)
+            if args.weighting != "oswft":
+                generator = torch.Generator().manual_seed(derive_seed(args.seed, batch, "weights"))
+                weights = control_weights(weights, args.weighting, generator)
             run.save_rollouts(queries, completions, rewards, weight=weights)
             run.lap("verify_s")
 
@@ -154,7 +153,7 @@ def main(args: Args) -> int:
             for part in run.parts(queries):
                 stats = update(engine, queries[part], weights[part], args)
                 sampled = completion_stats(completions[part])
-                run.log({"pass_rate": rewards[part].mean().item(), **stats, **gap, **sampled})
+                run.end_step({"pass_rate": rewards[part].mean().item(), **stats, **gap, **sampled})
     return 0 if run.finished else 130
 
 

@@ -4,7 +4,7 @@ The baseline of the paper. Weight 1 in place of OSW-FT's 1 - p̂, no rollouts, n
 
     loss = - sum over the batch of  log pi(o* | q)  /  completion tokens of the global batch
 
-`--weight_column weight` takes each solution's weight from the data: with 1 - p̂ from one pass of the
+`--weight_column weight` takes each solution's weight from the data: with 1 - p̂ from answers of the
 base model that is OSW-FT's offline form (docs/study.md).
 
     deepspeed --quiet train_sft.py --model Qwen/Qwen3-0.6B-Base --data data/train.jsonl
@@ -22,7 +22,7 @@ import torch
 
 from data import InputError, TokenizedExample
 from engine import Engine, init_distributed, load_engine
-from run import Run, TrainArgs, claim_output_dir, load_training_data, run_script
+from run import Run, TrainArgs, claim_or_resume, load_training_data, run_script
 
 
 @dataclass(kw_only=True)
@@ -62,11 +62,11 @@ def update(engine: Engine, queries: Sequence[TokenizedExample], args: Args) -> d
     """One optimizer step on expert solutions; returns its metrics."""
     normalizer = sum(len(query.completion_ids) for query in queries)
     weights = torch.tensor([get_weight(query, args) for query in queries], device=engine.device)
-    for batch in engine.passes(queries, args.max_tokens_per_micro_batch, keep=weights > 0):
+    for batch in engine.micro_batches(queries, args.max_tokens_per_micro_batch, keep=weights > 0):
         logprobs = engine.logprobs(batch)  # (b, T)
         loss = sft_loss(logprobs, batch.mask, normalizer, weights[batch.rows])
         engine.backward(loss)
-    stats = engine.step()
+    stats = engine.step(args.learning_rate)
     return {"mean_weight": weights.mean().item(), **stats} if args.weight_column else stats
 
 
@@ -85,7 +85,7 @@ def get_weight(query: TokenizedExample, args: Args) -> float:
 def main(args: Args) -> int:
     """Train; returns the exit status."""
     init_distributed()
-    checkpoint = claim_output_dir(args)
+    checkpoint = claim_or_resume(args)
     tokenizer, examples = load_training_data(args)
     if not any([get_weight(example, args) for example in examples]):  # a bad one is found now
         raise InputError(f"{args.data}: every '{args.weight_column}' is 0: nothing would be learnt")
@@ -94,7 +94,7 @@ def main(args: Args) -> int:
     with Run(args, engine, tokenizer, examples, checkpoint) as run:
         for _, queries in run.batches():  # the same on every rank
             # ---- update: one optimizer step
-            run.log(update(engine, queries, args))
+            run.end_step(update(engine, queries, args))
     return 0 if run.finished else 130
 
 

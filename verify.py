@@ -239,7 +239,11 @@ class _Worker:
     """A process that grades answers. When it dies, a new one takes its place."""
 
     def __init__(self, options: list[str]):
-        self.options, self.ready = options, False
+        self.options = options
+        self._start()
+
+    def _start(self) -> None:
+        self.ready = False
         # A fresh Python: forking is unsafe with CUDA, and spawning imports torch, vLLM, ... again.
         self.pipe, theirs = Pipe()
         self.process = subprocess.Popen(
@@ -266,7 +270,7 @@ class _Worker:
             reply = self.pipe.recv()
         except (EOFError, OSError):  # it died of this answer, or waits for too long
             self.end()
-            self.__init__(self.options)
+            self._start()
             return Grade(False, None)
         if isinstance(reply, str):
             raise RewardError(reply)
@@ -288,20 +292,20 @@ def load_reward(reward: str) -> Callable[[str, dict], Grade]:
     if not callable(function):
         raise RewardError("no such function; expected path/to/file.py:function")
 
-    def judge(completion: str, row: dict) -> Grade:
+    def grade_row(completion: str, row: dict) -> Grade:
         value = float(function(completion, types.SimpleNamespace(**row)))
         if not 0 <= value <= 1:
             raise ValueError(f"{name} returned {value}, which is not in [0, 1]")
         return Grade(value, None)
 
-    return judge
+    return grade_row
 
 
 def _serve(pipe: Connection, timeout_s: float, reward: str | None = None) -> None:
     """Grade what comes through the pipe, until the trainer ends."""
     signal.signal(signal.SIGTERM, lambda *_: None)  # of a launcher: the trainer ends us
     try:
-        judge = load_reward(reward) if reward else grade
+        grader = load_reward(reward) if reward else grade
     except (Exception, SystemExit) as error:
         why = "" if isinstance(error, RewardError) else f"\n{traceback.format_exc()}"
         return pipe.send(f"{reward} cannot be loaded: {error}{why}")
@@ -321,7 +325,7 @@ def _serve(pipe: Connection, timeout_s: float, reward: str | None = None) -> Non
             completion, reference = pipe.recv()
             signal.setitimer(signal.ITIMER_PROF, timeout_s)  # CPU time: SIGPROF ends this process
             try:
-                reply = tuple(judge(completion, reference))
+                reply = tuple(grader(completion, reference))
             except (MemoryError, RecursionError):
                 reply = (False, None)
             except Exception:  # ours, or the reward function's: it ends the run

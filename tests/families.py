@@ -130,12 +130,12 @@ def measure(model_type: str, changes: dict, folder: Path) -> list[str]:
         engine = load_engine(args)
         example = Example("id", "1+1", "2", "2", "test")
         query = TokenizedExample("id", tokens[0, :50].tolist(), tokens[0, 50:].tolist(), example)
-        for batch in engine.passes([query], 1000):
+        for batch in engine.micro_batches([query], 1000):
             engine.backward(-engine.logprobs(batch).sum() / 51)
-        engine.step()
+        engine.step(args.learning_rate)
         engine.save_model(make_tokenizer(), folder / "final")
         saved = own_logprobs(load_model(str(folder / "final"), 200), tokens)[49:]
-        gap = (engine.score([query], 1000)[0, 49:] - saved).abs()
+        gap = (engine.eval_logprobs([query], 1000)[0, 49:] - saved).abs()
         cells.append(show(gap.mean(), gap.max()))
         cells.append(compare_vllm(engine, query, args))
     except ValueError as error:  # an InputError, or of the head

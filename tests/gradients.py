@@ -97,10 +97,10 @@ def make_engine(args, tied: bool = True, vocabulary: int = VOCABULARY):
     gradients = {}
     step = engine.step
 
-    def step_and_keep_gradients():
+    def step_and_keep_gradients(learning_rate: float):
         for name, parameter in engine.model.named_parameters():
             gradients[name] = safe_get_full_grad(parameter).cpu().clone()
-        return step()
+        return step(learning_rate)
 
     engine.step = step_and_keep_gradients
     return engine, reference, adam, gradients
@@ -170,7 +170,7 @@ def compare_grpo(steps_per_batch: int, tied=True, vocabulary=VOCABULARY, **setti
         with torch.no_grad():
             old = [dense_logprobs(reference, row, args.temperature) for row in rows]
         keep = advantages != 0
-        scores = engine.score(rows, args.max_tokens_per_micro_batch, args.temperature, keep)
+        scores = engine.eval_logprobs(rows, args.max_tokens_per_micro_batch, args.temperature, keep)
         expected = pad_completions([logprobs.tolist() for logprobs in old], rows) * keep[:, None]
         torch.testing.assert_close(scores.cpu(), expected, rtol=0, atol=close)
         size = len(rows) // steps_per_batch

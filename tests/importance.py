@@ -35,7 +35,9 @@ if __name__ == "__main__":
         old = [dense_logprobs(reference, row, TEMPERATURE) for row in rows]
     vllm = [x + 0.8 * torch.randn(len(x), generator=generator) for x in old]
     padded = pad_completions([x.tolist() for x in vllm], rows).to(engine.device)
-    scores = engine.score(rows, args.max_tokens_per_micro_batch, TEMPERATURE, advantages != 0)
+    scores = engine.eval_logprobs(
+        rows, args.max_tokens_per_micro_batch, TEMPERATURE, advantages != 0
+    )
     for old_logprobs in (None, scores[:, None]):  # the first update of a batch, then a later one
         loss = dense_loss(reference, rows, advantages, old, vllm)
         alone = advantages[:, None]  # groups of one answer

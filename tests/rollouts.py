@@ -62,7 +62,7 @@ def main(tiny: str, folder: str, tied: str, precision: str, tensor_parallel: str
     def largest_gap(completions):
         rows = [Trajectory("id", prompts[c.query], c.token_ids) for c in completions]
         vllms = pad_completions([c.logprobs for c in completions], rows).to(engine.device)
-        return float((engine.score(rows, 1000, TEMPERATURE) - vllms).abs().max())
+        return float((engine.eval_logprobs(rows, 1000, TEMPERATURE) - vllms).abs().max())
 
     rollout.load_weights(engine.named_weights())
     first = sample([1, 2, 3])

@@ -52,11 +52,11 @@ def same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], toleran
 def assert_no_step_without_a_finite_gradient(engine: Engine) -> None:
     adam = [value for state in engine.adam.state.values() for value in state.values()]
     before, adam_before = weights(engine), copy.deepcopy(adam)
-    for batch in engine.passes([Trajectory("bad", [1, 2], [3])], 64):
+    for batch in engine.micro_batches([Trajectory("bad", [1, 2], [3])], 64):
         loss = engine.logprobs(batch).sum()
         engine.backward((0 * loss).sqrt())  # its value is 0, its gradient NaN
     with pytest.raises(FloatingPointError, match=r"step 4: the gradient is (inf|nan)"):
-        engine.step()
+        engine.step(LEARNING_RATE)
     same(weights(engine), before)
     assert all(map(torch.equal, adam, adam_before))
 

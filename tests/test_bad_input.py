@@ -26,7 +26,7 @@ from data import Example, InputError, TokenizedExample, hash_examples, write_row
 from run import (
     Run,
     checkpoints,
-    claim_output_dir,
+    claim_or_resume,
     load_training_data,
     settings,
     write_args,
@@ -169,7 +169,7 @@ def test_a_run_is_not_continued_in_another_folder(one_rank, tmp_path):
     args = train_sft.Args(model="m", data="d", output_dir=str(tmp_path / "other"))
     args.resume = str(tmp_path / "run")
     with pytest.raises(InputError, match="own folder"):
-        claim_output_dir(args)
+        claim_or_resume(args)
 
 
 def test_a_run_continues_from_its_newest_checkpoint_or_else_from_its_first_step(
@@ -179,13 +179,13 @@ def test_a_run_continues_from_its_newest_checkpoint_or_else_from_its_first_step(
     args = Args(model="m", data="d", train_batch_size=64)
     args.output_dir = args.resume = str(tmp_path)
     write_args(tmp_path, args={**settings(args), "seed": 3}, world_size=2)
-    assert claim_output_dir(args) is None
+    assert claim_or_resume(args) is None
     assert "without a checkpoint: resumed; changed: seed 3 -> 0" in capsys.readouterr().err
     (tmp_path / "checkpoint-000003").mkdir()
     with pytest.raises(InputError, match="within a batch"):
-        claim_output_dir(args)
+        claim_or_resume(args)
     (tmp_path / "checkpoint-000004").mkdir()
-    assert claim_output_dir(args) == tmp_path / "checkpoint-000004"
+    assert claim_or_resume(args) == tmp_path / "checkpoint-000004"
     assert "resumed; changed: seed 3 -> 0, world_size 2 -> 1\n" in capsys.readouterr().err
 
 
@@ -197,9 +197,9 @@ def test_a_folder_belongs_to_one_process_at_a_time(resume, one_rank, tmp_path):
     with (tmp_path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(InputError, match="another process"):
-            claim_output_dir(args)
+            claim_or_resume(args)
     args.resume = args.output_dir
-    assert claim_output_dir(args) is None
+    assert claim_or_resume(args) is None
 
 
 def test_other_data_is_refused_and_the_same_data_may_lie_elsewhere(one_rank, tiny, tmp_path):
@@ -313,7 +313,7 @@ def test_a_logger_that_fails_is_told_once_and_the_run_goes_on(make_run, capsys):
     with make_run() as run:
         run.logger = SimpleNamespace(log=lambda row, step: 1 / 0)
         for step in (1, 2):
-            run.log({"train_tokens": 1})
+            run.end_step({"train_tokens": 1})
             assert run.step == step
     assert capsys.readouterr().err.count("--logger failed, the run continues: division") == 1
 

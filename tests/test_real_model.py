@@ -81,9 +81,9 @@ for batch in range(2):
     sampler.load_weights(trainer.named_weights())
     groups = [[answer] for answer in sampler.answer(queries, batch)]
     print("gap", rollout.vllm_gap(trainer, queries, groups, args, refuse=True)["vllm_gap_mean"])
-    before = trainer.score(queries, 1024)
+    before = trainer.eval_logprobs(queries, 1024)
     train_oswft.update(trainer, queries, torch.ones(4), args)
-    print("moved", (trainer.score(queries, 1024) - before).abs().max().item())
+    print("moved", (trainer.eval_logprobs(queries, 1024) - before).abs().max().item())
 """
 
 

@@ -265,11 +265,11 @@ def slow_step(engine, step=LLMEngine.step):
     time.sleep(0.3)
     return step(engine)
 
-def log(self, row, log=run.Run.log):
+def log(self, row, log=run.Run.end_step):
     log(self, row)
     LLMEngine.step = slow_step
 
-run.Run.log = log
+run.Run.end_step = log
 run.run_script(train_oswft.main, train_oswft.Args, "")
 """
 

@@ -41,12 +41,12 @@ def test_loss_is_the_sum_over_any_split_of_the_batch():
 
 
 class Recorder:
-    """Stands in for the engine: one pass over what is kept, with these log-probabilities."""
+    """Stands in for the engine: one micro-batch of what is kept, with these log-probabilities."""
 
     def __init__(self, logprobs):
         self.all_logprobs, self.loss = logprobs, 0.0
 
-    def passes(self, rows, max_tokens, keep):
+    def micro_batches(self, rows, max_tokens, keep):
         assert max_tokens == 77
         self.kept = keep.tolist()
         yield collate(rows, keep.nonzero()[:, 0].tolist())
@@ -57,7 +57,8 @@ class Recorder:
     def backward(self, loss):
         self.loss += loss
 
-    def step(self):
+    def step(self, learning_rate):
+        assert learning_rate == Args.learning_rate
         return {"loss": self.loss}
 
     device = torch.device("cpu")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from conftest import ROOT
-from train_oswft import oswft_loss, oswft_weights
+from train_oswft import control_weights, oswft_loss, oswft_weights
 from train_sft import sft_loss
 
 each_k = pytest.mark.parametrize("k", range(1, 9))
@@ -82,9 +82,10 @@ def test_the_second_moment_and_the_error_are_those_of_the_remarks(k):
 def test_one_rollout_is_hard_example_selection():
     for batch in itertools.product([0.0, 1.0], repeat=4):
         rewards = torch.tensor(batch)[:, None]
-        assert oswft_weights(rewards).tolist() == oswft_weights(rewards, "hard").tolist()
-    soft = torch.tensor([[1.0, 0.0]])
-    assert oswft_weights(soft).tolist() != oswft_weights(soft, "hard").tolist()
+        weights = oswft_weights(rewards)
+        assert weights.tolist() == control_weights(weights, "hard").tolist()
+    soft = oswft_weights(torch.tensor([[1.0, 0.0]]))
+    assert soft.tolist() != control_weights(soft, "hard").tolist()
 
 
 def test_a_gradient_through_the_weight_would_be_another_one():
@@ -121,9 +122,9 @@ def test_the_mean_weight_does_not_depend_on_k_but_that_of_hard_weights_does(k):
     rewards, _ = enumerate_rollouts(k, 0.5)
     for p in SHARES:
         _, probability = enumerate_rollouts(k, p)
-        for strategy, mean in (("oswft", 1 - p), ("hard", 1 - p**k)):
-            weights = oswft_weights(rewards, strategy).double()
-            assert (probability @ weights).item() == pytest.approx(mean)
+        weights = oswft_weights(rewards)
+        for each, mean in ((weights, 1 - p), (control_weights(weights, "hard"), 1 - p**k)):
+            assert (probability @ each.double()).item() == pytest.approx(mean)
 
 
 def test_chance_takes_a_quarter_off_the_weight_of_an_unsolved_question_with_four_options():
