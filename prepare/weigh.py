@@ -1,4 +1,4 @@
-"""One pass of the model over a training set: static weights, own answers, suspect references.
+"""Weigh a training set once, before training: static weights, own answers, suspect references.
 
     python -m prepare.weigh --model Qwen/Qwen3-0.6B-Base --data data/train.jsonl --output data/weighted.jsonl
     deepspeed --quiet --module prepare.weigh --model ...      # several GPUs, the same flags
@@ -6,8 +6,8 @@
 
 The model answers each question K times, as in OSW-FT's rollouts; p-hat is the share of right answers.
 A row is suspect if its answers agree with each other, and not with its reference. The answers stay
-beside the output, in weighted.answers/: the same command continues a pass that was stopped, and one
-with another --agreement, or with --own_answers, samples nothing again.
+beside the output, in weighted.answers/: the same command continues a weighing that was stopped, and
+one with another --agreement, or with --own_answers, samples nothing again.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Args:
     suspects: Literal["keep", "drop"] = "keep"  # rows whose answers agree on another answer
     agreement: float = 0.75  # share of a row's answers that agree, in a suspect
 
-    # The pass: settings of the training scripts
+    # Sampling: settings of the training scripts
     num_rollouts: int = 4  # K answers to a question; weights need 2, suspects 4 or more
     temperature: float = train_oswft.Args.temperature  # of sampling
     max_length: int = train_oswft.Args.max_length  # tokens of prompt and solution, or rollout
@@ -110,7 +110,7 @@ def agreed_answers(
     return found
 
 
-# ---- The pass ------------------------------------------------------------------------------------
+# ---- Sampling ----------------------------------------------------------------------------------
 
 
 def weigh(args: Args) -> int:
@@ -135,7 +135,7 @@ def weigh(args: Args) -> int:
 
 
 def sampling_args(args: Args) -> evaluate.Args:
-    """The pass as an evaluation, without top-p and top-k."""
+    """The sampling as an evaluation, without top-p and top-k."""
     shared = asdict(args).keys() & asdict(evaluate.Args(model="")).keys()
     settings = {name: getattr(args, name) for name in shared}
     return evaluate.Args(**settings, num_samples=args.num_rollouts, top_p=1.0, top_k=0)
@@ -173,7 +173,7 @@ def find_missing(
     record, samples = evaluate.open_folder(sampling, folder, tokenizer, problems)
     if other := samples.keys() - {problem.source for problem in problems}:
         if len(other) == len(samples):
-            raise InputError(f"{folder} is a pass over other data: choose another output")
+            raise InputError(f"{folder} holds answers to other data: choose another output")
         print(f"note: {folder}: {len(other):,} rows are gone or have changed", file=sys.stderr)
     write_args(folder, **{**record, "benchmarks": {}})
     done = {(name, row["sample"]) for name, own in samples.items() for row in own}

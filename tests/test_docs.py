@@ -14,12 +14,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import tyro
 from deepspeed.launcher.runner import parse_args as parse_launcher
 from torch.distributed.run import get_args_parser
 
 import run
 from conftest import ROOT
+from train_oswft import oswft_loss, oswft_weights
 
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md")), ROOT / "BENCHMARKS.md"]
@@ -182,9 +184,18 @@ def test_every_file_module_flag_function_and_test_that_is_named_exists(page):
         assert not missing and Path(path).stem == module, f"{path}: {module}: {missing}"
 
 
-def test_the_readmes_loss_and_file_tree_are_those_of_the_repository():
-    assert blocks(README, "python")[0] in (ROOT / "train_oswft.py").read_text()
-    named, tracked = [line.split()[0] for line in blocks(README, "text")[0].splitlines()], b""
+def test_the_readmes_loss_runs_when_pasted_and_is_that_of_the_script():
+    pasted = {"torch": torch}
+    exec(blocks(README, "python")[0], pasted)
+    rewards, mask = torch.rand(4, 3) > 0.5, torch.rand(4, 7) > 0.3
+    weights = pasted["oswft_weights"](rewards)
+    assert torch.equal(weights, oswft_weights(rewards))
+    batch = torch.randn(4, 7).where(mask, -torch.inf), mask, weights, 9
+    assert torch.equal(pasted["oswft_loss"](*batch), oswft_loss(*batch))
+
+
+def test_the_readmes_file_tree_is_that_of_the_repository():
+    named, tracked = [line.split()[0] for line in blocks(README, "text")[1].splitlines()], b""
     with contextlib.suppress(OSError):  # there may be no git
         tracked = subprocess.run(["git", "ls-files", "[!.]*"], cwd=ROOT, capture_output=True).stdout
     if not tracked:

@@ -1,4 +1,4 @@
-"""One pass before training: static weights, own answers and suspect references."""
+"""Weighing before training: static weights, own answers and suspect references."""
 
 import json
 import re
@@ -166,7 +166,7 @@ def test_a_row_that_was_edited_since_is_answered_anew(made, tmp_path, capsys):
     made.answer("", "", "", "8 8 8 8", number=1)
     assert [row["weight"] for row in made.write()] == [0.25, 0.25, 1.0, 0.0]
     made.data.write_text("".join(line.replace("1+", "5+") + "\n" for line in text.splitlines()))
-    with pytest.raises(InputError, match="pass over other data"):
+    with pytest.raises(InputError, match="answers to other data"):
         made.missing()
 
 
@@ -192,7 +192,7 @@ def test_bad_input_is_refused(made, changes, message):
 
 
 @needs_vllm
-def test_a_killed_pass_goes_on_finds_wrong_keys_and_its_weights_train(tiny, tmp_path):
+def test_a_killed_weighing_goes_on_finds_wrong_keys_and_its_weights_train(tiny, tmp_path):
     base, output = tmp_path / "base", tmp_path / "weighted.jsonl"
     base.mkdir()
     rows = [row for _, row in read_rows(str(tiny / "train.jsonl"))][:800]
