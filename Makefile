@@ -1,6 +1,7 @@
 # make demo       installs into .venv if needed, then trains SFT, OSW-FT and GRPO from one tiny base
 # make lesson     runs docs/lesson.ipynb and keeps its outputs; needs `uv pip install jupyterlab`
 # make exercises  grades docs/exercises (ONLY=3: one of them)
+# make check      style, and every test that starts no script: a minute
 # make test       installs what development needs, too, then runs every test (TESTS=tests/test_sft.py)
 # make test-gpu   on a machine with a GPU, the tests that use one: 8 minutes at most
 # make bench      compares with other implementations and writes BENCHMARKS.md: 2.5 hours
@@ -16,7 +17,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # Threads that spin while they wait slow down everything else on the machine.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: install demo lesson exercises test test-gpu bench soak lint
+.PHONY: install demo lesson exercises check test test-gpu bench soak lint
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -60,6 +61,9 @@ lesson: $(INSTALLED)
 
 exercises: $(INSTALLED)
 	@python docs/exercises/grade.py $(ONLY)
+
+check: lint
+	python -m pytest -q -n 2 --quick $(TESTS)
 
 test: $(DEV_INSTALLED)
 	python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 25 $(TESTS)

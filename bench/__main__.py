@@ -1,5 +1,7 @@
 """Run every section in a process of its own, and write BENCHMARKS.md: make bench"""
 
+import os
+import platform
 import re
 import subprocess
 import sys
@@ -10,7 +12,6 @@ import torch
 
 from bench.measure import GOAL, markdown_table
 from data import atomic_write
-from demo import study
 from run import parse_args, provenance
 
 SECTIONS = ("step", "sft", "logprobs", "rollout", "verify", "start")
@@ -27,7 +28,11 @@ other seconds, and other ratios, too."""
 
 def machine() -> str:
     """The machine and the versions, in a sentence."""
-    cpu = f"{study.machine()}, {psutil.virtual_memory().total / 2**30:.0f} GiB"
+    info = Path("/proc/cpuinfo")
+    model = re.search(r"model name\s*:\s*(.*)", info.read_text()) if info.exists() else None
+    name = model[1].strip() if model else platform.processor()
+    cpu = f"{name}, {os.cpu_count()} cores, {platform.machine()}"
+    cpu += f", {psutil.virtual_memory().total / 2**30:.0f} GiB"
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     found = provenance()
     versions = ", ".join(f"{name} {version}" for name, version in sorted(found["versions"].items()))

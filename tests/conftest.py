@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
 from pathlib import Path
 
@@ -65,6 +66,28 @@ needs_shared = pytest.mark.skipif(
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="skip a test when it starts a script")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick(request) -> Iterator[None]:
+    """Under --quick what a test does decides whether it runs, not a list."""
+    begin = subprocess.Popen.__init__
+
+    def begin_or_skip(process, command, *args, **options):
+        first, *rest = [command] if isinstance(command, str) else map(str, command)
+        ours = Path(first).parent == BIN or Path(first).suffix == ".sh" or first in ("make", "bash")
+        if ours and rest[:1] != [str(ROOT / "verify.py")]:  # whose workers start at once
+            pytest.skip("starts a script: make test")
+        begin(process, command, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if request.config.getoption("quick"):
+            patch.setattr(subprocess.Popen, "__init__", begin_or_skip)
+        yield
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files that take minutes come first: at the end one core would wait for them."""
     long = ("test_demo.py", "test_runs.py", "test_bench.py", "test_patches.py", "test_trainers.py")
@@ -108,6 +131,13 @@ def one_rank(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+@pytest.fixture(scope="session")
+def minutes(request) -> None:
+    """For a test, or a fixture, that trains or waits in this process."""
+    if request.config.getoption("quick"):
+        pytest.skip("takes too long: make test")
 
 
 def free_port() -> str:

@@ -18,7 +18,7 @@ SAMPLED = ("rollout", "logprobs", "coefficients")  # another processor samples o
 
 
 @pytest.fixture(scope="module")
-def lesson(tiny) -> tuple[dict, dict]:
+def lesson(minutes, tiny) -> tuple[dict, dict]:
     """Runs every cell in order: its text and number of pictures by its id, and all variables."""
     shown, variables = {}, {}
     with pytest.MonkeyPatch.context() as patch, plt.rc_context():

@@ -23,7 +23,7 @@ LENGTHS = ["--max_length", "256", "--max_completion_length", "32"]
 
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory) -> Path:
+def real(minutes, tmp_path_factory) -> Path:
     """The model, and words.jsonl with 32 word problems."""
     folder = tmp_path_factory.mktemp("real")
     write_model(folder / "model")

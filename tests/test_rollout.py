@@ -108,7 +108,9 @@ def test_the_gap_that_is_refused_is_sharper_in_fp32(precision, refused):
     args = train_oswft.Args(model="m", data="", precision=precision)
     queries, completions = [Trajectory("", [1], [])], [[Completion(0, [2], "", "stop", [-1.0])]]
     for gap in (refused / 20, refused):
-        engine = SimpleNamespace(device="cpu", score=lambda *_, gap=gap: torch.tensor([[gap - 1]]))
+        engine = SimpleNamespace(
+            device="cpu", eval_logprobs=lambda *_, gap=gap: torch.tensor([[gap - 1]])
+        )
         with pytest.raises(InputError) if gap == refused else contextlib.nullcontext():
             vllm_gap(engine, queries, completions, args, refuse=True)
 

@@ -39,7 +39,7 @@ pad = partial(pad_sequence, batch_first=True)
 each_trainer = pytest.mark.parametrize("trainer", [OSWFTTrainer, WeightedSFTTrainer])
 
 
-def test_gradients_are_those_of_the_dense_loss_on_one_rank_and_on_two():
+def test_gradients_are_those_of_the_dense_loss_on_one_rank_and_on_two(minutes):
     compare()
     launch("tests/trainers.py", ranks=2)
 

@@ -269,7 +269,7 @@ HOSTILE += [
 ]
 
 
-def test_hostile_completions_end_at_the_deadline_as_wrong_and_harm_no_neighbour():
+def test_hostile_completions_end_at_the_deadline_as_wrong_and_harm_no_neighbour(minutes):
     deadline = 1.0
     completions = [text for hostile in HOSTILE for text in (hostile, r"\boxed{42}")]
     with Verifier(num_workers=2, timeout_s=deadline) as verifier:
