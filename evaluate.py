@@ -18,9 +18,10 @@ import math
 import os
 import shlex
 import sys
+import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -48,7 +49,6 @@ from data import (
     read_rows,
     refuse_special_tokens,
     write_json,
-    write_rows,
 )
 from engine import init_ranks, load_config, on_rank_0
 from rollout import Rollout
@@ -57,7 +57,7 @@ from verify import Verifier
 
 RESAMPLES = 10_000  # of a bootstrap or a permutation test
 DRAWN = 100  # of them at a time: all at once take gigabytes
-CHUNK = 1000  # answers that a rank samples before it writes them down
+WRITE_EVERY_S = 5  # answers are written down so often: what a kill loses
 
 
 @dataclass(kw_only=True)
@@ -216,7 +216,7 @@ def load_own(path: Path) -> list[Example]:
     # A file with the name of a benchmark of the paper is not that benchmark.
     name = f"own_{path.stem}" if path.stem in BENCHMARKS else path.stem
     problems = load_examples(str(path), {"solution": "none", "source": name})
-    return [replace(problem, solution="") for problem in problems]
+    return [replace(problem, solution="") for problem in problems]  # a file may have none
 
 
 def load_problems(args: Args) -> dict[str, list[Example]]:
@@ -252,7 +252,8 @@ def read_samples(folder: Path) -> dict[str, list[dict]]:
     """The rows of each benchmark, sorted, whichever rank wrote them. Of duplicates one counts."""
     rows, samples = {}, {}
     for path in folder.glob("samples.rank*.jsonl"):
-        for _, row in read_rows(str(path)):
+        for line in path.read_bytes().split(b"\n")[:-1]:  # a kill may leave half a row
+            row = json.loads(line)
             rows[row["benchmark"], len(row["id"]), row["id"], row["sample"]] = row
     for (name, *_), row in sorted(rows.items()):
         samples.setdefault(name, []).append(row)
@@ -378,37 +379,27 @@ def answer_missing(
 ) -> None:
     """Sample this rank's share of the answers, check them, and append them to its file."""
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch's, about vLLM's calls
-    rank, chunk = dist.get_rank(), CHUNK * dist.get_world_size()
     prompts = tokenize_prompts(tokenizer, [problem for problem, _ in missing])
-    # One seed for each answer, so it does not depend on what else is sampled.
     seeds = [derive_seed(args.seed, p.source, p.id, sample) for p, sample in missing]
     longest = max(map(len, prompts)) + args.max_completion_length
-    with Verifier(args.verifier_workers, reward=args.reward) as verifier:  # starts while vLLM does
+    path = folder / f"samples.rank{dist.get_rank()}.jsonl"
+    with Verifier(args.verifier_workers, reward=args.reward) as verifier, path.open("ab") as out:
+        out.truncate(path.read_bytes().rfind(b"\n") + 1)  # a kill may leave half a row
         rollout = Rollout(args, tokenizer, max_length=longest, load_weights_from_disk=True)
-        if rank == 0:
+        if dist.get_rank() == 0:
             write_args(folder, **{**read_args(folder), "vllm_runner": rollout.model_runner})
-        for start in range(0, len(missing), chunk):
-            if rank == 0:
-                print(f"{start:,} of {len(missing):,} answers are done", file=sys.stderr)
-            part = slice(start, start + chunk)
-            completions = rollout.generate(
-                prompts[part],
-                num_samples=1,
-                max_tokens=args.max_completion_length,
-                seeds=seeds[part],
-                temperature=args.temperature,
-                top_p=args.top_p,
-                top_k=args.top_k,
-            )
-            asked = [missing[start + completion.query] for completion in completions]
+            print(f"{len(missing):,} answers to sample", file=sys.stderr)
+        sampling = {name: getattr(args, name) for name in ("temperature", "top_p", "top_k")}
+        stream = rollout.stream(prompts, 1, args.max_completion_length, seeds, **sampling)
+        for completions in by_the_clock(stream):
+            asked = [missing[completion.query] for completion in completions]
             references = [p.columns if args.reward else p.answer for p, _ in asked]
             grades = verifier.grade([completion.text for completion in completions], references)
-            graded = zip(asked, completions, grades, strict=True)
-            rows = [
-                {
+            for (problem, n), completion, grade in zip(asked, completions, grades, strict=True):
+                row = {
                     "benchmark": problem.source,
                     "id": problem.id,
-                    "sample": sample,  # which answer to the problem, counted from 0
+                    "sample": n,  # which answer to the problem, counted from 0
                     "correct": grade.correct == 1,
                     **({"reward": grade.correct} if args.reward else {}),
                     "extracted": grade.extracted,  # what was read in the text, if anything
@@ -417,13 +408,19 @@ def answer_missing(
                     "tokens": len(completion.token_ids),
                     "text": completion.text,
                 }
-                for (problem, sample), completion, grade in graded
-            ]
-            taken = [
-                int(path.suffixes[-2][1:]) for path in folder.glob(f"samples.rank{rank}.*.jsonl")
-            ]
-            number = max(taken, default=-1) + 1
-            write_rows(rows, folder / f"samples.rank{rank}.{number}.jsonl")
+                out.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+            out.flush()
+
+
+def by_the_clock(parts: Iterator[list]) -> Iterator[list]:
+    """Join the lists that come within `WRITE_EVERY_S`."""
+    joined, began = [], time.monotonic()
+    for part in parts:
+        joined += part
+        if time.monotonic() - began > WRITE_EVERY_S:
+            yield joined
+            joined, began = [], time.monotonic()
+    yield joined
 
 
 # ---- Results -------------------------------------------------------------------------------------

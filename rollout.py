@@ -6,7 +6,6 @@ neighbouring ranks share one copy of the model, and sample for the same prompts 
 
 from __future__ import annotations
 
-import functools
 import gc
 import logging
 import os
@@ -146,7 +145,12 @@ class Rollout:
         self.sleep()
         return completions
 
-    def generate(
+    def generate(self, *args, **options) -> list[Completion]:
+        """All that `stream` yields, in the order of the prompts."""
+        found = [completion for part in self.stream(*args, **options) for completion in part]
+        return sorted(found, key=lambda completion: completion.query)
+
+    def stream(
         self,
         prompts: Sequence[Sequence[int]],
         num_samples: int,
@@ -154,15 +158,13 @@ class Rollout:
         seeds: Sequence[int],
         logprobs: int = 0,
         **sampling: float,
-    ) -> list[Completion]:
-        """Sample `num_samples` completions of each prompt; they share the prompt's computation.
+    ) -> Iterator[list[Completion]]:
+        """Sample `num_samples` completions of each prompt; yield them as they end.
 
-        All ranks give all prompts, and each answers its share: every n-th prompt, for n engines.
-        Of ranks that sample together only the first returns its completions, in the order of their
-        prompts. The same call after `load_weights` gives the same ones, up to rounding.
+        All ranks give all prompts; each engine answers its share. Of ranks that have one together,
+        only the first gets completions. The same weights and seeds give the same, up to rounding.
 
         Args:
-            prompts: token ids.
             max_tokens: of a completion; prompt and completion together fit into `max_length`.
             seeds: one per prompt.
             logprobs: how many prompts' completions carry log-probabilities. These take time.
@@ -183,20 +185,21 @@ class Rollout:
             )
             for index in share
         ]
+        inputs = [{"prompt_token_ids": list(map(int, prompts[index]))} for index in share]
+        ids = self.llm.enqueue(inputs, params, use_tqdm=False)
+        places = dict(zip((name.partition("-")[0] for name in ids), share, strict=True))
         every = 0.5 if sys.stderr.isatty() else 10  # seconds
-        bar = functools.partial(tqdm, leave=False, mininterval=every, delay=every, unit="answer")
-        outputs = self.llm.generate(
-            [{"prompt_token_ids": list(map(int, prompts[index]))} for index in share],
-            params,
-            use_tqdm=bar if dist.get_rank() == 0 else False,
-        )
-        if self.member > 0:
-            return []
-        return [
-            self._completion(index, sample)
-            for index, output in zip(share, outputs, strict=True)
-            for sample in sorted(output.outputs, key=lambda sample: sample.index)
-        ]
+        shown = {"unit": "answer", "leave": False, "mininterval": every, "delay": every}
+        bar = tqdm(total=len(share) * num_samples, disable=dist.get_rank() > 0, **shown)
+        while self.llm.llm_engine.has_unfinished_requests():
+            ended = self.llm.llm_engine.step()
+            bar.update(len(ended) * num_samples)
+            yield [
+                self._completion(places[output.request_id], sample)
+                for output in (ended if self.member == 0 else [])
+                for sample in sorted(output.outputs, key=lambda sample: sample.index)
+            ]
+        bar.close()
 
     def _completion(self, query: int, sample) -> Completion:
         token_ids = list(sample.token_ids)

@@ -44,7 +44,7 @@ STEPS = {"train_sft.py": 240, "train_oswft.py": 48, "train_grpo.py": 24}
 # it writes its answers down more often
 EVALUATE = """
 import evaluate, run
-evaluate.CHUNK = 50
+evaluate.WRITE_EVERY_S = 0
 run.run_script(evaluate.evaluate, evaluate.Args, evaluate.__doc__)
 """
 LENGTHS = [*TINY_LENGTHS, "--learning_rate", "1e-3"]

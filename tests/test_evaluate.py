@@ -171,8 +171,9 @@ def settings(tiny: Path, folder: Path) -> list:
     ]
 
 
-# An evaluation that writes answers down more often than 1,000 at a time.
-OFTEN = "import run, evaluate as e; e.CHUNK = 100; run.run_script(e.evaluate, e.Args, e.__doc__)"
+# An evaluation that writes each answer down at once.
+OFTEN = "import run, evaluate as e; e.WRITE_EVERY_S = 0; "
+OFTEN += "run.run_script(e.evaluate, e.Args, e.__doc__)"
 
 
 def stop(signum: int, folder: Path, tiny: Path) -> tuple[int, str]:
@@ -235,14 +236,15 @@ def test_a_killed_and_a_stopped_evaluation_go_on_over_two_ranks_as_if_nothing_ha
     stop(signal.SIGKILL, folder, tiny)
     code, errors = stop(signal.SIGINT, folder, tiny)  # as Ctrl-C does
     assert code == 130 and "Traceback" not in errors
-    kept = {path.name: path.read_bytes() for path in folder.glob("samples.*")}
-    assert sorted(kept) == [f"samples.rank0.{n}.jsonl" for n in range(len(kept))]
-    (tmp_path / "often.py").write_text(OFTEN)
-    launch(tmp_path / "often.py", *settings(tiny, folder), ranks=2)
-    for name, content in kept.items():  # not sampled again
-        assert (folder / name).read_bytes() == content
+    [path] = folder.glob("samples.*")
+    kept = path.read_bytes()
+    assert kept.endswith(b"\n")
+    path.write_bytes(kept + b'{"benchmark": "ea')  # as a kill may leave it
+    assert sum(map(len, evaluate.read_samples(folder).values())) == kept.count(b"\n")
+    launch("evaluate.py", *settings(tiny, folder), ranks=2)
+    assert path.read_bytes().startswith(kept)  # not sampled again
     written = [len(path.read_text().splitlines()) for path in folder.glob("samples.*")]
-    assert sum(written) == NUM_ANSWERS and len(written) > len(kept) + 1
+    assert sum(written) == NUM_ANSWERS and len(written) == 2
     # Other answers are batched together: rounding may choose another token, but it hardly does.
     for name, rows in evaluate.read_samples(finished).items():
         same = [a == b for a, b in zip(evaluate.read_samples(folder)[name], rows, strict=True)]
@@ -251,9 +253,9 @@ def test_a_killed_and_a_stopped_evaluation_go_on_over_two_ranks_as_if_nothing_ha
 
 def test_results_follow_from_the_samples_alone(finished, copied):
     (copied / "results.json").unlink()
-    written = (copied / "samples.rank0.0.jsonl").read_text().splitlines(keepends=True)
-    (copied / "samples.rank0.0.jsonl").write_text("".join(written[::-2]))
-    (copied / "samples.rank7.9.jsonl").write_text("".join(written))  # half of them are duplicates
+    written = (copied / "samples.rank0.jsonl").read_text().splitlines(keepends=True)
+    (copied / "samples.rank0.jsonl").write_text("".join(written[::-2]))
+    (copied / "samples.rank7.jsonl").write_text("".join(written))  # half of them are duplicates
     tables.score(copied)
     ours, theirs = (json.loads((f / "results.json").read_text()) for f in (copied, finished))
     assert ours == theirs
@@ -283,27 +285,28 @@ class Answering:
     def __init__(self, *_, **__):
         pass
 
-    def generate(self, prompts, **_) -> list[Completion]:
-        text = r"\boxed{7}"
-        return [Completion(n, [1], text, "stop", []) for n in range(len(prompts))]
+    def stream(self, prompts, *_, **__):
+        for n in reversed(range(len(prompts))):
+            yield [Completion(n, [1], r"\boxed{7}", "stop", [])]
 
 
-def test_a_file_that_was_lost_is_answered_anew_and_none_is_written_over(
+def test_what_was_lost_of_a_file_is_answered_anew_and_nothing_else(
     tiny, tmp_path, monkeypatch, one_rank
 ):
     monkeypatch.setattr(evaluate, "Rollout", Answering)
-    monkeypatch.setattr(evaluate, "CHUNK", 10)
     args = Args(model=str(tiny / "model"), num_samples=1, max_completion_length=48)
     tokenizer, folder = load_tokenizer(args.model), tmp_path / "eval"
     missing = find_missing(tiny, folder, num_samples=1)
     evaluate.answer_missing(args, folder, tokenizer, missing)
-    files = sorted(folder.glob("samples.*"))
-    files[1].unlink()
+    [path] = folder.glob("samples.*")
+    written = path.read_bytes()
+    rows = written.splitlines(keepends=True)
+    path.write_bytes(b"".join(rows[:-10]) + rows[-10][:20])  # a full disk
     again = find_missing(tiny, folder, num_samples=1)
     assert len(again) == 10
     evaluate.answer_missing(args, folder, tokenizer, again)
     assert find_missing(tiny, folder, num_samples=1) == []
-    assert len(evaluate.read_samples(folder)["hard"]) == len(missing)
+    assert path.read_bytes() == written
 
 
 def test_lengths_that_do_not_fit_are_found_before_the_folder_is_claimed(tiny, tmp_path):
@@ -350,7 +353,7 @@ def write_evaluation(folder: Path, num_samples: int, temperature=0.6, **right: l
         for n, count in enumerate(counts)
         for k in range(num_samples)
     ]
-    write_rows(rows, folder / "samples.rank0.0.jsonl")
+    write_rows(rows, folder / "samples.rank0.jsonl")
     asked = {
         name: {"problems": len(counts), "samples": num_samples, "fingerprint": str(len(counts))}
         for name, counts in right.items()
@@ -399,7 +402,7 @@ def test_each_benchmark_gets_the_k_that_its_answers_allow():
 
 def test_an_incomplete_benchmark_is_left_out_and_said(tmp_path, capsys):
     folder = write_evaluation(tmp_path / "eval", 2, own=[1, 2], more=[1, 1])
-    path = folder / "samples.rank0.0.jsonl"
+    path = folder / "samples.rank0.jsonl"
     rows = path.read_text().splitlines(keepends=True)
     path.write_text("".join(rows[1:]))
     tables.score(folder)
@@ -464,10 +467,10 @@ def test_a_reward_of_ones_own_judges_the_answers(tiny, tmp_path, monkeypatch, on
     (tmp_path / "own.py").write_text(code)
     write_rows([{"question": "?", "answer": "1", "limit": 3}], tmp_path / "own.jsonl")
 
-    def generate(prompts, **kwargs):
-        return [Completion(n, [1], "x" * n, "stop", []) for n in range(len(prompts))]
+    def stream(prompts, *_, **__):
+        yield [Completion(n, [1], "x" * n, "stop", []) for n in range(len(prompts))]
 
-    stub = SimpleNamespace(model_runner=None, generate=generate)
+    stub = SimpleNamespace(model_runner=None, stream=stream)
     monkeypatch.setattr(evaluate, "Rollout", lambda *args, **kwargs: stub)
     monkeypatch.setattr(evaluate, "init_ranks", lambda *args, **kwargs: None)
     args = Args(model=str(tiny / "model"), benchmark_file=(tmp_path / "own.jsonl",))

@@ -203,7 +203,7 @@ def test_a_killed_weighing_goes_on_finds_wrong_keys_and_its_weights_train(tiny, 
     call += [x for name, value in SHORT.items() for x in (f"--{name}", value)]
     killed = start(*call, ranks=2, start_new_session=True)
     deadline = time.monotonic() + 300
-    while len(list(tmp_path.glob("weighted.answers/samples.*"))) < 2:
+    while not any(p.stat().st_size > 10_000 for p in tmp_path.glob("weighted.answers/samples.*")):
         assert killed.poll() is None and time.monotonic() < deadline, killed.stdout.read()[-4000:]
         time.sleep(0.05)
     for process in [*psutil.Process(killed.pid).children(recursive=True), killed]:
@@ -212,7 +212,7 @@ def test_a_killed_weighing_goes_on_finds_wrong_keys_and_its_weights_train(tiny, 
     assert not output.exists()
 
     said = launch(*call, ranks=2)
-    left = re.search(r"(?<!\d)0 of ([\d,]+) answers are done", said)[1]
+    left = re.search(r"([\d,]+) answers to sample", said)[1]
     assert int(left.replace(",", "")) < 3200
     weighted = load_examples(str(output))
     assert [example.id for example in weighted] == [row["id"] for row in rows]
