@@ -182,7 +182,7 @@ def import_deepspeed():
 
 
 class Engine:
-    """A DeepSpeed engine around a causal language model: AdamW, constant learning rate, ZeRO.
+    """A DeepSpeed engine around a causal language model: AdamW and ZeRO.
 
     A single rank runs stage 3 as 2: it would only add waiting, and a second copy of the weights.
     """

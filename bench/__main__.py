@@ -14,16 +14,14 @@ from bench.measure import GOAL, markdown_table
 from data import atomic_write
 from run import parse_args, provenance
 
-SECTIONS = ("step", "sft", "logprobs", "rollout", "verify", "start")
+SECTIONS = ("step", "parts")
 FAILED = "Failed."  # a section that prints nothing
 HEAD = """# Benchmarks
 
-What each part costs next to what one would use instead: a line for each goal, and the tables
-behind them. [Costs](docs/costs.md) says what follows, and where ours is slower. Written by
-`make bench`: what is compared takes turns. Numbers are medians over the turns, in brackets the
-least and the largest. A ratio is the median of the turns' ratios, so it may differ from the
-quotient of the medians beside it; a goal counts as reached if both reach it. Another machine has
-other seconds, and other ratios, too."""
+Each part beside its usual alternative, in alternating runs, written by `make bench`.
+[Costs](docs/costs.md) says what follows from it. Numbers are medians, in brackets the least and
+the largest. A ratio is the median of each turn's ratio. A goal is reached if that and the
+quotient of the medians reach it. Another machine has other seconds, and other ratios."""
 
 
 def machine() -> str:

@@ -41,27 +41,22 @@ def take_turns(
 class Ratio(NamedTuple):
     """What one case takes, divided by what another takes in the same turn."""
 
-    median: float  # over the turns: in each, both saw the machine in the same state
-    least: float
-    largest: float
-    of_medians: float  # the quotient of the two cases' medians
+    of_turns: list[float]  # in a turn both saw the machine in the same state
+    of_medians: float
 
     def __str__(self) -> str:
-        return spread(self[:3], ".2f" if self.median >= 0.1 else ".3f")
+        return spread(self.of_turns, ".2f" if median(self.of_turns) >= 0.1 else ".3f")
 
 
 def ratio(above: list[float], below: list[float]) -> Ratio:
     """above / below over the turns."""
     values = [a / b for a, b in zip(above, below, strict=True)]
-    return Ratio(median(values), min(values), max(values), median(above) / median(below))
+    return Ratio(values, median(above) / median(below))
 
 
 def spread(values: Sequence[float], form: str = ",.0f") -> str:
     """A cell: the median, with the least and the largest."""
-    least, middle, largest = (
-        f"{value:{form}}" for value in (min(values), median(values), max(values))
-    )
-    return f"{middle} ({least}–{largest})"
+    return "{} ({}–{})".format(*(f"{f(values):{form}}" for f in (median, min, max)))
 
 
 def timed(call: Callable) -> float:
@@ -74,10 +69,10 @@ def timed(call: Callable) -> float:
     return time.perf_counter() - began
 
 
-def extra_memory(call: Callable, device: str = "cpu") -> tuple[float, int]:
-    """Seconds of a call that returns tensors; peak bytes, less those held before and returned.
+def extra_memory(call: Callable, device: str = "cpu") -> int:
+    """Peak bytes of a call that returns tensors, less those held before and returned.
 
-    The bytes are those of the GPU where `device` is "cuda", else those of this process.
+    Of the GPU where `device` is "cuda", else of this process.
     """
     gc.collect()
     if device == "cuda":
@@ -86,22 +81,10 @@ def extra_memory(call: Callable, device: str = "cpu") -> tuple[float, int]:
     else:
         ctypes.CDLL(None).malloc_trim(0)  # what was freed before must not look like free memory
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-        before, peak = psutil.Process().memory_info().rss, peak_resident
-    kept = []
-    seconds = timed(lambda: kept.extend(call()))
-    return seconds, peak() - before - sum(tensor.nbytes for tensor in kept)
-
-
-def peak_resident() -> int:
-    status = Path("/proc/self/status").read_text()
-    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) * 1024
-
-
-def tokens_per_second(sample: Callable[[], list]) -> float:
-    """Of a call that returns what it has sampled."""
-    found = []
-    seconds = timed(lambda: found.extend(sample()))
-    return sum(len(answer.token_ids) for answer in found) / seconds
+        before, status = psutil.Process().memory_info().rss, Path("/proc/self/status")
+        peak = lambda: int(re.search(r"VmHWM:\s+(\d+)", status.read_text())[1]) * 1024  # noqa: E731
+    kept = call()
+    return peak() - before - sum(tensor.nbytes for tensor in kept)
 
 
 def markdown_table(header: list[str], rows: list[list]) -> str:
@@ -116,10 +99,26 @@ def goal(part: str, beside: str, value: Ratio, bound: str) -> str:
     It is reached if the median of the turns' ratios and the quotient of the medians both reach it.
     """
     if bound[0] in "≥≤":
-        limit, both = float(bound.split()[1]), (value.median, value.of_medians)
+        limit, both = float(bound.split()[1]), (median(value.of_turns), value.of_medians)
         reached = min(both) >= limit if bound[0] == "≥" else max(both) <= limit
         bound += ": reached" if reached else ": NOT reached"
     return f"- {part} ÷ {beside}: **{value}** ({bound})"
+
+
+def compare(
+    title: str, calls: dict[str, Callable], repetitions: int, bounds: dict[str, str], **turns
+) -> list[str]:
+    """Markdown of what the calls return, less is better: of each next to the first, ours.
+
+    `bounds` are the goals of how many times better the first is than another.
+    """
+    measured = take_turns(calls, repetitions, **turns)
+    ours, *_ = measured.values()
+    form = ",.0f" if median(ours) > 1000 else ".3g"
+    ratios = {name: ratio(values, ours) for name, values in measured.items()}
+    rows = [[name, spread(measured[name], form), ratios[name]] for name in calls]
+    goals = [goal(title, name, ratios[name], bound) for name, bound in bounds.items()]
+    return [markdown_table([title, "", "÷ ours"], rows), *goals]
 
 
 def print_section(main: Callable[..., list[str]], description: str) -> None:

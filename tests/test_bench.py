@@ -44,11 +44,11 @@ def test_what_is_compared_takes_turns_and_the_first_ones_do_not_count():
 
 def test_a_ratio_is_that_within_a_turn_and_a_goal_needs_that_of_the_medians_too():
     found = measure.ratio([2, 20, 300], [1, 5, 100])
-    assert found == (3, 2, 4, 4) and str(found) == "3.00 (2.00–4.00)"
+    assert found == ([2, 4, 3], 4) and str(found) == "3.00 (2.00–4.00)"
     assert measure.goal("a", "b", found, "≥ 3").endswith(": reached)")
     assert measure.goal("a", "b", found, "≤ 3").endswith(": NOT reached)")
     found = measure.ratio([3, 30, 10], [1, 10, 5])
-    assert found == (3, 2, 3, 2) and measure.goal("a", "b", found, "≥ 3").endswith("NOT reached)")
+    assert found == ([3, 3, 2], 2) and measure.goal("a", "b", found, "≥ 3").endswith("NOT reached)")
     assert str(measure.ratio([1], [80])) == "0.013 (0.013–0.013)"
 
 
@@ -61,7 +61,7 @@ def test_extra_memory_is_the_peak_beyond_what_was_there_and_what_is_returned():
         before.repeat(2)  # 128 MiB
         return [kept]
 
-    _, extra = measure.extra_memory(call)
+    extra = measure.extra_memory(call)
     assert 120 * mib <= extra <= 150 * mib
 
 
@@ -214,41 +214,26 @@ def test_plan_names_the_flag_that_makes_a_run_fit(small):
             planned(**wrong)
 
 
+@needs_vllm
 @pytest.mark.parametrize(
     ("section", "rows", "options"),
     [
-        ("logprobs", 4, ("--tokens", 1024, "--vocabulary", 16_384, "--hidden_size", 64, "--bf16")),
-        pytest.param("verify", 3, ("--limit", 200), marks=needs_shared),
-        pytest.param("rollout", 4, (), marks=needs_vllm),
-        pytest.param("start", 3, (), marks=needs_vllm),
-        pytest.param("sft", 7, ("--steps", 1, "--length", 40), marks=needs_trl),
         pytest.param(
-            "step", 5, ("--steps", 1, "--small_repetitions", 0), marks=[needs_vllm, needs_trl]
+            "parts",
+            9,
+            ("--tokens", 1024, "--vocabulary", 16_384, "--limit", 200),
+            marks=needs_shared,
         ),
+        pytest.param("step", 8, ("--grpo_repetitions", 1), marks=needs_trl),
     ],
 )
-def test_a_section_measures_what_it_names(section, rows, options, request):
-    if section not in ("logprobs", "verify"):
-        options = (*options, "--base", request.getfixturevalue("tiny"))
-    output = run("-m", f"bench.{section}", "--repetitions", 1, *options)
-    table = re.findall(r"^\| .*\| ([\d.,]+) \(\S+\) \|$", output, re.M)
-    last_column = [float(cell.replace(",", "")) for cell in table]
-    assert len(table) == rows and min(last_column) >= 0, output
+def test_a_section_measures_what_it_names(section, rows, options, tiny):
+    model = ("--model", tiny / "model", "--data", tiny / "train.jsonl")
+    output = run("-m", f"bench.{section}", "--repetitions", 1, *model, *options)
+    cells = re.findall(r"^\| .*\| ([\d.]+) \(\S+\) \|$", output, re.M)
+    assert len(cells) >= rows and min(map(float, cells)) > 0, output
     goals = re.findall(measure.GOAL, output, re.M)
-    assert goals and all(float(value.split()[0]) >= 0 for *_, value, _ in goals)
-    if section == "step":  # TRL samples answers that are as long, 2 or 8 to a query
-        _, oswft, grpo, trl_oswft, trl_grpo = last_column
-        assert [grpo / 4, trl_oswft, trl_grpo / 4] == pytest.approx([oswft] * 3, rel=0.1)
-
-
-def test_answers_of_the_small_model_end_after_each_token_with_the_same_chance(tmp_path):
-    model = AutoModelForCausalLM.from_pretrained(setup.small_model(tmp_path))
-    assert 29e6 < model.num_parameters() < 30e6
-    with torch.no_grad():
-        probabilities = model(torch.randint(1, 8192, (2, 64))).logits.softmax(-1)
-    end, others = probabilities[..., model.config.eos_token_id], probabilities[..., 1:]
-    assert end.min() > 0.9 / 128 and end.max() < 1.1 / 128
-    assert others.max() < 2 / 8192
+    assert len(goals) >= 4 and all(float(value.split()[0]) > 0 for *_, value, _ in goals)
 
 
 def test_the_gpu_section_refuses_a_machine_without_one_and_its_parts_run(small):

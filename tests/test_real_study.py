@@ -1,5 +1,6 @@
 """The fourth study's problems and measures (real/); its runs take hours."""
 
+import itertools
 import math
 
 import pytest
@@ -9,7 +10,7 @@ from transformers import Qwen3ForCausalLM
 from conftest import SHARED, needs_shared
 from data import InputError, read_rows
 from demo.tiny import make_config, make_tokenizer
-from real import problems
+from real import problems, report
 from real.score import EQUATION, divergence, log_probabilities
 from verify import is_correct
 
@@ -54,3 +55,26 @@ def test_the_divergence_is_the_kl_of_the_base_from_the_model_over_the_answers_to
                 )
             total += sum(a * math.log(a / b) for a, b in zip(p.tolist(), q.tolist(), strict=True))
     assert divergence(model, answers) == pytest.approx(total / 4, rel=1e-4)
+
+
+def test_runs_are_compared_at_equal_gain_and_in_pairs():
+    base = {"run": "base", "base": 0, "seed": 0, "gain": 0.0, "kl": 0.0, "style": 0.0}
+    rows = [base, {**base, "base": 1}]
+    rows += [{"run": "sft-0.1", "base": 0, "seed": 9, "checkpoints": [{"gain": 0.4}]}]
+    levels = report.levels_of(rows)
+    assert levels == pytest.approx([0.2, 0.3])
+    for number, (arm, slope) in itertools.product((0, 1), (("sft", 2), ("oswft", 1), ("half", 1))):
+        points = [{"gain": g, "kl": slope * g + 0.01 * number, "style": g} for g in (0.1, 0.5)]
+        rows.append({"run": arm, "base": number, "seed": 0, "checkpoints": points})
+    rows.append({"run": "oswft", "base": 0, "seed": 1, "checkpoints": [{"gain": 0.2, "kl": 9}]})
+    curves = report.read_curves(rows)
+    assert report.score(curves["sft", 0, 0], "kl", levels) == pytest.approx(0.5)
+    assert report.score(curves["oswft", 0, 1], "kl", levels) == 9  # it reaches one level
+    assert report.score(curves["oswft", 0, 1], "kl", [0.3]) == 9  # and not this one: its last
+    lines = [line.split(" | ") for line in report.tests(curves, levels)]
+    assert [line[4:6] for line in lines] == [
+        ["-0.250 ± 0.000", "2"],
+        ["+0.000 ± 0.000", "2"],
+        ["+0.000 ± 0.000", "2"],
+        ["+0.000 ± 0.000", "2"],
+    ]

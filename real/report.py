@@ -1,0 +1,100 @@
+"""The verdicts and the picture of docs/study/plan4.md, from its rows: python -m real.report
+
+Prints Markdown for docs/study/fourth.md, and draws docs/study/kl.png. Runs are paired: the same
+base, and the same seed of data order and sampling. Only complete pairs count.
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from data import read_rows
+from demo.rows import at_level
+from paper.plot import STYLE
+from real.study import ROWS
+
+ARMS = {"sft": "SFT", "oswft": "OSW-FT", "half": "SFT at r / 2", "static": "static weights"}
+COLORS = dict(zip(ARMS, ("#c44e52", "#4c72b0", "#dd8452", "#55a868"), strict=True))
+TESTS = {  # score at equal gain, or at the end; two arms; the alternative
+    "R1": ("kl", "oswft", "sft", "less"),
+    "R2": ("kl", "oswft", "half", "two-sided"),
+    "R3": ("gain at the end", "oswft", "sft", "two-sided"),
+    "R4": ("style", "oswft", "sft", "less"),
+}
+MEASURES = ("gain", "pass@4", "kl", "easy", "style", "skill", "multiarith", "commonsense")
+
+
+def read_curves(rows: list[dict]) -> dict[tuple, pd.DataFrame]:
+    """By (arm, base, seed): the base, then the run's checkpoints."""
+    bases = {row["base"]: row for row in rows if row["run"] == "base"}
+    return {
+        (row["run"], row["base"], row["seed"]): pd.DataFrame(
+            [bases[row["base"]], *row["checkpoints"]]
+        )
+        for row in rows
+        if row["run"] in ARMS
+    }
+
+
+def levels_of(rows: list[dict]) -> list[float]:
+    """50 and 75 % of the rise of SFT at the chosen rate, on the choosing seed."""
+    start = next(row["gain"] for row in rows if (row["run"], row["base"]) == ("base", 0))
+    best = max(row["checkpoints"][-1]["gain"] for row in rows if row["run"].startswith("sft-"))
+    return [start + share * (best - start) for share in (0.5, 0.75)]
+
+
+def score(curve: pd.DataFrame, name: str, levels: list[float]) -> float:
+    """At equal gain: the mean over the levels that the run reaches, else its last one."""
+    name, _, end = name.partition(" at ")
+    reached = [] if end else [level for level in levels if curve.gain.max() >= level]
+    found = [at_level(curve.gain.to_numpy(), curve[name].to_numpy(), level) for level in reached]
+    return float(np.mean(found)) if found else curve[name].iloc[-1]
+
+
+def tests(curves: dict, levels: list[float]) -> list[str]:
+    """A line for each hypothesis, with t's p, Holm's over the four, and that of all sign flips."""
+    found = {}
+    for name, (what, a, b, side) in TESTS.items():
+        pairs = [key[1:] for key in curves if key[0] == a and (b, *key[1:]) in curves]
+        x = [np.subtract(*(score(curves[arm, *p], what, levels) for arm in (a, b))) for p in pairs]
+        test = stats.ttest_1samp(x, 0, alternative=side)
+        flips = stats.permutation_test((x,), np.mean, permutation_type="samples", alternative=side)
+        width = stats.ttest_1samp(x, 0).confidence_interval().high - np.mean(x)
+        found[name] = np.mean(x), width, len(x), test.pvalue, flips.pvalue
+    lines, largest, holm = [], 0.0, {}
+    for rank, name in enumerate(sorted(found, key=lambda name: found[name][3])):
+        largest = holm[name] = max(largest, min(1, (len(found) - rank) * found[name][3]))
+    for name, (mean, width, count, p, exact) in found.items():
+        what, a, b, side = TESTS[name]
+        cells = [name, what, f"{ARMS[a]} − {ARMS[b]}", side, f"{mean:+.3f} ± {width:.3f}", count]
+        cells += [f"{value:.2g}" for value in (p, holm[name], exact)]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return lines
+
+
+def main() -> None:
+    rows = [row for _, row in read_rows(str(ROWS))]
+    curves, levels = read_curves(rows), levels_of(rows)
+    print("levels of gain:", *(f"{level:.4f}" for level in levels))
+    print(
+        "| | score | difference | alternative | mean, 95 % | pairs | p | Holm | exact |\n"
+        + "|---" * 9
+        + "|"
+    )
+    print(*tests(curves, levels), sep="\n")
+    plt.rcParams.update(STYLE)
+    for arm, title in ARMS.items():
+        own = [curve for (name, *_), curve in curves.items() if name == arm]
+        mean = sum(curve[["gain", "kl", *MEASURES]].to_numpy() for curve in own) / len(own)
+        print(title, len(own), dict(zip(MEASURES, mean[-1][2:].round(3), strict=True)))
+        for curve in own:
+            plt.plot(curve.gain, curve.kl, color=COLORS[arm], linewidth=0.5, alpha=0.4)
+        plt.plot(*mean[:, :2].T, "o-", color=COLORS[arm], label=title, markersize=3)
+    plt.gca().set(xlabel="gain: pass@1 on real problems", ylabel="KL of the base from the model")
+    plt.legend()
+    plt.savefig(ROWS.parent / "kl.png")
+
+
+if __name__ == "__main__":
+    main()
