@@ -226,7 +226,6 @@ class Engine:
         dist.barrier()  # a late rank: DeepSpeed's own NCCL group waits for ten minutes only
         self.engine, *_ = self.deepspeed.initialize(model=model, optimizer=self.adam, config=config)
         self.device = self.engine.device
-        self.counts = {}  # rows and tokens of the step
         self.total_loss = torch.zeros((), device=self.device)  # of this rank's micro-batches so far
         self.num_steps = 0  # optimizer steps done
         self._allocate_moments()

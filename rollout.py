@@ -325,6 +325,7 @@ def cpu_options(args: RolloutArgs, max_length: int) -> dict:
         # vLLM touches all of it at the start: ask for no more than can be used
         "kv_cache_memory_bytes": min(cache, int((args.vllm_memory or 0.3) * memory / ranks_here)),
         "max_num_seqs": MAX_SEQUENCES["cpu"],
+        "block_size": 32,  # not 128: only whole blocks of a prompt are shared by its answers
         "enforce_eager": True,
         # A CPU generator cannot take back the number drawn at a half-read prompt.
         "enable_chunked_prefill": False,

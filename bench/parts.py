@@ -24,8 +24,12 @@ from verify import Verifier
 
 # example_model_solutions.jsonl of github.com/openai/grade-school-math
 SOLUTIONS = Path("../shared/data/gsm8k_model_solutions.jsonl")
-HOSTILE = [r"\boxed{9^{9^{9^{9}}}}", r"\boxed{1000000!}", r"\boxed{(x+y+z+w)^{500}}"]
-HOSTILE += [r"\boxed{\sum_{n=1}^\infty \frac{\log(n)^7}{n^\pi+\sqrt{n}}}"]
+HOSTILE = [r"\boxed{9^{9^{9^{9}}}}", r"\boxed{10^{10^{10}}}", r"\boxed{1000000!}"]
+HOSTILE += [r"\boxed{" + 2000 * "(" + "1" + 2000 * ")" + "}", r"\boxed{(x+y+z+w)^{500}}"]
+HOSTILE += [r"\boxed{\prod_{i=1}^{10^{9}} i}", r"\boxed{\sin(\sin(10^{10^{10}}))}"]
+HOSTILE += [r"\boxed{" + 800 * r"\sqrt{" + "2" + 800 * "}" + "}"]
+HOSTILE += [r"\boxed{\binom{10^{9}}{5\cdot 10^{8}}}"]
+HOSTILE += [r"\boxed{\sum_{n=1}^\infty \frac{\log(n)^7}{n^\pi+\sqrt{n}}}"]  # until the deadline
 IMPORTS = "from transformers import AutoModelForCausalLM; from vllm import LLM; import os; "
 IMPORTS += "os._exit(0)"  # Python's own end would take seconds
 
