@@ -4,7 +4,7 @@
 # make check      style, and every test that starts no script: a minute
 # make test       installs what development needs, too, then runs every test (TESTS=tests/test_sft.py)
 # make test-gpu   on a machine with a GPU, the tests that use one: 8 minutes at most
-# make bench      compares with other implementations and writes BENCHMARKS.md: 2.5 hours
+# make bench      compares with other implementations and writes BENCHMARKS.md: 40 minutes
 # make soak       kills, changes of shape and hostile answers at random, outside the tests: 20 minutes
 # make lint       style and names
 

@@ -18,10 +18,9 @@ SECTIONS = ("step", "parts")
 FAILED = "Failed."  # a section that prints nothing
 HEAD = """# Benchmarks
 
-Each part beside its usual alternative, in alternating runs, written by `make bench`.
-[Costs](docs/costs.md) says what follows from it. Numbers are medians, in brackets the least and
-the largest. A ratio is the median of each turn's ratio. A goal is reached if that and the
-quotient of the medians reach it. Another machine has other seconds, and other ratios."""
+Each part beside its usual alternative, in alternating runs: medians (least–largest); a ratio is the
+median of each turn's ratio. A goal is reached if that and the quotient of the medians reach it.
+[Costs](docs/costs.md) says what follows. Another machine has other seconds, and other ratios."""
 
 
 def machine() -> str:
