@@ -130,7 +130,7 @@ def test_lengths_that_do_not_fit_are_named_together_with_what_the_model_reads(
 def test_rows_that_a_batch_leaves_over_are_told(tiny, tmp_path, one_rank, capsys):
     rows = [json.loads(line) for line in (tiny / "train.jsonl").open()][:200]
     args = train_sft.Args(model=str(tiny / "model"), data=str(tmp_path / "rows.jsonl"))
-    args.max_length, args.max_completion_length = 128, 48
+    args.max_length, args.max_completion_length, args.output_dir = 128, 48, str(tmp_path / "run")
     write_rows(rows, args.data)
     load_training_data(args)
     assert "the last 72 " in capsys.readouterr().err
