@@ -22,7 +22,7 @@ LINK = 360e9  # bytes/s of a GPU's collectives over NVLink
 DECODE_STEP = 2e-3  # s of vLLM's own work for each token of a batch
 VERDICTS = 2000  # answers/s of a rank's two verifier workers
 MEMORY = plan.Args.gpu_memory * 2**30  # bytes of one GPU
-PASS = 8192  # tokens of a forward and backward pass
+MICRO_BATCH = 8192  # tokens
 
 
 @dataclass(kw_only=True)
@@ -53,13 +53,13 @@ def training_flops(config: Qwen3Config, num_parameters: int, length: int) -> flo
 
 
 def update_seconds(config: Qwen3Config, tokens: float, length: int, gpus: int) -> float:
-    """Passes over a step's tokens, ZeRO-2's collectives, and Adam."""
+    """Micro-batches of a step, ZeRO-2's collectives, and Adam."""
     count = num_parameters(config)
     size = 2 * count  # bytes in bf16
     flops = training_flops(config, count, length)
     compute = tokens / gpus * flops / (PEAK * MFU[config.hidden_size])
-    # ZeRO-2 all-reduces the gradients of each pass, and gathers the weights once
-    sent = (2 * math.ceil(tokens / gpus / PASS) + 1) * size
+    # ZeRO-2 all-reduces the gradients of each micro-batch, and gathers the weights once
+    sent = (2 * math.ceil(tokens / gpus / MICRO_BATCH) + 1) * size
     collectives = sent * (gpus - 1) / gpus / LINK
     adam = 15 * size / gpus / (BANDWIDTH * READ_SHARE)  # 30 bytes a parameter, read or written
     return compute + collectives + adam

@@ -51,12 +51,12 @@ def solutions(rows: list[TokenizedExample]) -> dict[str, list]:
 
 def plain_loop(model: Path, rows: list[TokenizedExample]) -> Callable:
     """Seconds of a step of SFT as one would write it, on padded rows of similar length."""
-    learner = load(model)
+    learner, ordered = load(model), sorted(rows, key=len)
     adam = torch.optim.AdamW(learner.parameters(), lr=1e-12, weight_decay=0.0, fused=True)
 
     def step() -> None:
-        for start in range(0, len(rows), AT_ONCE):
-            columns = solutions(sorted(rows, key=len)[start : start + AT_ONCE])
+        for start in range(0, len(ordered), AT_ONCE):
+            columns = solutions(ordered[start : start + AT_ONCE])
             ids, labels = (
                 pad_sequence([*map(torch.tensor, columns[name])], True, fill)
                 for name, fill in (("input_ids", 0), ("labels", -100))

@@ -9,10 +9,11 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from data import read_rows
+from data import InputError, read_rows
 from demo.rows import at_level
 from paper.plot import STYLE
 from real.study import ROWS
+from run import one_line_errors
 
 ARMS = {"sft": "SFT", "oswft": "OSW-FT", "half": "SFT at r / 2", "static": "static weights"}
 COLORS = dict(zip(ARMS, ("#c44e52", "#4c72b0", "#dd8452", "#55a868"), strict=True))
@@ -76,6 +77,8 @@ def tests(curves: dict, levels: list[float]) -> list[str]:
 def main() -> None:
     rows = [row for _, row in read_rows(str(ROWS))]
     curves, levels = read_curves(rows), levels_of(rows)
+    if missing := [title for arm, title in ARMS.items() if arm not in {key[0] for key in curves}]:
+        raise InputError(f"{ROWS}: no run has ended of {', '.join(missing)}")
     print("levels of gain:", *(f"{level:.4f}" for level in levels))
     print(
         "| | score | difference | alternative | mean, 95 % | pairs | p | Holm | exact |\n"
@@ -86,15 +89,16 @@ def main() -> None:
     plt.rcParams.update(STYLE)
     for arm, title in ARMS.items():
         own = [curve for (name, *_), curve in curves.items() if name == arm]
-        mean = sum(curve[["gain", "kl", *MEASURES]].to_numpy() for curve in own) / len(own)
-        print(title, len(own), dict(zip(MEASURES, mean[-1][2:].round(3), strict=True)))
+        mean = sum(curve[[*MEASURES]] for curve in own) / len(own)
+        print(title, len(own), mean.iloc[-1].round(3).to_dict())
         for curve in own:
             plt.plot(curve.gain, curve.kl, color=COLORS[arm], linewidth=0.5, alpha=0.4)
-        plt.plot(*mean[:, :2].T, "o-", color=COLORS[arm], label=title, markersize=3)
+        plt.plot(mean.gain, mean.kl, "o-", color=COLORS[arm], label=title, markersize=3)
     plt.gca().set(xlabel="gain: pass@1 on real problems", ylabel="KL of the base from the model")
     plt.legend()
     plt.savefig(ROWS.parent / "kl.png")
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors():
+        main()

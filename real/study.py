@@ -23,7 +23,7 @@ from typing import Literal
 import tyro
 
 from data import read_rows, write_json, write_rows
-from evaluate import model_version
+from evaluate import model_version, read_samples
 from run import checkpoints, one_line_errors, read_args
 
 ROOT = Path(__file__).parent.parent
@@ -61,7 +61,7 @@ def evaluate(model: Path, name: str, folder: Path, samples: int, tokens: int = 9
     flags = ("--num_samples", samples, "--max_completion_length", tokens, *SAMPLED)
     paths = ("--benchmark_file", folder / "data" / f"{name}.jsonl", "--output_dir", output)
     call("evaluate.py", "--model", model, *paths, *flags)
-    return [row for path in sorted(output.glob("samples.*")) for _, row in read_rows(str(path))]
+    return read_samples(output)[name]
 
 
 # ---- Stage 0

@@ -262,7 +262,9 @@ def test_the_cost_of_a_step_counts_the_parameters_of_the_paper_s_models(name):
 
 def test_gradients_are_sent_twice_and_weights_once():
     config = Qwen3Config(**setup.QWEN3["0.6B"])
-    one, two = (cost.update_seconds(config, 2 * cost.PASS * gpus, 1, gpus) for gpus in (1, 2))
+    one, two = (
+        cost.update_seconds(config, 2 * cost.MICRO_BATCH * gpus, 1, gpus) for gpus in (1, 2)
+    )
     adam = 15 * cost.num_parameters(config) / (cost.BANDWIDTH * cost.READ_SHARE)
     sent = (two - one + adam) * cost.LINK * 2  # half of the bytes stay on each of two GPUs
     assert sent == pytest.approx((2 * 2 + 1) * 2 * cost.num_parameters(config), rel=0.01)

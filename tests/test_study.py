@@ -124,6 +124,13 @@ def score_of(score: str, runs: list[dict]) -> float:
     return statistics.mean(found)
 
 
+def assert_said(said: str, values: list[float]) -> None:
+    """The mean of the values, with its 95 % interval, is what "+1.2 ± 0.3" says."""
+    width = T_95[len(values) - 1] * statistics.stdev(values) / len(values) ** 0.5
+    found = [*map(float, said.replace("−", "-").split(" ± "))]
+    assert found == pytest.approx([statistics.mean(values), width], abs=0.051)
+
+
 def differences() -> list[tuple]:
     """Of the page's tables: score, two runs, the seeds, and what stands there."""
     number, found = r"([+−][\d.]+ ± [\d.]+)", []
@@ -141,9 +148,7 @@ def differences() -> list[tuple]:
 def test_a_difference_comes_out_by_another_way(score, a, b, seeds, said):
     ours, theirs = (scores_by_seed(score, run) for run in (a, b))
     both = [ours[n] - theirs[n] for n in range(*seeds) if n in ours and n in theirs]
-    width = T_95[len(both) - 1] * statistics.stdev(both) / len(both) ** 0.5
-    mean, half = map(float, said.replace("−", "-").split(" ± "))
-    assert [mean, half] == pytest.approx([statistics.mean(both), width], abs=0.051)
+    assert_said(said, both)
 
 
 def test_the_table_is_that_of_the_rows_and_the_page_has_no_other_differences(tmp_path, monkeypatch):
@@ -178,9 +183,7 @@ def test_in_the_models_own_style_sft_gains_and_keeps():
     )
     for score, said in (("gain", "+36.1 ± 10.8"), ("retention", "−0.7 ± 0.4")):
         change = [score_of(score, [own[n]]) - score_of(score, [base[n]]) for n in own if n >= 10]
-        width = T_95[len(change) - 1] * statistics.stdev(change) / len(change) ** 0.5
-        found = [statistics.mean(change), width]
-        assert [*map(float, said.replace("−", "-").split(" ± "))] == pytest.approx(found, abs=0.051)
+        assert_said(said, change)
         assert f"| {score} | {said} |" in DETAILS
 
 
