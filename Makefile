@@ -72,7 +72,10 @@ test-gpu: $(DEV_INSTALLED)
 	python -m pytest -rs --durations 0 tests/test_gpu.py
 
 bench: $(DEV_INSTALLED)
-	@python -m bench
+	python -m bench > BENCHMARKS.md
+	python -m bench.step >> BENCHMARKS.md
+	python -m bench.parts >> BENCHMARKS.md
+	$(if $(findstring cpu,$(REQUIREMENTS)),,python -m bench.gpu >> BENCHMARKS.md)
 
 soak: $(DEV_INSTALLED)
 	@python -u tests/soak.py

@@ -7,20 +7,30 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from transformers import Qwen3Config
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 from tyro.conf import OmitArgPrefixes
 
 from bench import plan
 from bench.measure import markdown_table, print_section
-from bench.setup import QWEN3
 from rollout import MAX_SEQUENCES, memory_share
 
+QWEN3_ALL = {"vocab_size": 151_936, "head_dim": 128, "num_key_value_heads": 8}
+QWEN3_ALL |= {"max_position_embeddings": 32_768, "tie_word_embeddings": True}
+QWEN3 = {  # the paper's three models: width, its MLP's, layers, heads
+    name: QWEN3_ALL
+    | dict(hidden_size=h, intermediate_size=m, num_hidden_layers=n, num_attention_heads=heads)
+    for name, h, m, n, heads in (
+        ("0.6B", 1024, 3072, 28, 16),
+        ("1.7B", 2048, 6144, 28, 16),
+        ("4B", 2560, 9728, 36, 32),
+    )
+}
 PEAK = 989e12  # FLOP/s of one H100 in bf16
 MFU = {1024: 0.20, 2048: 0.25, 2560: 0.25}  # the share that training reaches, by width
 BANDWIDTH, READ_SHARE = 3.35e12, 0.6  # bytes/s of its memory; the share that decoding reaches
 LINK = 360e9  # bytes/s of a GPU's collectives over NVLink
 DECODE_STEP = 2e-3  # s of vLLM's own work for each token of a batch
-VERDICTS = 2000  # answers/s of a rank's two verifier workers
 MEMORY = plan.Args.gpu_memory * 2**30  # bytes of one GPU
 MICRO_BATCH = 8192  # tokens
 
@@ -39,11 +49,8 @@ class Args:
 
 
 def num_parameters(config: Qwen3Config) -> int:
-    """Of a Qwen3 with a tied head, norms aside."""
-    width, head = config.hidden_size, config.head_dim
-    attention = 2 * (config.num_attention_heads + config.num_key_value_heads) * head * width
-    layer = attention + 3 * width * config.intermediate_size
-    return config.vocab_size * width + config.num_hidden_layers * layer
+    with torch.device("meta"):
+        return Qwen3ForCausalLM(config).num_parameters()
 
 
 def training_flops(config: Qwen3Config, num_parameters: int, length: int) -> float:
@@ -68,16 +75,13 @@ def update_seconds(config: Qwen3Config, tokens: float, length: int, gpus: int) -
 def sampling_seconds(
     config: Qwen3Config, alive: Callable[[int], float], prompt: int, limit: int, gpus: int
 ) -> float:
-    """Until the last of a GPU's answers has ended; `alive(t)` of them are longer than t tokens.
-
-    Infinite if trainer and vLLM do not fit.
-    """
+    """Until the last of a GPU's answers has ended: `alive(t)` of them are longer than t tokens."""
     size = 2 * num_parameters(config)
     cached = 4 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
     held = size + 6 * size / gpus  # bytes that the trainer holds: ZeRO-2
     room = memory_share(held, MEMORY, sleeps=True) * MEMORY - plan.VLLM_OWN - size
     if room <= 0:
-        return math.inf
+        return math.inf  # trainer and vLLM do not fit
     seconds = 0.0
     for t in range(limit):
         if alive(t) == 0:
@@ -90,8 +94,8 @@ def sampling_seconds(
     return seconds
 
 
-def step(config: Qwen3Config, method: str, args: Args) -> dict[str, float]:
-    """Seconds of a step by phase."""
+def step(config: Qwen3Config, method: str, args: Args) -> tuple[float, float]:
+    """Seconds of a step: of sampling, and of the update. Verdicts and the sync take tenths."""
     samples = {"SFT": 0, "OSW-FT": 2, "GRPO": 8}[method]
     answers = args.queries * samples / args.gpus  # of a GPU
     limit, mean = args.max_completion_length, args.answer
@@ -101,15 +105,10 @@ def step(config: Qwen3Config, method: str, args: Args) -> dict[str, float]:
         "OSW-FT": args.kept * (args.prompt + args.solution),
         "GRPO": args.mixed * samples * (args.prompt + own),
     }
-    tokens = args.queries * trained[method]
     alive = lambda t: answers * math.exp(-t / mean)  # noqa: E731
     sampling = sampling_seconds(config, alive, args.prompt, limit, args.gpus) if samples else 0
-    return {
-        "sampling": sampling,
-        "sync": (samples > 0) * 8 * num_parameters(config) / BANDWIDTH,  # two copies in bf16
-        "verify": answers / VERDICTS,
-        "update": update_seconds(config, tokens, args.prompt + args.solution, args.gpus),
-    }
+    length, tokens = args.prompt + args.solution, args.queries * trained[method]
+    return sampling, update_seconds(config, tokens, length, args.gpus)
 
 
 def main(args: OmitArgPrefixes[Args]) -> list[str]:
@@ -118,12 +117,12 @@ def main(args: OmitArgPrefixes[Args]) -> list[str]:
     for name, sizes in QWEN3.items():
         for method in ("SFT", "OSW-FT", "GRPO"):
             seconds = step(Qwen3Config(**sizes), method, args)
-            total = sum(seconds.values())
+            total = sum(seconds)
             hours = total * args.rows / args.queries * args.gpus / 3600
-            figures = [f"{value:.1f}" for value in (*seconds.values(), total, hours)]
+            figures = [f"{value:.1f}" for value in (*seconds, total, hours)]
             fits = math.isfinite(total)
-            rows.append([f"{name}, {method}", *(figures if fits else ["too large"] * 6)])
-    header = ["", *seconds, "s a step", "GPU-hours an epoch"]
+            rows.append([f"{name}, {method}", *(figures if fits else ["too large"] * 4)])
+    header = ["", "sampling", "update", "s a step", "GPU-hours an epoch"]
     return [f"{args.gpus} H100, by computation:", markdown_table(header, rows)]
 
 

@@ -1,4 +1,4 @@
-"""How to measure in turns, and how to write down what was measured."""
+"""How to measure in turns, and the tables that come out."""
 
 import ctypes
 import functools
@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
 
 import psutil
 import torch
@@ -17,49 +16,45 @@ from tqdm import tqdm
 
 from run import one_line_errors, parse_args
 
-GOAL = r"^- (.*) ÷ (.*): \*\*(.*)\*\* \((.*)\)$"  # what the lines of `goal` look like
 
+def compare(
+    title: str, cases: dict[str, Callable], repetitions: int, goals: dict[str, float]
+) -> str:
+    """A Markdown table of what the cases return, less is better: each beside the first, ours.
 
-def take_turns(
-    cases: dict[str, Callable], repetitions: int, warm_up: int = 1, seeded: bool = False
-) -> dict[str, list]:
-    """Call every case once a turn, in reverse every other turn; returns what the calls returned.
-
-    The `warm_up` turns come first and do not count; where a single turn is asked for, it counts.
-    `seeded` cases are called with the turn's number as their `seed`.
+    Each is called once a turn, with its number; every other turn is in reverse. The first one of
+    several does not count. `goals` say how many times better ours should be, in both ratios.
     """
-    warm_up = warm_up if repetitions > 1 else 0
-    measured: dict[str, list] = {name: [] for name in cases}
-    for turn in tqdm(range(warm_up + repetitions), desc="turns"):
+    measured: dict[str, list[float]] = {name: [] for name in cases}
+    for turn in tqdm(range(repetitions + (repetitions > 1)), desc="turns"):
         for name in list(cases)[:: -1 if turn % 2 else 1]:
-            value = cases[name](seed=turn) if seeded else cases[name]()
-            if turn >= warm_up:
-                measured[name].append(value)
-    return measured
+            measured[name].append(cases[name](turn))
+    measured = {name: values[-repetitions:] for name, values in measured.items()}
+    ours, *_ = measured.values()
+    rows = []
+    for name, values in measured.items():
+        ratios = [a / b for a, b in zip(values, ours, strict=True)]
+        quotient, goal = median(values) / median(ours), goals.get(name, "")
+        if goal:
+            reached = min(median(ratios), quotient) >= goal
+            goal = f"≥ {goal}: {'reached' if reached else 'NOT reached'}"
+        shown = spread(values, ",.0f" if median(values) > 1000 else ".3g")
+        rows.append([name, shown, spread(ratios, ".2f"), f"{quotient:.2f}", goal])
+    return markdown_table([title, "", "÷ ours", "of medians", "goal"], rows)
 
 
-class Ratio(NamedTuple):
-    """What one case takes, divided by what another takes in the same turn."""
-
-    of_turns: list[float]  # in a turn both saw the machine in the same state
-    of_medians: float
-
-    def __str__(self) -> str:
-        return spread(self.of_turns, ".2f" if median(self.of_turns) >= 0.1 else ".3f")
-
-
-def ratio(above: list[float], below: list[float]) -> Ratio:
-    """above / below over the turns."""
-    values = [a / b for a, b in zip(above, below, strict=True)]
-    return Ratio(values, median(above) / median(below))
-
-
-def spread(values: Sequence[float], form: str = ",.0f") -> str:
+def spread(values: Sequence[float], form: str) -> str:
     """A cell: the median, with the least and the largest."""
     return "{} ({}–{})".format(*(f"{f(values):{form}}" for f in (median, min, max)))
 
 
-def timed(call: Callable) -> float:
+def markdown_table(header: list[str], rows: list[list]) -> str:
+    """A Markdown table; its first column is text, the others are numbers."""
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def timed(call: Callable, turn: int = 0) -> float:
     """Seconds that a call takes, with its work on the GPU."""
     wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     wait()
@@ -87,51 +82,14 @@ def extra_memory(call: Callable, device: str = "cpu") -> int:
     return peak() - before - sum(tensor.nbytes for tensor in kept)
 
 
-def markdown_table(header: list[str], rows: list[list]) -> str:
-    """A Markdown table; its first column is text, the others are numbers."""
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
-
-
-def goal(part: str, beside: str, value: Ratio, bound: str) -> str:
-    """A line of the page's first table; `bound` is like "≥ 1.3" or "≤ 3", or a word on why none.
-
-    It is reached if the median of the turns' ratios and the quotient of the medians both reach it.
-    """
-    if bound[0] in "≥≤":
-        limit, both = float(bound.split()[1]), (median(value.of_turns), value.of_medians)
-        reached = min(both) >= limit if bound[0] == "≥" else max(both) <= limit
-        bound += ": reached" if reached else ": NOT reached"
-    return f"- {part} ÷ {beside}: **{value}** ({bound})"
-
-
-def compare(
-    title: str, calls: dict[str, Callable], repetitions: int, bounds: dict[str, str], **turns
-) -> list[str]:
-    """Markdown of what the calls return, less is better: of each next to the first, ours.
-
-    `bounds` are the goals of how many times better the first is than another.
-    """
-    measured = take_turns(calls, repetitions, **turns)
-    ours, *_ = measured.values()
-    form = ",.0f" if median(ours) > 1000 else ".3g"
-    ratios = {name: ratio(values, ours) for name, values in measured.items()}
-    rows = [[name, spread(measured[name], form), ratios[name]] for name in calls]
-    goals = [goal(title, name, ratios[name], bound) for name, bound in bounds.items()]
-    return [markdown_table([title, "", "÷ ours"], rows), *goals]
-
-
 def print_section(main: Callable[..., list[str]], description: str) -> None:
-    """Run a section with the flags of the command line; print the paragraphs it returns.
-
-    What libraries and child processes print goes to stderr.
-    """
+    """Print the paragraphs of a section; what libraries and child processes print is on stderr."""
 
     @functools.wraps(main)  # the flags are those of main
     def run(*args, **kwargs) -> None:
         with os.fdopen(os.dup(1), "w") as output:
             os.dup2(2, 1)
-            print("\n\n".join(main(*args, **kwargs)), file=output)
+            print("\n\n".join(main(*args, **kwargs)), end="\n\n", file=output)
 
     with one_line_errors():
         parse_args(run, description)

@@ -2,8 +2,7 @@
 
 import functools
 import itertools
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
 from unittest import mock
 
 import torch
@@ -13,31 +12,25 @@ from tyro.conf import OmitArgPrefixes
 
 import train_oswft
 from bench.measure import markdown_table, print_section
-from data import InputError
 from engine import load_config
 from logprobs import MAX_LOGITS, LogprobModel
 from rollout import RESERVE, kv_cache_bytes, memory_share
-from run import RolloutArgs, TrainArgs
+from run import TrainArgs
 
 VLLM_OWN = 4 * 2**30  # bytes of vLLM's share for activations and CUDA graphs: assumed
 GRAPHS = 2**30  # bytes of CUDA graphs, which stay while vLLM sleeps: assumed
 LIVE_PARAMETERS, REDUCE_BUCKET = 10**9, 5 * 10**8  # what ZeRO gathers and reduces at a time
 
+BYTES = {"bf16": 2, "fp32": 4}
+
 
 @dataclass(kw_only=True)
-class Args:
-    model: str  # hub id or folder; no weights are read
+class Args(train_oswft.Args):
+    """The flags of train_oswft.py, and the GPUs."""
+
+    data: str = "-"  # is not read, nor are the model's weights
     gpus: int = 8  # of all hosts together
     gpu_memory: float = 79  # GiB of each; one that is sold with 80 GB has 79
-    # Flags of train_oswft.py, with its defaults
-    zero_stage: Literal[1, 2, 3] = train_oswft.Args.zero_stage
-    gradient_checkpointing: bool = train_oswft.Args.gradient_checkpointing
-    cpu_offload: bool = train_oswft.Args.cpu_offload
-    max_length: int = train_oswft.Args.max_length
-    max_tokens_per_micro_batch: int = train_oswft.Args.max_tokens_per_micro_batch
-    vllm_memory: float | None = train_oswft.Args.vllm_memory
-    vllm_tensor_parallel: int = train_oswft.Args.vllm_tensor_parallel
-    vllm_sleep: bool = train_oswft.Args.vllm_sleep
 
 
 @functools.cache
@@ -76,11 +69,11 @@ def kept_for_backward(config: PreTrainedConfig, dtype: torch.dtype, tokens: int 
     return sum(sizes.values()) / tokens
 
 
-def memory(args: RolloutArgs, gpus: int, gpu_memory: float) -> dict[str, dict[str, float]]:
-    """Bytes of one GPU by part, in each phase of a step; `gpu_memory` is in GiB."""
+def memory(args: Args) -> dict[str, dict[str, float]]:
+    """Bytes of one GPU by part, in each phase of a step."""
     config = load_config(args.model, args.max_length)
     count, per_token, per_layer = traced(args.model, args.precision)
-    size = 2 if args.precision == "bf16" else 4
+    size, gpus = BYTES[args.precision], args.gpus
     layers, width = config.num_hidden_layers, config.hidden_size
     stage = args.zero_stage if gpus > 1 else min(args.zero_stage, 2)
     tokens = max(args.max_tokens_per_micro_batch, args.max_length)
@@ -116,7 +109,7 @@ def memory(args: RolloutArgs, gpus: int, gpu_memory: float) -> dict[str, dict[st
     }
     end = {"embedding's gradient": tied + gradient}
     end["reduce bucket"] = bucket + min(count, REDUCE_BUCKET) * 4
-    total = gpu_memory * 2**30
+    total = args.gpu_memory * 2**30
     left = memory_share(sum(held.values()), total, args.vllm_sleep)
     vllm = total * (args.vllm_memory or max(0, left))
     train = {
@@ -132,45 +125,32 @@ def memory(args: RolloutArgs, gpus: int, gpu_memory: float) -> dict[str, dict[st
     return {phase: {**parts, "reserve": RESERVE} for phase, parts in phases.items()}
 
 
-def check_fit(args: Args, **changes) -> tuple[dict[str, dict[str, float]], list[str], float]:
-    """Bytes by phase and part, what does not fit, and how many sequences vLLM's share holds.
-
-    `changes` are flags in place of those of `args`.
-    """
-    flags = {**vars(args), "data": "-", "max_completion_length": args.max_length - 1, **changes}
-    del flags["gpus"], flags["gpu_memory"]
-    run_args = train_oswft.Args(**flags)
-    TrainArgs.check(run_args)  # the subclass's asks for the ranks of this host
-    shared_by = run_args.vllm_tensor_parallel
-    if args.gpus % shared_by:
-        raise InputError(f"--vllm_tensor_parallel does not divide the {args.gpus} GPUs")
-    phases, complaints = memory(run_args, args.gpus, args.gpu_memory), []
+def check_fit(args: Args) -> tuple[dict[str, dict[str, float]], list[str], float]:
+    """Bytes by phase and part, what does not fit, and how many sequences vLLM's share holds."""
+    TrainArgs.check(args)  # the subclass's asks for the ranks of this host
+    phases, complaints = memory(args), []
+    if args.gpus % args.vllm_tensor_parallel:
+        complaints.append(f"--vllm_tensor_parallel does not divide {args.gpus} GPUs")
     for phase, parts in phases.items():
         if (total := sum(parts.values()) / 2**30) > args.gpu_memory:
             complaints.append(f"{phase} takes {total:.1f} GiB")
-    room = phases["sample"]["vLLM"] - VLLM_OWN - traced(args.model, "bf16")[0] * 2 / shared_by
-    sequences = room / (kv_cache_bytes(args.model, args.max_length, "bf16") / shared_by)
-    if sequences < 1:
+    count, shared_by = traced(args.model, args.precision)[0], args.vllm_tensor_parallel
+    room = phases["sample"]["vLLM"] - VLLM_OWN - count * BYTES[args.precision] / shared_by
+    cache = kv_cache_bytes(args.model, args.max_length, args.precision) / shared_by
+    if room < cache:
         complaints.append("vLLM's share does not hold the model and one sequence")
-    return phases, complaints, max(0, sequences)
+    return phases, complaints, max(0, room / cache)
 
 
 def remedy(args: Args) -> str:
     """A sentence that names the fewest flags with which a run fits."""
-    remedies = {  # those with the least side effects first
-        "vllm_sleep": True,
-        "max_tokens_per_micro_batch": args.max_length,
-        "vllm_memory": 0.5,
-        "zero_stage": 3,
-        "gradient_checkpointing": True,
-        "vllm_tensor_parallel": 2,
-        "cpu_offload": True,
-    }
-    if args.gpus % 2:
-        del remedies["vllm_tensor_parallel"]
+    # those with the least side effects first
+    remedies = {"vllm_sleep": True, "max_tokens_per_micro_batch": args.max_length}
+    remedies |= {"vllm_memory": 0.5, "zero_stage": 3, "gradient_checkpointing": True}
+    remedies |= {"vllm_tensor_parallel": 2, "cpu_offload": True}
     for number in range(1, len(remedies) + 1):
         for chosen in itertools.combinations(remedies.items(), number):
-            if not check_fit(args, **dict(chosen))[1]:
+            if not check_fit(replace(args, **dict(chosen)))[1]:
                 shown = [f"--{k}" if v is True else f"--{k} {v}" for k, v in chosen]
                 return f"It does with `{' '.join(shown)}`."
     return "No flag of the training scripts makes it fit: more GPUs, or larger ones."
@@ -179,20 +159,21 @@ def remedy(args: Args) -> str:
 def main(args: OmitArgPrefixes[Args]) -> list[str]:
     """The plan as Markdown paragraphs."""
     phases, complaints, sequences = check_fit(args)
-    rows = []
-    for part in dict.fromkeys(part for parts in phases.values() for part in parts):
-        sizes = [parts.get(part) for parts in phases.values()]
-        rows.append([part, *("" if size is None else f"{size / 2**30:.2f}" for size in sizes)])
-    sums = [f"**{sum(parts.values()) / 2**30:.2f}**" for parts in phases.values()]
+    columns = [{**parts, "together": sum(parts.values())} for parts in phases.values()]
+    rows = [
+        [part, *(f"{sizes[part] / 2**30:.2f}" if part in sizes else "" for sizes in columns)]
+        for part in dict.fromkeys(part for sizes in reversed(columns[:2]) for part in sizes)
+    ]
     verdict = "**It fits.**"
     if complaints:
         verdict = f"**It does not fit**: {'; '.join(complaints)}. {remedy(args)}"
-    count, share = traced(args.model, "bf16")[0], phases["sample"]["vLLM"] / args.gpu_memory / 2**30
-    host = count * (2 + 16 / args.gpus * args.cpu_offload) / 2**30  # bf16; gradients, master, Adam
+    share = phases["sample"]["vLLM"] / args.gpu_memory / 2**30
+    count = traced(args.model, args.precision)[0]  # offloaded: gradients, master, Adam's two
+    host = count * (BYTES[args.precision] + 16 / args.gpus * args.cpu_offload) / 2**30
     return [
         f"{args.model}: {count / 1e6:,.1f}M parameters, {args.gpus} GPUs "
-        f"of {args.gpu_memory:g} GiB, bf16. GiB of one GPU, by phase of a step:",
-        markdown_table(["", *phases], [*rows, ["together", *sums]]),
+        f"of {args.gpu_memory:g} GiB, {args.precision}. GiB of one GPU, by phase of a step:",
+        markdown_table(["", *phases], rows),
         f"vLLM's share (`--vllm_memory {share:.2f}`) holds {sequences:.0f} sequences of "
         f"{args.max_length:,} tokens at once. Each rank takes {host:.1f} GiB of its host's memory.",
         verdict,

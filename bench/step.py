@@ -4,7 +4,10 @@ On a real model and real word problems in bf16: runs/sft/final and data/train.js
 docs/real-model.md. TRL's models are in bf16 throughout; ours also keep fp32 weights.
 """
 
+import json
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,9 +23,11 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 import train_oswft
 from bench.measure import compare, print_section, timed
-from bench.setup import COLD, DATA, MAX_LENGTH, MAX_TOKENS, MODEL, QUERIES, load_rows, step_seconds
-from data import TokenizedExample, batch_indices, derive_seed, load_tokenizer, stop_token_ids
+from bench.parts import DATA, MAX_LENGTH, MAX_TOKENS, MODEL, QUERIES, load_rows
+from data import TokenizedExample, load_tokenizer, stop_token_ids
 from engine import init_ranks, share_cores
+from recipes.oswft_mixin import Query
+from recipes.trainer_run import RolloutWeights
 from recipes.trl_sft import WeightedSFTTrainer
 from rollout import Rollout
 from train_oswft import oswft_weights
@@ -34,10 +39,20 @@ SETTINGS |= {"bf16": False, "gradient_checkpointing": False, "save_strategy": "n
 SETTINGS |= {"logging_strategy": "no", "report_to": "none", "disable_tqdm": True}
 SETTINGS |= {"output_dir": tempfile.gettempdir()}  # nothing is saved
 AT_ONCE = 8  # rows to a micro-batch
+load = partial(AutoModelForCausalLM.from_pretrained, dtype=torch.bfloat16)
+COLD = 2  # a process's first steps, which are slower and do not count
 
 
-def load(model: Path) -> transformers.PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+def step_seconds(script: str, seed: int, model: Path, data: Path, **flags) -> float:
+    """Of a training script's optimizer step after `COLD` others."""
+    with tempfile.TemporaryDirectory() as folder:
+        flags |= {"max_length": MAX_LENGTH, "max_completion_length": MAX_TOKENS, "seed": seed}
+        flags |= {"model": model, "data": data, "output_dir": f"{folder}/run"}
+        flags |= {"max_steps": COLD + 1, "learning_rate": 1e-12}  # the model hardly moves
+        words = [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
+        subprocess.run([sys.executable, script, *words], check=True)
+        last = Path(folder, "run", "metrics.jsonl").read_text().splitlines()[-1]
+    return sum(value for name, value in json.loads(last).items() if name.endswith("_s"))
 
 
 def solutions(rows: list[TokenizedExample]) -> dict[str, list]:
@@ -67,7 +82,7 @@ def plain_loop(model: Path, rows: list[TokenizedExample]) -> Callable:
         adam.step()
         adam.zero_grad()
 
-    return lambda seed: timed(step)
+    return partial(timed, step)
 
 
 # ---- TRL's trainers ------------------------------------------------------------------------------
@@ -77,10 +92,9 @@ def by_trl(trainer_class: type, model: Path, columns: dict, config, answers: int
     """Seconds of an epoch of one step; `answers` are the rows of a query."""
     config.per_device_train_batch_size = AT_ONCE
     config.gradient_accumulation_steps = QUERIES * answers // AT_ONCE
-    data, tokenizer = Dataset.from_dict(columns), load_tokenizer(str(model))
-    options = {"args": config, "train_dataset": data, "processing_class": tokenizer}
-    clock = Clock()
-    trainer = trainer_class(load(model), **options, **more, callbacks=[clock])
+    more |= {"train_dataset": Dataset.from_dict(columns), "callbacks": [clock := Clock()]}
+    more |= {"processing_class": load_tokenizer(str(model))}
+    trainer = trainer_class(load(model), args=config, **more)
 
     def epoch(seed: int) -> float:
         trainer.args.seed = seed
@@ -101,55 +115,34 @@ class Clock(transformers.TrainerCallback):
         self.seconds = time.perf_counter() - self.began
 
 
-def weights_by(sample: Callable, model: Path) -> Callable:
-    """What makes recipes/trl_sft.py's weights, from two answers to each query."""
-    tokenizer, verifier = load_tokenizer(str(model)), Verifier(num_workers=2)
-
-    @torch.no_grad()
-    def weigh(learner, queries: list, seed: int) -> torch.Tensor:
-        learner.eval()
-        answers = sample(learner, [query.prompt_ids for query in queries], seed)  # (B * 2)
-        texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
-        verdicts = verifier.score(texts, [query.answer for query in queries for _ in range(2)])
-        return oswft_weights(torch.tensor(verdicts).view(-1, 2))
-
-    return weigh
-
-
-def by_generate(model: Path) -> Callable:
-    """transformers' `generate`, all at once, until the last answer has ended."""
-    tokenizer = load_tokenizer(str(model))
-    options = {"max_new_tokens": MAX_TOKENS, "eos_token_id": stop_token_ids(tokenizer)}
-    options |= {"do_sample": True, "top_k": 0, "num_return_sequences": 2}
-    config = GenerationConfig(pad_token_id=tokenizer.pad_token_id, **options)
-
-    def sample(learner, prompts: list, seed: int) -> list[list[int]]:
-        rows = tokenizer.pad(
-            {"input_ids": [[*map(int, prompt)] for prompt in prompts]},
-            padding_side="left",
-            return_tensors="pt",
-        )
-        found = learner.generate(**rows, generation_config=config)
-        return found[:, rows.input_ids.shape[1] :].tolist()
-
-    return sample
-
-
-def by_vllm(model: Path, rows: list[TokenizedExample]) -> Callable:
-    """vLLM in this process, as rollout.py sets it up, with the seeds of our step."""
+def by_vllm(model: Path) -> Callable:
+    """Weights from two answers of vLLM in this process, as rollout.py sets it up."""
     init_ranks("gloo")
     args = train_oswft.Args(model=str(model), data="", vllm_memory=0.2)
     rollout = Rollout(args, load_tokenizer(str(model)), MAX_LENGTH)
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):  # of this process, not of the runs it starts
         del os.environ[name]
+    return RolloutWeights(rollout, Verifier(num_workers=2), 2, MAX_TOKENS)
 
-    def sample(learner, prompts: list, seed: int) -> list[list[int]]:
-        rollout.load_weights((name, p.detach()) for name, p in learner.named_parameters())
-        order = batch_indices(len(rows), len(prompts), COLD, seed)  # of our step that is measured
-        seeds = [derive_seed(seed, COLD, n, rows[i].id) for n, i in enumerate(order)]
-        return [a.token_ids for a in rollout.generate(prompts, 2, MAX_TOKENS, seeds)]
 
-    return sample
+def by_generate(model: Path) -> Callable:
+    """Weights from two answers of transformers' `generate`, which ends with the longest."""
+    tokenizer, verifier = load_tokenizer(str(model)), Verifier(num_workers=2)
+    options = {"max_new_tokens": MAX_TOKENS, "eos_token_id": stop_token_ids(tokenizer)}
+    options |= {"do_sample": True, "top_k": 0, "num_return_sequences": 2}
+    config = GenerationConfig(pad_token_id=tokenizer.pad_token_id, **options)
+
+    @torch.no_grad()
+    def weigh(learner, queries: list[Query], seed: int) -> torch.Tensor:
+        learner.eval()
+        prompts = {"input_ids": [query.prompt_ids for query in queries]}
+        rows = tokenizer.pad(prompts, padding_side="left", return_tensors="pt")
+        found = learner.generate(**rows, generation_config=config)[:, rows.input_ids.shape[1] :]
+        texts = tokenizer.batch_decode(found, skip_special_tokens=True)  # (B * 2)
+        verdicts = verifier.score(texts, [query.answer for query in queries for _ in range(2)])
+        return oswft_weights(torch.tensor(verdicts).view(-1, 2))
+
+    return weigh
 
 
 def trl_grpo(model: Path, rows: list[TokenizedExample]) -> Callable:
@@ -168,22 +161,16 @@ def trl_grpo(model: Path, rows: list[TokenizedExample]) -> Callable:
 # ---- The page ------------------------------------------------------------------------------------
 
 
-def main(
-    model: Path = MODEL, data: Path = DATA, repetitions: int = 5, grpo_repetitions: int = 2
-) -> list[str]:
-    """Measure; returns Markdown. `grpo_repetitions` are the turns of GRPO."""
+def main(model: Path = MODEL, data: Path = DATA, repetitions: int = 5) -> list[str]:
+    """Measure; returns Markdown."""
     share_cores()
-    rows = load_rows(model, data)
-    ours, part = partial(step_seconds, model=model, data=data), rows[:QUERIES]
-    sampled, vllm = partial(ours, rollout_batch_size=QUERIES), by_vllm(model, rows)
+    ours, part = partial(step_seconds, model=model, data=data), load_rows(model, data)[:QUERIES]
+    sampled = partial(ours, rollout_batch_size=QUERIES)
 
     def trl_sft(trainer: type = trl.SFTTrainer, **more) -> Callable:
         config = trl.SFTConfig(max_length=None, **SETTINGS)
         config.train_sampling_strategy = "group_by_length"
         return by_trl(trainer, model, solutions(part), config, **more)
-
-    def trl_oswft(sample: Callable) -> Callable:
-        return trl_sft(WeightedSFTTrainer, weigh=weights_by(sample, model))
 
     sft = {
         "`train_sft.py`": partial(ours, "train_sft.py", train_batch_size=QUERIES),
@@ -192,23 +179,21 @@ def main(
     }
     oswft = {
         "`train_oswft.py`": partial(sampled, "train_oswft.py"),
-        "TRL + vLLM": trl_oswft(vllm),
-        "TRL + `generate`": trl_oswft(by_generate(model)),
+        "TRL + vLLM": trl_sft(WeightedSFTTrainer, weigh=by_vllm(model)),
+        "TRL + `generate`": trl_sft(WeightedSFTTrainer, weigh=by_generate(model)),
     }
     grpo = {
         "`train_grpo.py`": partial(sampled, "train_grpo.py", num_rollouts=4),
         "TRL + `generate`": trl_grpo(model, part),
     }
-    text = (
-        f"SmolLM2-135M-Instruct after an epoch of SFT, real word problems, bf16, {QUERIES} queries"
-    )
-    text += f" a step, answers of at most {MAX_TOKENS} tokens; TRL + vLLM is set up as rollout.py."
-    lines = compare("SFT, s", sft, repetitions, {"a plain loop": "≥ 0.97"}, seeded=True)
-    bounds = {"TRL + vLLM": "≥ 1.3", "TRL + `generate`": "≥ 4"}
-    lines += compare("OSW-FT, s", oswft, repetitions, bounds, seeded=True)
-    turns = {"warm_up": 0, "seeded": True}
-    lines += compare("GRPO, s", grpo, grpo_repetitions, {"TRL + `generate`": "≥ 4"}, **turns)
-    return [text, *lines]
+    return [
+        "## step",
+        f"SmolLM2-135M-Instruct after an epoch of SFT, real word problems, bf16, {QUERIES} queries "
+        f"a step, answers of at most {MAX_TOKENS} tokens; TRL + vLLM is set up as rollout.py.",
+        compare("SFT, s", sft, repetitions, {"a plain loop": 0.97}),
+        compare("OSW-FT, s", oswft, repetitions, {"TRL + vLLM": 1.3, "TRL + `generate`": 4}),
+        compare("GRPO, s", grpo, max(1, repetitions // 2), {"TRL + `generate`": 4}),
+    ]
 
 
 if __name__ == "__main__":

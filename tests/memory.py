@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import train_sft
-from bench.setup import random_rows
+from bench.gpu import random_rows
 from engine import finish, init_distributed, load_engine
 
 folder, (length, rows_per_rank, checkpointing) = sys.argv[-4], map(int, sys.argv[-3:])

@@ -4,18 +4,16 @@ import json
 import re
 import subprocess
 import sys
+from functools import partial
 from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
 import torch
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 
-import train_oswft
-from bench import __main__ as page
-from bench import cost, gpu, measure, plan, setup
+from bench import cost, gpu, measure, plan
 from conftest import ROOT, launch, needs_shared, needs_vllm
 from data import InputError
 from demo.tiny import make_config, make_tokenizer
@@ -32,24 +30,20 @@ def run(*args) -> str:
     return result.stdout
 
 
-def test_what_is_compared_takes_turns_and_the_first_ones_do_not_count():
-    calls = []
-    cases = {name: lambda name=name: calls.append(name) or len(calls) for name in "ab"}
-    assert measure.take_turns(cases, repetitions=2) == {"a": [4, 5], "b": [3, 6]}
-    assert "".join(calls) == "abbaab"
-    assert measure.take_turns(cases, repetitions=1) == {"a": [7], "b": [8]}
-    seeds = measure.take_turns(dict.fromkeys("ab", lambda seed: seed), 2, seeded=True)
-    assert seeds == {"a": [1, 2], "b": [1, 2]}
+def test_what_is_compared_takes_turns_and_a_goal_needs_both_ratios():
+    seconds, calls = {"ours": [9, 1, 10, 5], "theirs": [9, 3, 30, 10]}, []
 
+    def case(name: str, turn: int) -> float:
+        calls.append(name[0])
+        return seconds[name][turn]
 
-def test_a_ratio_is_that_within_a_turn_and_a_goal_needs_that_of_the_medians_too():
-    found = measure.ratio([2, 20, 300], [1, 5, 100])
-    assert found == ([2, 4, 3], 4) and str(found) == "3.00 (2.00–4.00)"
-    assert measure.goal("a", "b", found, "≥ 3").endswith(": reached)")
-    assert measure.goal("a", "b", found, "≤ 3").endswith(": NOT reached)")
-    found = measure.ratio([3, 30, 10], [1, 10, 5])
-    assert found == ([3, 3, 2], 2) and measure.goal("a", "b", found, "≥ 3").endswith("NOT reached)")
-    assert str(measure.ratio([1], [80])) == "0.013 (0.013–0.013)"
+    cases = {name: partial(case, name) for name in seconds}
+    found = measure.compare("time", cases, 3, {"theirs": 2}).split("\n")
+    assert "".join(calls) == "ottootto"
+    assert found[2] == "| ours | 5 (1–10) | 1.00 (1.00–1.00) | 1.00 |  |"  # not the first turn
+    assert found[3] == "| theirs | 10 (3–30) | 3.00 (2.00–3.00) | 2.00 | ≥ 2: reached |"
+    assert "| 2.00 | ≥ 2.5: NOT reached" in measure.compare("time", cases, 3, {"theirs": 2.5})
+    assert "9 (9–9)" in measure.compare("time", cases, 1, {})  # a single turn counts
 
 
 def test_extra_memory_is_the_peak_beyond_what_was_there_and_what_is_returned():
@@ -65,22 +59,10 @@ def test_extra_memory_is_the_peak_beyond_what_was_there_and_what_is_returned():
     assert 120 * mib <= extra <= 150 * mib
 
 
-def test_the_page_begins_with_all_goals(tmp_path):
-    output = tmp_path / "BENCHMARKS.md"
-    output.write_text("old\n")
-    goals = "\n\n".join(
-        [
-            measure.goal("speed", "theirs", measure.ratio([13], [10]), "≥ 1.3"),
-            measure.goal("time", "theirs", measure.ratio([6], [5]), "≤ 1.1"),
-            measure.goal("size", "theirs", measure.ratio([7], [1]), "none: it is small"),
-        ]
-    )
-    page.write_page({"sft": f"a table\n\n{goals}"}, output)
-    top, section = output.read_text().split("## sft")
-    assert "speed | theirs | 1.30 (1.30–1.30) | ≥ 1.3: reached" in top and "old" not in top
-    assert "time | theirs | 1.20 (1.20–1.20) | ≤ 1.1: NOT reached" in top
-    assert "size | theirs | 7.00 (7.00–7.00) | none: it is small" in top
-    assert section == "\n\na table\n"
+def test_the_page_names_machine_versions_and_commit():
+    text = run("-m", "bench")
+    assert text.startswith("# Benchmarks\n") and f"torch {torch.__version__}" in text
+    assert re.search(r"\d+ cores, .* GiB; no GPU; .*; commit [0-9a-f]{10}\.\n", text)
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +76,10 @@ def small(tmp_path_factory) -> str:
     return str(folder)
 
 
-def flags(model: str, **values) -> train_oswft.Args:
-    defaults = {"max_length": 512, "max_tokens_per_micro_batch": 4096}
-    return train_oswft.Args(model=model, data="", **{**defaults, **values})
+def planned(model: str, gpus: int = 2, gpu_memory: float = 24, **flags) -> dict:
+    """Bytes by phase and part."""
+    flags = {"max_length": 512, "max_tokens_per_micro_batch": 4096, **flags}
+    return plan.memory(plan.Args(model=model, gpus=gpus, gpu_memory=gpu_memory, **flags))
 
 
 def test_the_planned_memory_is_what_a_real_run_holds(small, tmp_path, monkeypatch):
@@ -106,10 +89,10 @@ def test_the_planned_memory_is_what_a_real_run_holds(small, tmp_path, monkeypatc
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(small)).save_pretrained(tmp_path)
     output = launch("tests/memory.py", tmp_path, 512, 8, 0, ranks=2)
     held = json.loads(re.search("held (.*)", output)[1])
-    planned = plan.memory(flags(small, zero_stage=3), gpus=2, gpu_memory=1)
-    assert planned["train"]["activations"] == pytest.approx(held.pop("activations"), rel=0.15)
+    phases = planned(small, zero_stage=3)
+    assert phases["train"]["activations"] == pytest.approx(held.pop("activations"), rel=0.15)
     for part, size in held.items():  # between two steps
-        assert planned["sample"][part] == pytest.approx(size, rel=0.02), part
+        assert phases["sample"][part] == pytest.approx(size, rel=0.02), part
 
 
 HELD = """
@@ -120,6 +103,7 @@ from data import Trajectory
 
 init_distributed()
 args = train_sft.Args(model=sys.argv[1], data="", max_length=64, zero_stage=int(sys.argv[2]))
+args.precision = sys.argv[3]
 engine = load_engine(args)
 train_sft.update(engine, [Trajectory("", [1], [2, 3])], args)
 tensors = [x for x in gc.get_objects() if isinstance(x, torch.Tensor)]
@@ -129,25 +113,28 @@ print("held", sum(storages.values()))
 """
 
 
-@pytest.mark.parametrize("stage", [1, 2])
-def test_between_steps_stage_1_keeps_an_fp32_gradient_and_stage_2_none(stage, small, tmp_path):
+@pytest.mark.parametrize(("stage", "precision"), [(1, "bf16"), (2, "bf16"), (2, "fp32")])
+def test_between_steps_stage_1_keeps_an_fp32_gradient_and_stage_2_none(
+    stage, precision, small, tmp_path
+):
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(small))
     model.save_pretrained(tmp_path)
-    held = int(run("-c", HELD, tmp_path, stage).split()[-1])
-    assert held == pytest.approx({1: 18, 2: 14}[stage] * model.num_parameters(), rel=0.02)
-    planned = plan.memory(flags(small, zero_stage=stage), gpus=1, gpu_memory=80)["sample"]
-    assert held == pytest.approx(sum(planned.values()) - planned["vLLM"] - 3 * 2**30, rel=0.02)
+    held = int(run("-c", HELD, tmp_path, stage, precision).split()[-1])
+    size = {"bf16": {1: 18, 2: 14}, "fp32": {2: 16}}[precision][stage]
+    assert held == pytest.approx(size * model.num_parameters(), rel=0.02)
+    sample = planned(small, gpus=1, zero_stage=stage, precision=precision)["sample"]
+    assert held == pytest.approx(sum(sample.values()) - sample["vLLM"] - 3 * 2**30, rel=0.02)
 
 
 def test_at_the_start_all_weights_are_there_in_fp32(small):
     for stage in (2, 3):
-        phases = plan.memory(flags(small, zero_stage=stage), gpus=8, gpu_memory=1)
-        assert phases["start"]["weights"] == 4 * plan.traced(small, "bf16")[0]
+        start = planned(small, gpus=8, zero_stage=stage)["start"]
+        assert start["weights"] == 4 * plan.traced(small, "bf16")[0]
 
 
 def test_the_flags_that_save_memory_do_so_where_they_should(small):
-    def total(phase: str = "train", gpus: int = 2, **values) -> float:
-        return sum(plan.memory(flags(small, **values), gpus, 24)[phase].values())
+    def total(phase: str = "train", **flags) -> float:
+        return sum(planned(small, **flags)[phase].values())
 
     vllm = {"vllm_memory": 0.3}
     assert total(vllm_sleep=True, **vllm) < total(vllm_sleep=False, **vllm)
@@ -156,7 +143,7 @@ def test_the_flags_that_save_memory_do_so_where_they_should(small):
     assert total(max_tokens_per_micro_batch=512) < total()
     assert total(cpu_offload=True) < total()
     assert total(gpus=8) < total(gpus=2)
-    sharded, whole = (plan.memory(flags(small, zero_stage=n), 2, 1)["sample"] for n in (3, 2))
+    sharded, whole = (planned(small, zero_stage=stage)["sample"] for stage in (3, 2))
     assert sharded["weights"] == whole["weights"] / 2
     assert "gradients" in sharded and "gradients" not in whole  # freed after a step
     assert total(gpus=1, zero_stage=3) == total(gpus=1, zero_stage=2)
@@ -165,22 +152,14 @@ def test_the_flags_that_save_memory_do_so_where_they_should(small):
 def test_the_gradient_of_a_tied_head_is_planned_until_the_embedding_s_is_added(small, tmp_path):
     AutoConfig.from_pretrained(small, tie_word_embeddings=False).save_pretrained(tmp_path)
     for model, size in (small, 2048 * 256 * 2), (str(tmp_path), 0):
-        planned = plan.memory(flags(model, max_tokens_per_micro_batch=100_000), 2, 1)["train"]
-        assert planned["embedding's gradient"] == size
-
-
-def test_the_plan_s_defaults_are_those_of_training_and_an_80_gb_gpu_is_no_larger_than_it_is():
-    planned, trained = (x.__dataclass_fields__ for x in (plan.Args, train_oswft.Args))
-    for name in planned.keys() & trained.keys():
-        assert planned[name].default == trained[name].default, name
-    assert planned["gpu_memory"].default < 81_559 / 1024  # what nvidia-smi says
+        train = planned(model, max_tokens_per_micro_batch=100_000)["train"]
+        assert train["embedding's gradient"] == size
 
 
 def test_asleep_the_trainer_leaves_vllm_all_that_it_will_not_need(small):
     for stage in (1, 2, 3):
-        args = flags(small, zero_stage=stage, vllm_sleep=True)
-        phases = plan.memory(args, gpus=4, gpu_memory=24)
-        total = sum(phases["sample"].values()) / 2**30
+        sample = planned(small, gpus=4, zero_stage=stage, vllm_sleep=True)["sample"]
+        total = sum(sample.values()) / 2**30
         assert 22 < total <= 24, (stage, total)
     assert "(`--vllm_memory 0.3" in plan.main(plan.Args(model=small, max_length=512))[2]
 
@@ -188,63 +167,60 @@ def test_asleep_the_trainer_leaves_vllm_all_that_it_will_not_need(small):
 def test_a_gpu_alone_has_one_reduce_bucket_and_stage_1_sends_all_gradients_at_once(small):
     def bucket(gpus: int, stage: int) -> float:
         """Bytes for each number in it; a pass over many tokens needs most while it runs."""
-        args = flags(small, zero_stage=stage, max_tokens_per_micro_batch=100_000)
         size = plan.traced(small, "bf16")[0] if stage == 1 else plan.REDUCE_BUCKET
-        return plan.memory(args, gpus, 80)["train"]["reduce bucket"] / size
+        flags = {"zero_stage": stage, "max_tokens_per_micro_batch": 100_000}
+        return planned(small, gpus, **flags)["train"]["reduce bucket"] / size
 
     assert [bucket(1, stage) for stage in (1, 2, 3)] == [2, 2, 2]
     assert [bucket(2, stage) for stage in (1, 2, 3)] == [4, 4, 2]
 
 
 def test_plan_names_the_flag_that_makes_a_run_fit(small):
-    def planned(**values) -> str:
-        values = {"max_length": 512, "gpus": 2, **values}
-        return "".join(plan.main(plan.Args(model=small, **values)))
+    def verdict(**flags) -> str:
+        flags = {"max_length": 512, "gpus": 2, **flags}
+        return plan.main(plan.Args(model=small, **flags))[-1]
 
     share = {"zero_stage": 3, "vllm_memory": 0.5, "vllm_sleep": False}
-    assert "**It fits.**" in planned(gpu_memory=80)
-    assert "`--vllm_sleep`" in planned(gpu_memory=9, **share)
+    assert "**It fits.**" in verdict(gpu_memory=80)
+    assert "`--vllm_sleep`" in verdict(gpu_memory=9, **share)
     large = {**share, "vllm_sleep": True, "max_tokens_per_micro_batch": 100_000}
-    assert "`--max_tokens_per_micro_batch 512`" in planned(gpu_memory=12, **large)
+    assert "`--max_tokens_per_micro_batch 512`" in verdict(gpu_memory=12, **large)
     # of 3.6 GiB, vLLM's own take 4
-    assert "`--vllm_memory 0.5`" in planned(gpu_memory=12, **{**share, "vllm_memory": 0.3})
-    assert "No flag" in planned(gpu_memory=1)
-    for wrong in {"max_length": 5000}, {"gpus": 3, "vllm_tensor_parallel": 2}:
-        with pytest.raises(InputError):
-            planned(**wrong)
+    assert "`--vllm_memory 0.5`" in verdict(gpu_memory=12, **{**share, "vllm_memory": 0.3})
+    assert "No flag" in verdict(gpu_memory=1)
+    assert "does not divide 3 GPUs" in verdict(gpus=3, vllm_tensor_parallel=2)
+    with pytest.raises(InputError):
+        verdict(max_length=5000)
 
 
 @needs_vllm
 @pytest.mark.parametrize(
-    ("section", "rows", "options"),
+    ("section", "rows", "goals", "options"),
     [
         pytest.param(
-            "parts",
-            9,
-            ("--tokens", 1024, "--vocabulary", 16_384, "--limit", 200),
-            marks=needs_shared,
+            "parts", 10, 5, ("--tokens", 1024, "--vocabulary", 16_384), marks=needs_shared
         ),
-        pytest.param("step", 8, ("--grpo_repetitions", 1), marks=needs_trl),
+        pytest.param("step", 8, 4, (), marks=needs_trl),
     ],
 )
-def test_a_section_measures_what_it_names(section, rows, options, tiny):
+def test_a_section_measures_what_it_names(section, rows, goals, options, tiny):
     model = ("--model", tiny / "model", "--data", tiny / "train.jsonl")
     output = run("-m", f"bench.{section}", "--repetitions", 1, *model, *options)
-    cells = re.findall(r"^\| .*\| ([\d.]+) \(\S+\) \|$", output, re.M)
+    cells = re.findall(r"^\| .* \| ([\d.]+) \(\S+\) \| [\d.]+ \|", output, re.M)
     assert len(cells) >= rows and min(map(float, cells)) > 0, output
-    goals = re.findall(measure.GOAL, output, re.M)
-    assert len(goals) >= 4 and all(float(value.split()[0]) > 0 for *_, value, _ in goals)
+    assert output.startswith(f"## {section}\n") and output.count("reached |") >= goals
 
 
 def test_the_gpu_section_refuses_a_machine_without_one_and_its_parts_run(small):
     with pytest.raises(InputError, match="no CUDA GPU"):
         gpu.main()
     code = f"""
-from bench import gpu
+from bench import cost, gpu
 from transformers import AutoConfig
 config = AutoConfig.from_pretrained({small!r})
-(row,) = gpu.train_on_lengths(config, [64], 128, repetitions=1)
-assert row[0] > 0 and row[1] > 0, row
+cost.MFU[config.hidden_size] = 0.2
+[row] = gpu.train_on_lengths(config, [64], 128, repetitions=1, best=1e9)
+assert row[0] == "64" and float(row[1].replace(",", "")) > 0, row
 assert gpu.sampled_per_second(config, prompts=4, tokens=8) > 0
 assert gpu.matrix_rate(64, repetitions=2) > 0
 """
@@ -253,15 +229,12 @@ assert gpu.matrix_rate(64, repetitions=2) > 0
 
 @pytest.mark.parametrize("name", ["0.6B", "1.7B", "4B"])
 def test_the_cost_of_a_step_counts_the_parameters_of_the_paper_s_models(name):
-    config = Qwen3Config(**setup.QWEN3[name])
-    with FakeTensorMode():
-        own = AutoModelForCausalLM.from_config(config).num_parameters()
-    assert cost.num_parameters(config) == pytest.approx(own, rel=1e-3)  # norms are left out
-    assert float(name[:-1]) == pytest.approx(own / 1e9, rel=0.02)
+    count = cost.num_parameters(Qwen3Config(**cost.QWEN3[name]))
+    assert float(name[:-1]) == pytest.approx(count / 1e9, rel=0.02)
 
 
 def test_gradients_are_sent_twice_and_weights_once():
-    config = Qwen3Config(**setup.QWEN3["0.6B"])
+    config = Qwen3Config(**cost.QWEN3["0.6B"])
     one, two = (
         cost.update_seconds(config, 2 * cost.MICRO_BATCH * gpus, 1, gpus) for gpus in (1, 2)
     )
@@ -275,7 +248,7 @@ def test_sampling_costs_a_read_of_the_weights_for_each_token_of_the_longest_answ
         alive = lambda t: answers * (t < 100)  # noqa: E731
         return cost.sampling_seconds(config, alive, 1, limit, gpus=1)
 
-    config = Qwen3Config(**setup.QWEN3["0.6B"])
+    config = Qwen3Config(**cost.QWEN3["0.6B"])
     weights = 2 * cost.num_parameters(config) / (cost.BANDWIDTH * cost.READ_SHARE)
     assert seconds(1) == pytest.approx(100 * (weights + cost.DECODE_STEP), rel=0.01)
     assert seconds(1, limit=50) == pytest.approx(seconds(1) / 2, rel=0.01)
@@ -286,9 +259,9 @@ def test_sampling_costs_a_read_of_the_weights_for_each_token_of_the_longest_answ
 def test_the_costs_of_the_three_methods_are_ordered_and_a_model_that_does_not_fit_is_said(
     monkeypatch,
 ):
-    monkeypatch.setitem(setup.QWEN3["4B"], "num_hidden_layers", 72)
+    monkeypatch.setitem(cost.QWEN3["4B"], "num_hidden_layers", 72)
     text = "".join(cost.main(cost.Args(gpus=1)))
-    assert text.count("too large") == 12  # sampling beside a trainer of 8B on one GPU
+    assert text.count("too large") == 8  # sampling beside a trainer of 8B on one GPU
     rows = re.findall(r"0.6B, .*\| ([\d.]+) \|", text)
     assert len(rows) == 3 and [*map(float, rows)] == sorted(map(float, rows))
 

@@ -19,9 +19,8 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-import train_oswft
 from bench import plan
-from bench.setup import QWEN3
+from bench.cost import QWEN3
 from conftest import GPU, ROOT, call_of, launch, metrics, start, wait_for_rows
 
 pytestmark = pytest.mark.skipif(not GPU, reason="there is no NVIDIA GPU here")
@@ -53,8 +52,7 @@ def test_the_planned_memory_is_what_a_step_of_a_06b_model_takes(tmp_path):
     held = json.loads(re.search("held (.*)", output)[1])
     flags = {"max_length": length, "max_tokens_per_micro_batch": tokens, "vllm_sleep": True}
     flags |= {"model": str(tmp_path), "data": "-", "max_completion_length": 1024}
-    args = train_oswft.Args(**flags)
-    phases = plan.memory(args, gpus=1, gpu_memory=80)
+    phases = plan.memory(plan.Args(gpus=1, gpu_memory=80, **flags))
     between = (
         sum(phases["sample"].values()) - phases["sample"]["vLLM"] - phases["sample"]["reserve"]
     )

@@ -10,7 +10,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen3Config
 
 import train_oswft
-from bench.setup import QWEN3
+from bench.cost import QWEN3
 from conftest import launch, needs_vllm
 from data import InputError, Trajectory
 from demo.tiny import make_tokenizer
