@@ -140,17 +140,18 @@ class Example:
         return {**{name: getattr(self, name) for name in FIELDS}, **self.extra}
 
 
-def load_examples(path_or_hub_id: str, fixed: dict | None = None) -> list[Example]:
+def load_examples(path_or_hub_id: str, **fixed: str) -> list[Example]:
     """Read a training file. Raises InputError that says which row is bad, and why.
 
-    `fixed` takes the place of some columns, in every row; then a row needs no id either.
+    `fixed` fields are the same in every example; then a row needs no id either.
     """
-    examples, seen = [], {}
+    examples, seen, names = [], {}, [name for name in FIELDS if name not in fixed]
     for where, row in read_rows(path_or_hub_id):
         if fixed:
-            row = {"id": f"row-{len(examples)}", **row, **fixed}
+            row = {"id": f"row-{len(examples)}", **row}
+        texts = dict(zip(names, get_texts(where, row, *names), strict=True))
         extra = {name: value for name, value in row.items() if name not in FIELDS}
-        example = Example(*get_texts(where, row, *FIELDS), extra, where)
+        example = Example(**texts, **fixed, extra=extra, where=where)
         if example.id in seen:
             raise InputError(f"{where}: id '{example.id}' was used before, at {seen[example.id]}")
         seen[example.id] = where

@@ -22,7 +22,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -215,8 +215,7 @@ def load_own(path: Path) -> list[Example]:
     """Read a JSONL file of your own: rows with `question`, `answer` and, if you like, `id`."""
     # A file with the name of a benchmark of the paper is not that benchmark.
     name = f"own_{path.stem}" if path.stem in BENCHMARKS else path.stem
-    problems = load_examples(str(path), {"solution": "none", "source": name})
-    return [replace(problem, solution="") for problem in problems]  # a file may have none
+    return load_examples(str(path), solution="", source=name)
 
 
 def load_problems(args: Args) -> dict[str, list[Example]]:
