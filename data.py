@@ -248,9 +248,10 @@ def end_of_turn_id(tokenizer: Tokenizer) -> int:
     return max(closing)[1]  # the longest
 
 
-def stop_token_ids(tokenizer: Tokenizer) -> list[int]:
-    """Where sampling stops: the end of turn first, then EOS if it is another token."""
+def stop_token_ids(tokenizer: Tokenizer, own: int | list[int] | None = None) -> list[int]:
+    """Where sampling stops: the end of turn, EOS, and the model's `own`, where vLLM stops, too."""
     stops = [end_of_turn_id(tokenizer), tokenizer.eos_token_id]
+    stops += own if isinstance(own, list) else [own]
     return list(dict.fromkeys(token for token in stops if token is not None))
 
 

@@ -113,17 +113,18 @@ def gather(items: list) -> list:
 # ---- The engine ----------------------------------------------------------------------------------
 
 
-def load_config(model: str, max_length: int, max_completion_length: int = 0) -> PreTrainedConfig:
-    """Load a config. Raises InputError for a model of more than text, or too long lengths."""
+def load_config(model: str, max_length: int, highest_id: int = 0) -> PreTrainedConfig:
+    """Load a config. Raises InputError if the model cannot read such a length or token id."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(model, trust_remote_code=False)
     if config.get_text_config() is not config:
         raise InputError(f"{model}: reads more than text ({config.model_type})")
     limit = getattr(config, "max_position_embeddings", None) or math.inf  # some models have none
-    if max_length > limit or max_completion_length >= max_length:
-        asked = f"{max_length} tokens, {max_completion_length} of them for --max_completion_length"
-        raise InputError(f"{model}: reads {limit} tokens at once, too few for {asked}")
+    if max_length > limit:
+        raise InputError(f"{model}: reads {limit} tokens, not {max_length}: lower the lengths")
+    if highest_id >= config.vocab_size:
+        raise InputError(f"{model}: the embedding has no row for token {highest_id}: resize it")
     return config
 
 
@@ -361,9 +362,8 @@ class Engine:
             if dist.get_rank() == 0:
                 weights |= {name: tensor.cpu() for name, tensor in bucket.items()}
         if dist.get_rank() == 0:
-            own = self.model.generation_config.eos_token_id  # the base's: vLLM stops there, too
-            stops = stop_token_ids(tokenizer) + ([own] if isinstance(own, int) else own or [])
-            self.model.generation_config.eos_token_id = list(dict.fromkeys(stops))
+            sampling = self.model.generation_config
+            sampling.eos_token_id = stop_token_ids(tokenizer, sampling.eos_token_id)
             rope = getattr(self.model.config, "rope_parameters", None) or {}
             if rope.get("rope_type") == "default":  # transformers 4 reads it here, or takes 10,000
                 self.model.config.rope_theta = rope["rope_theta"]

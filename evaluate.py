@@ -329,16 +329,15 @@ def open_folder(
     if not (args.num_samples is None or args.num_samples > 0) or not 0 < args.vllm_memory <= 1:
         raise InputError("--num_samples is at least 1, --vllm_memory a share above 0, at most 1")
     refuse_special_tokens(tokenizer, ((problem.where, problem.question) for problem in problems))
-    longest = max(map(len, tokenize_prompts(tokenizer, problems)))
-    load_config(args.model, longest + args.max_completion_length, args.max_completion_length)
+    ids = tokenize_prompts(tokenizer, problems)
+    load_config(args.model, max(map(len, ids)) + args.max_completion_length, max(map(max, ids)))
 
     claim(folder)
     before, samples = read_args(folder), read_samples(folder)
     now = {**asdict(args), "model_version": model_version(args.model)}
     if before and "benchmarks" not in before:
         raise InputError(f"{folder} holds a training run: choose another output")
-    if not samples:
-        before = {}  # it ended before its first answer
+    before = before if samples else {}  # it ended before its first answer
     then, names = before.get("args", now), (*PROTOCOL, "model_version")
     other = [name for name in names if then.get(name) != now[name]]
     if other:

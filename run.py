@@ -125,6 +125,8 @@ class RolloutArgs(TrainArgs):
 
     def check(self) -> None:
         super().check()
+        if self.max_completion_length >= self.max_length:
+            raise InputError("--max_completion_length leaves no room for a prompt in --max_length")
         if (self.vllm_memory or 0) > 1:
             raise InputError(f"--vllm_memory is a share, at most 1, got {self.vllm_memory}")
         if self.rollout_batch_size % self.train_batch_size:
@@ -279,15 +281,13 @@ def load_training_data(args: TrainArgs) -> tuple[Tokenizer, list[TokenizedExampl
     """The tokenizer, and the examples that fit. Raises InputError if a run began with others."""
     read = load_examples(args.data)  # first, as transformers takes seconds to import
     tokenizer = load_tokenizer(args.model)
-    samples, lengths = isinstance(args, RolloutArgs), (args.max_length, args.max_completion_length)
-    config = load_config(args.model, args.max_length, args.max_completion_length if samples else 0)
+    lengths = args.max_length, args.max_completion_length
     examples, dropped = tokenize_examples(read, tokenizer, *lengths)
+    highest = max((max(e.prompt_ids.max(), e.completion_ids.max()) for e in examples), default=0)
+    load_config(args.model, args.max_length, highest)
     if not examples or (not args.max_steps and len(examples) * args.num_epochs < args.batch_size):
         left = f"{len(examples)} examples are left (dropped: {dropped})"
         raise InputError(f"{args.data}: {left}, too few for a batch of {args.batch_size}")
-    highest = max(max(e.prompt_ids.max(), e.completion_ids.max()) for e in examples)
-    if highest >= config.vocab_size:
-        raise InputError(f"{args.model}: the embedding has no row for token {highest}: resize it")
     if dist.get_rank() == 0:
         unused = 0 if args.max_steps else len(examples) * args.num_epochs % args.batch_size
         unused = f"; the last {unused} do not fill a batch, and are not used" if unused else ""

@@ -73,7 +73,9 @@ def read_numbers(folder: Path) -> dict:
         rows = [row for _, row in read_rows(str(metrics))]
         if not rows:
             raise InputError(f"{metrics}: no step has been done")
-        numbers = {key: [row[key] for row in rows] for key in LINES if key in rows[0]}
+        numbers = {
+            key: [row[key] for row in rows] for key in LINES if all(key in row for row in rows)
+        }
         if "reward" in numbers:  # GRPO
             numbers["pass_rate"] = numbers["reward"]
             del numbers["loss"]  # a surrogate about 0: no likelihood of anything

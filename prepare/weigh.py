@@ -152,7 +152,13 @@ def load_rows(args: Args, tokenizer: Tokenizer) -> list:
     if args.max_completion_length >= args.max_length:
         raise InputError("--max_length has to be above --max_completion_length")
     lengths = args.max_length, args.max_completion_length
-    rows, dropped = tokenize_examples(load_examples(args.data), tokenizer, *lengths)
+    examples = load_examples(args.data)
+    for example in examples:  # before hours of sampling
+        try:
+            json.dumps(example.columns)
+        except TypeError as error:
+            raise InputError(f"{example.where}: a column cannot be written: {error}") from error
+    rows, dropped = tokenize_examples(examples, tokenizer, *lengths)
     print(f"{len(rows):,} rows, dropped: {dropped}", file=sys.stderr)
     if not rows:
         raise InputError(f"{args.data}: no row is left")

@@ -101,7 +101,8 @@ def run(
     }
     model = load_model(args.model, args.max_sequence_length)
     cast_parameters(model, torch.float32)
-    model.generation_config.eos_token_id = stop_token_ids(tokenizer)
+    own = model.generation_config.eos_token_id
+    model.generation_config.eos_token_id = stop_token_ids(tokenizer, own)
     rollout = Rollout(args, tokenizer, args.max_sequence_length)
     with Verifier(args.verifier_workers) as verifier:
         weigh = RolloutWeights(rollout, verifier, args.num_rollouts, args.max_completion_length)

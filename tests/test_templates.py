@@ -175,6 +175,21 @@ def test_prompt_solution_and_end_of_turn_are_what_the_template_writes(name, load
         assert [id in stops for id in row.completion_ids].index(True) == len(row.completion_ids) - 1
 
 
+def test_a_token_over_the_end_of_the_prompt_is_not_learnt(load, tmp_path):
+    load(CASES["chatml"])
+    path = tmp_path / "tokenizer.json"
+    saved = json.loads(path.read_text())
+    saved["model"]["vocab"]["ĊI"] = 999  # a line break and I
+    saved["model"]["merges"] = [["Ċ", "I"]]
+    saved["pre_tokenizer"]["use_regex"] = False
+    path.write_text(json.dumps(saved))
+    tokenizer = data.load_tokenizer(str(tmp_path))
+    assert 999 in tokenizer("\nIt").input_ids
+    [row] = tokenize(tokenizer, PLAIN)
+    assert tokenizer.decode(row.prompt_ids).endswith("assistant\n")
+    assert tokenizer.decode(row.completion_ids) == f"{PLAIN.solution}<|im_end|>"
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_system_prompt_is_in_the_prompt_once_or_refused(name, load, monkeypatch):
     monkeypatch.setattr(data, "SYSTEM_PROMPT", "Be brief.")

@@ -179,6 +179,7 @@ def test_a_value_in_a_box_is_compared_with_the_reference(box, verdict, reference
 First \boxed{3}, then \boxed{3, 4} => 3,4 | \boxed{3}, \boxed{4} => 4 | \boxed{3}, \boxed{4} ≠> 3
 First \boxed{3}, no: \boxed{4} ≠> 3,4 | \boxed{3} \boxed{4} ≠> 3,4 | \boxed{3}, \boxed{5} ≠> 3,4
 \boxed{3}, \boxed{4}, \boxed{5} ≠> 3,4 | \boxed{3}, \boxed{4} ≠> (3,4) | 5 + 7 = 12 => 12
+7^{99999} mod 1000 is 143. => 143
 The answer is 4. \boxed{} => 4 | The answer is 12, hence \boxed{13} ≠> 12 | The answer is (B) ≠> C
 The answer is C, that is \boxed{B} ≠> C | The answer is $12$. => 12 | we get 12.⏎⏎**12** => 12
 #### 18 => 18 | A: 18 => 18 | She makes 9 * 2 = $18 => 18 | \[x = 12\] => 12

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from conftest import launch, needs_vllm, start
-from data import InputError, load_examples, load_tokenizer, read_rows, write_rows
+from data import Example, InputError, load_examples, load_tokenizer, read_rows, write_rows
 from demo.tiny import spoil_file
 from prepare import weigh
 from prepare.look import suspect
@@ -186,6 +186,13 @@ def test_more_answers_are_sampled_and_fewer_are_read(made):
 def test_bad_input_is_refused(made, changes, message):
     with pytest.raises(InputError, match=message):
         made.missing(**changes)
+
+
+def test_a_column_that_cannot_be_written_is_refused_before_sampling(made, monkeypatch):
+    picture = Example("1", "1+1", "2", "2", "s", {"image": object()}, "rows:1")  # of the hub
+    monkeypatch.setattr(weigh, "load_examples", lambda _: [picture])
+    with pytest.raises(InputError, match="rows:1: a column cannot be written"):
+        made.missing()
 
 
 # ---- The whole path
