@@ -175,10 +175,17 @@ def launch(script: str, *args, ranks: int = 1, root: Path = ROOT) -> str:
     return output
 
 
-def run_alone(*args, script: str = "train_oswft.py", **run) -> subprocess.CompletedProcess:
-    """The script without a launcher, with its two streams apart."""
-    command = [sys.executable, script, *map(str, args)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, **run)
+def run_alone(*args, **options) -> subprocess.CompletedProcess:
+    """Python with these arguments, without a launcher, with its two streams apart."""
+    options = {"cwd": ROOT, "capture_output": True, "text": True, **options}
+    return subprocess.run([sys.executable, *map(str, args)], **options)
+
+
+def output_of(*args, **options) -> str:
+    """What Python prints with these arguments; it has to succeed."""
+    result = run_alone(*args, **options)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    return result.stdout
 
 
 def call_of(script: str, tiny: Path, run: Path) -> list:

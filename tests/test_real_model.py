@@ -3,14 +3,12 @@
 import importlib.util
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import data
-from conftest import ROOT, SHARED, launch, metrics, needs_shared, needs_vllm, rollouts
+from conftest import SHARED, launch, metrics, needs_shared, needs_vllm, output_of, rollouts
 from prepare.convert import convert
 from real.model import write_model
 
@@ -90,11 +88,9 @@ for batch in range(2):
 @needs_vllm
 @pytest.mark.parametrize(("precision", "limit"), [("bf16", 0.05), ("fp32", 1e-4)])
 def test_vllm_and_the_trainer_agree_before_and_after_a_large_update(precision, limit, real):
-    command = [sys.executable, "-c", GAPS, real / "model", real / "words.jsonl", precision]
-    result = subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, text=True)
-    gaps = [float(gap) for gap in re.findall("gap (.*)", result.stdout)]
-    moved = [float(nats) for nats in re.findall("moved (.*)", result.stdout)]
-    assert len(gaps) == 2 and max(gaps) < limit, result.stdout + result.stderr[-3000:]
+    output = output_of("-c", GAPS, real / "model", real / "words.jsonl", precision)
+    gaps, moved = ([*map(float, re.findall(f"{x} (.*)", output))] for x in ("gap", "moved"))
+    assert len(gaps) == 2 and max(gaps) < limit, output
     assert moved[0] > 3, "the update was not large: this test shows nothing"
 
 
@@ -142,10 +138,8 @@ def test_final_answers_the_same_in_transformers_in_vllm_and_in_the_evaluation(re
     tokenizer = data.load_tokenizer(str(sft / "final"))
     held = data.load_examples(str(real / "held.jsonl"))
     prompts = [data.prompt_text(tokenizer, e.question, data.ASK_FREE) for e in held]
-    command = [sys.executable, "-c", GREEDY, str(sft / "final"), *prompts]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr[-3000:]
-    texts = json.loads(re.search("greedy (.*)", result.stdout)[1])
+    greedy = output_of("-c", GREEDY, sft / "final", *prompts)
+    texts = json.loads(re.search("greedy (.*)", greedy)[1])
     flags = ("--benchmark_file", real / "held.jsonl", "--num_samples", 1, "--precision", "fp32")
     flags += ("--temperature", 0, "--max_completion_length", 24, "--vllm_memory", 0.05)
     launch("evaluate.py", "--model", sft / "final", *flags)
