@@ -34,6 +34,15 @@ SETTINGS = {  # of every case, unless it says otherwise
 }
 
 
+def make_model(**fields) -> Qwen3ForCausalLM:
+    """A small one with random weights."""
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "head_dim": 16}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    fields = {**sizes, "tie_word_embeddings": True, "initializer_range": 0.2, **fields}
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(Qwen3Config(**fields))
+
+
 def make_rows(generator: torch.Generator, count: int = ROWS) -> list[Trajectory]:
     lengths = torch.randint(2, 20, (count, 2), generator=generator).tolist()
     ids = lambda n: torch.randint(VOCABULARY, (n,), generator=generator).tolist()  # noqa: E731
@@ -75,19 +84,7 @@ def make_engine(args, tied: bool = True, vocabulary: int = VOCABULARY):
     # so few logits at a time that a pass has several chunks; above 20 tokens none is kept
     logprobs_module.MAX_LOGITS = dict.fromkeys(("cpu", "cuda"), 7 * vocabulary)
     logprobs_module.MAX_KEPT = 20 * vocabulary
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=vocabulary,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        tie_word_embeddings=tied,
-        initializer_range=0.2,
-    )
-    model = Qwen3ForCausalLM(config)
+    model = make_model(tie_word_embeddings=tied, vocab_size=vocabulary)
     reference = copy.deepcopy(model)
     adam = torch.optim.AdamW(reference.parameters(), lr=args.learning_rate, weight_decay=0.0)
     engine = Engine(model, args)

@@ -15,8 +15,6 @@ from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
     AutoModelForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
     modeling_flash_attention_utils,
 )
 from transformers.integrations.flash_attention import flash_attention_forward
@@ -25,6 +23,7 @@ from transformers.masking_utils import flash_attention_mask
 from conftest import ROOT, launch
 from data import InputError, Trajectory, collate, load_tokenizer
 from engine import Engine, load_model
+from gradients import make_model
 from logprobs import LogprobModel
 
 
@@ -167,11 +166,7 @@ def test_transformers_flash_attention_needs_no_mask_for_rows_padded_on_the_right
     monkeypatch.setattr(utils, "_loaded_implementation", None)
     AttentionInterface.register("flash_on_a_cpu", flash_attention_forward)
     AttentionMaskInterface.register("flash_on_a_cpu", flash_attention_mask)
-    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
-    torch.manual_seed(0)
-    config = Qwen3Config(**sizes, **heads, initializer_range=0.2)
-    model = LogprobModel(Qwen3ForCausalLM(config).to(torch.bfloat16))
+    model = LogprobModel(make_model().to(torch.bfloat16))
     rows = [Trajectory("", [n, 2], list(range(3, n))) for n in lengths]
     batch = collate(rows, range(len(rows)))
     targets = batch.targets.flatten()[batch.positions]
