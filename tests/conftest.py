@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -112,6 +113,12 @@ def tiny(tmp_path_factory) -> Path:
         if not folder.exists():
             copy(folder)
     return folder
+
+
+@pytest.fixture
+def model_copy(tiny, tmp_path) -> Path:
+    """A copy of the tiny model's folder, to be changed."""
+    return shutil.copytree(tiny / "model", tmp_path / "model")
 
 
 @pytest.fixture

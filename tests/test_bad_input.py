@@ -5,7 +5,6 @@ import fcntl
 import json
 import os
 import re
-import shutil
 import signal
 import sys
 from dataclasses import replace
@@ -212,12 +211,11 @@ def test_without_flock_a_run_warns_and_goes_on(tmp_path, monkeypatch, capsys):
     assert f"warning: {tmp_path} is not locked" in capsys.readouterr().err
 
 
-def test_a_token_without_a_row_in_the_embedding_is_refused(sft_args, tmp_path, one_rank):
-    model = shutil.copytree(sft_args.model, tmp_path / "model")
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"vocab_size": 20}))
+def test_a_token_without_a_row_in_the_embedding_is_refused(sft_args, model_copy, one_rank):
+    config = json.loads((model_copy / "config.json").read_text())
+    (model_copy / "config.json").write_text(json.dumps(config | {"vocab_size": 20}))
     with pytest.raises(InputError, match=r"the embedding has no row for token \d\d:"):
-        load_training_data(replace(sft_args, model=str(model)))
+        load_training_data(replace(sft_args, model=str(model_copy)))
 
 
 def test_the_table_of_a_run_that_lost_a_metric_still_comes():

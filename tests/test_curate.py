@@ -57,11 +57,9 @@ REJECTED = {
         "{half a row",
         "[" * 100_000,
         {"conversations": None},
-        {"conversations": [1, None]},
         {"conversations": [HUMAN, ASSISTANT] * 2},
         {"conversations": [{"from": "human", "value": 7}, ASSISTANT]},
         row(text=SAID, assistant={"think_content": "Seven."}),
-        row(thinking=" "),
         row(said=""),
         row(text="<think>a</think> b <think>c</think> \\boxed{C}"),
         row(source="numina \udfff"),
@@ -85,14 +83,12 @@ REJECTED = {
     "too_long": [row(thinking="x" * 1000), row(said="y" * 1000 + SAID)],
     "benchmark_overlap": [
         row(question=f"Once more: {BENCHMARK[0]} (A) 1 (B) 2 (C) 3"),
-        row(question=BENCHMARK[0].removeprefix("A ").upper() + "\nA. 1 B. 2 C. 3"),
         row(None, question="How many primes are \\textbf{even}?\n(A) 0 (B) 1 (C) 2"),
         row(None, question="Which one is odd?\n\nA. $2$\nB. $4$\nC. $5$"),
         row(question=BENCHMARK[2].replace("\\dfrac", "\\frac") + "\nA. 1 B. 2 C. 3"),
     ],
     "duplicate": [
         row(1),
-        row(1, thinking="Another way of thinking."),
         row(1, question=QUESTION.upper().replace(" + ", "+").replace("(A)", "\\textbf{(A)}\\ ")),
     ],
 }

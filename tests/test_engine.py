@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -34,8 +33,9 @@ def test_the_gradient_equals_a_dense_single_process_reference(ranks):
     assert "equal: reads of the host" in output
 
 
-def test_a_state_goes_on_over_other_ranks_and_stages_and_no_bad_gradient_touches_it(tiny, tmp_path):
-    shutil.copytree(tiny / "model", tmp_path / "model")
+def test_a_state_goes_on_over_other_ranks_and_stages_and_no_bad_gradient_touches_it(
+    model_copy, tmp_path
+):
     launch("tests/states.py", "save", tmp_path, ranks=2)
     for ranks, count in ((1, 8), (3, 10)):  # stage 3 needs ranks; with three, shards are padded
         output = launch("tests/states.py", "go_on", tmp_path, ranks=ranks)
@@ -85,49 +85,37 @@ def test_threads_wait_passively_unless_the_user_says_otherwise(entry, asked, pol
     assert output.split() == [policy]
 
 
-def test_a_generation_config_that_could_not_be_saved_is_found_at_load(tiny, tmp_path):
-    shutil.copytree(tiny / "model", tmp_path / "model")
-    (tmp_path / "model" / "generation_config.json").write_text('{"temperature": 0.6}')
+def test_a_generation_config_that_could_not_be_saved_is_found_at_load(model_copy):
+    (model_copy / "generation_config.json").write_text('{"temperature": 0.6}')
     with pytest.raises(ValueError, match="do_sample"):
-        load_model(str(tmp_path / "model"), 128)
+        load_model(str(model_copy), 128)
 
 
-def test_a_model_folder_without_some_of_its_weights_is_refused(tiny, tmp_path):
-    shutil.copytree(tiny / "model", tmp_path / "model")
-    path = tmp_path / "model" / "model.safetensors"
+def test_a_folder_that_lacks_weights_or_has_a_head_where_the_config_ties_it_is_refused(model_copy):
+    path = model_copy / "model.safetensors"
     weights = load_file(path)
-    del weights["model.layers.1.mlp.up_proj.weight"]
-    save_file(weights, path, metadata={"format": "pt"})
-    with pytest.raises(InputError, match=r"model\.layers\.1\.mlp\.up_proj"):
-        load_model(str(tmp_path / "model"), 128)
+    embedding, layer = weights["model.embed_tokens.weight"], "model.layers.1.mlp.up_proj"
+    without = {name: weight for name, weight in weights.items() if name != f"{layer}.weight"}
+    own_head = {**weights, "lm_head.weight": 2 * embedding}
+    for wrong, named in ((without, layer), (own_head, "ties head and embedding")):
+        save_file(wrong, path, metadata={"format": "pt"})
+        with pytest.raises(InputError, match=named):
+            load_model(str(model_copy), 128)
+    save_file({**weights, "lm_head.weight": embedding.clone()}, path, metadata={"format": "pt"})
+    load_model(str(model_copy), 128)
 
 
-@pytest.mark.parametrize("head", ["the embedding's", "its own"])
-def test_a_head_of_its_own_where_the_config_ties_it_is_refused(head, tiny, tmp_path):
-    shutil.copytree(tiny / "model", tmp_path / "model")
-    path = tmp_path / "model" / "model.safetensors"
-    weights = load_file(path)
-    weights["lm_head.weight"] = weights["model.embed_tokens.weight"] * (1 + (head == "its own"))
-    save_file(weights, path, metadata={"format": "pt"})
-    if head == "its own":
-        with pytest.raises(InputError, match="ties head and embedding"):
-            load_model(str(tmp_path / "model"), 128)
-    else:
-        load_model(str(tmp_path / "model"), 128)
-
-
-def test_a_leftover_adapter_and_a_file_that_is_cut_off_are_refused(tiny, tmp_path):
-    path = shutil.copytree(tiny / "model", tmp_path / "model")
-    config = LoraConfig(target_modules=["q_proj"])
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(path), config)
-    model.save_pretrained(path)
+def test_a_leftover_adapter_and_a_file_that_is_cut_off_are_refused(model_copy):
+    model = AutoModelForCausalLM.from_pretrained(model_copy)
+    adapter = get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
+    adapter.save_pretrained(model_copy)
     with pytest.raises(InputError, match="adapter"):
-        load_model(str(path), 128)
-    (path / "adapter_config.json").unlink()
-    whole = (path / "model.safetensors").read_bytes()
-    (path / "model.safetensors").write_bytes(whole[:-1])
-    with pytest.raises(OSError, match=str(path)):
-        load_model(str(path), 128)
+        load_model(str(model_copy), 128)
+    (model_copy / "adapter_config.json").unlink()
+    whole = (model_copy / "model.safetensors").read_bytes()
+    (model_copy / "model.safetensors").write_bytes(whole[:-1])
+    with pytest.raises(OSError, match=str(model_copy)):
+        load_model(str(model_copy), 128)
 
 
 def test_a_saved_model_keeps_the_base_s_stops_and_tells_transformers_4_its_rope(

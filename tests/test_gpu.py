@@ -10,7 +10,6 @@ time, vLLM's share, the cap on a tiny model's cache, no flashinfer (rollout.py: 
 import json
 import os
 import re
-import shutil
 import signal
 
 import pytest
@@ -36,8 +35,7 @@ def test_the_gradient_equals_a_dense_reference_on_the_cpu():
     assert "equal: reads of the host, cuda" in output
 
 
-def test_a_state_goes_on_with_each_zero_stage_and_with_offload(tiny, tmp_path):
-    shutil.copytree(tiny / "model", tmp_path / "model")
+def test_a_state_goes_on_with_each_zero_stage_and_with_offload(model_copy, tmp_path):
     launch("tests/states.py", "save", tmp_path)
     output = launch("tests/states.py", "go_on", tmp_path)
     assert output.count("went on") == 10 and output.count("refused") == 2

@@ -112,10 +112,6 @@ def test_hpt_switches_to_the_expert_at_its_gate():
     assert hpt_weights(rewards, gate=2 / 8).tolist() == [1.0] * 3 + [0.0] * 6
 
 
-def test_sc_sdpo_weighs_a_query_by_the_standard_deviation_of_its_rewards():
-    torch.testing.assert_close(sc_sdpo_weights(REWARDS), REWARDS.std(dim=1, correction=0))
-
-
 def test_luffy_compares_own_answers_and_the_solution_with_their_common_mean():
     expert = torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0])  # one solution that the verifier refuses
     for row, group in zip(

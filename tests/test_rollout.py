@@ -2,6 +2,7 @@
 
 import contextlib
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -32,30 +33,6 @@ def test_after_a_large_update_vllm_agrees_with_the_trainer(
     assert f"equal: {tied} {precision} {tensor_parallel}" in output
 
 
-class RecordingLLM:
-    """Stands in for vllm.LLM, to see the order of calls that a GPU would need."""
-
-    def __init__(self, keeps_prefix_cache=False):
-        self.calls = []
-        self.keeps_prefix_cache = keeps_prefix_cache
-
-    def wake_up(self, tags):
-        self.calls.append(f"wake {tags[0]}")
-
-    def collective_rpc(self, method, kwargs):
-        self.calls.append(f"{method} {len(list(kwargs['weights_iterator']))}")
-
-    def apply_model(self, function):
-        self.calls.append("repack")
-
-    def reset_prefix_cache(self):
-        self.calls.append("reset prefix cache")
-        return not self.keeps_prefix_cache
-
-    def sleep(self, level):
-        self.calls.append(f"sleep {level}")
-
-
 def bare_rollout(**attributes) -> Rollout:
     made = object.__new__(Rollout)
     vars(made).update(sleeps=False, **attributes)
@@ -64,22 +41,21 @@ def bare_rollout(**attributes) -> Rollout:
 
 def test_waking_goes_weights_then_sync_then_kv_cache_then_prefix_reset(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    llm = RecordingLLM()
-    made = bare_rollout(llm=llm)
+    made, weights = bare_rollout(llm=Mock()), iter([("a", torch.ones(1))])
     made.sleeps = True
-    made.load_weights(iter([("a", torch.ones(1)), ("b", torch.ones(1))]))
+    made.load_weights(weights)
     made.sleep()
-    assert llm.calls == [
-        "wake weights",
-        "reload_weights 2",
-        "wake kv_cache",
-        "reset prefix cache",
-        "sleep 2",
+    assert made.llm.method_calls == [
+        call.wake_up(tags=["weights"]),
+        call.collective_rpc("reload_weights", kwargs={"weights_iterator": weights}),
+        call.wake_up(tags=["kv_cache"]),
+        call.reset_prefix_cache(),
+        call.sleep(level=2),
     ]
 
 
 def test_a_prefix_cache_that_stays_is_an_error():
-    made = bare_rollout(llm=RecordingLLM(keeps_prefix_cache=True))
+    made = bare_rollout(llm=Mock(**{"reset_prefix_cache.return_value": False}))
     with pytest.raises(RuntimeError, match="old weights"):
         made.load_weights(iter([]))
 

@@ -34,8 +34,7 @@ def test_answers_agree_if_the_verifier_calls_them_equal():
         ["8", "9", "7", "0.70e1"],
     ]
     right = np.zeros((7, 4), dtype=bool)
-    right[5, :3] = True
-    right[1, 2] = True
+    right[5, :3] = right[1, 2] = True
     with Verifier(2) as verifier:
         found = weigh.agreed_answers(extracted, right, verifier.score, 0.75)
         half = weigh.agreed_answers(extracted, right, verifier.score, 0.5)
@@ -44,18 +43,9 @@ def test_answers_agree_if_the_verifier_calls_them_equal():
 
 
 def test_two_answers_at_least_must_agree():
-    def never(completions, references):
-        return [False] * len(completions)
-
-    assert weigh.agreed_answers([["7"]], np.array([[False]]), never, 0.75) == [None]
-    assert weigh.agreed_answers([["7", "7"]], np.zeros((1, 2)), never, 0.75) == [("7", 2)]
-
-
-def test_the_first_usable_answer_takes_the_place_of_the_solution():
-    texts = [["a", "b"], ["c", "d"]]
-    usable = np.array([[False, True], [False, False]])
-    assert weigh.own_answers(texts, usable, ["x", "y"]) == ["b", "y"]
-    assert weigh.static_weights(usable).tolist() == [0.5, 1.0]
+    for answers, agreed in ((["7"], None), (["7", "7"], ("7", 2))):
+        right = np.zeros((1, len(answers)))
+        assert weigh.agreed_answers([answers], right, lambda *_: [], 0.75) == [agreed]
 
 
 # ---- The set
@@ -125,20 +115,15 @@ def test_weights_are_1_less_the_pass_rate_in_the_order_of_the_rows(made, capsys)
     assert [e.solution for e in load_examples(str(made.output))] == [e.solution for e in before]
     assert made.output.with_suffix(".png").stat().st_size > 1000
     assert "never solved: 2 rows" in capsys.readouterr().out
-    written = made.output.read_bytes(), made.output.with_suffix(".suspects.jsonl").read_bytes()
+    written, suspects = made.output.read_bytes(), made.suspects
     made.write()
-    assert written == (
-        made.output.read_bytes(),
-        made.output.with_suffix(".suspects.jsonl").read_bytes(),
-    )
+    assert (made.output.read_bytes(), made.suspects) == (written, suspects)
 
 
 def test_suspects_are_listed_the_most_agreed_first_and_may_be_dropped(made, capsys):
     assert len(made.write()) == 4
-    assert [(s["id"], s["agreed"], s["agreeing"]) for s in made.suspects] == [
-        ("fourth", "8", 4),
-        ("third", "9", 3),
-    ]
+    found = [(s["id"], s["agreed"], s["agreeing"]) for s in made.suspects]
+    assert found == [("fourth", "8", 4), ("third", "9", 3)]
     assert made.suspects[1]["completion"] == "it is \\boxed{9}"
     suspect(str(made.output.with_suffix(".suspects.jsonl")), index=1)
     shown = capsys.readouterr().out
