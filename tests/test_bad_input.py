@@ -77,14 +77,6 @@ def test_arguments_are_checked_before_the_slow_imports():
     assert output_of("-c", code) == "set()\n"
 
 
-def test_a_mistyped_argument_is_explained(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["train_sft.py", "--model", "m", "--learning_rat", "1"])
-    with pytest.raises(SystemExit, match="2"):
-        run.parse_args(train_sft.Args, "")
-    printed = capsys.readouterr()
-    assert "--learning_rat" in printed.out + printed.err
-
-
 def test_a_run_works_without_git_and_with_two_numbers_of_threads(tiny, tmp_path):
     call = [*call_of("train_sft.py", tiny, tmp_path / "run"), "--max_steps", "1"]
     done = run_alone(*call, env={**os.environ, "PATH": "", "OMP_NUM_THREADS": "1,1"})
@@ -132,9 +124,6 @@ def test_vllms_batch_invariant_mode_is_not_for_training(monkeypatch):
     with pytest.raises(InputError, match="VLLM_BATCH_INVARIANT"):
         Args(model="m", data="d").check()
     train_sft.Args(model="m", data="d").check()  # it samples nothing
-
-
-# ---- resume
 
 
 def test_the_folder_of_another_script_is_refused(tmp_path, monkeypatch):
@@ -197,9 +186,6 @@ def test_other_data_is_refused_and_the_same_data_may_lie_elsewhere(one_rank, sft
     load_training_data(replace(sft_args, data=write(text)))
     with pytest.raises(InputError, match="is not the data"):
         load_training_data(replace(sft_args, data=write(text.replace("2=", "3=", 1))))
-
-
-# ---- while it runs
 
 
 def test_without_flock_a_run_warns_and_goes_on(tmp_path, monkeypatch, capsys):

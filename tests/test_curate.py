@@ -152,9 +152,6 @@ def make_sifter(tokenizer, benchmarks):
     return lambda limit=400: Sifter(replace(args, max_solution_tokens=limit), tokens, questions)
 
 
-# ---- rules
-
-
 def test_a_row_is_rejected_for_its_reason_and_counted(curate, make_sifter):
     for reason in REASONS[:-1]:  # that a row is a duplicate is not seen in the row
         verdicts = [make_sifter().sift(to_line(each)) for each in REJECTED[reason]]
@@ -216,9 +213,6 @@ def test_questions_are_compared_without_layout_but_with_operators(one, other, sa
     assert (normalize(one) == normalize(other)) == same
 
 
-# ---- the draw
-
-
 def test_the_draw_depends_on_the_seed_and_the_set_of_rows_alone(curate, tmp_path, monkeypatch):
     monkeypatch.setattr(prepare.curate, "BLOCK", 10_000)
     rows = [row(i, thinking=f"Thought {i}.") for i in range(90)]
@@ -236,9 +230,6 @@ def test_the_draw_depends_on_the_seed_and_the_set_of_rows_alone(curate, tmp_path
     larger, _ = curate(rows, num_examples=1000)
     assert len(larger) == 90 and larger[:30] == once
     assert curate(rows, num_examples=30, seed=1)[0] != once
-
-
-# ---- input and output
 
 
 def test_only_a_few_blocks_are_read_ahead(make_sifter, monkeypatch):
@@ -299,9 +290,6 @@ def test_a_run_that_is_stopped_leaves_no_file_and_no_worker(tmp_path, tokenizer)
     assert process.returncode == 130 and err.endswith("stopped\n") and "Traceback" not in err
     assert not psutil.wait_procs(workers, timeout=10)[1]
     assert [path.name for path in tmp_path.iterdir()] == ["math.jsonl"]
-
-
-# ---- real questions
 
 
 @needs_shared

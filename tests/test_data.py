@@ -25,9 +25,6 @@ def tokenizer(request):
     return data.load_tokenizer(str(SHARED / "qwen3_tokenizer"))
 
 
-# ---- rows
-
-
 def test_examples_are_read_in_order(write):
     one, two = data.load_examples(write(ROW, "\n", {**ROW, "id": "2"}, "\n"))
     assert one == Example("1", "1+1", "\\boxed{2}", "2", "s")
@@ -99,9 +96,6 @@ def test_a_full_disk_or_ctrl_c_leaves_the_former_file_and_no_half_one(error, tmp
     with pytest.raises(type(error), match=re.escape(error.args[-1])):
         data.write_rows([ROW, ROW], path)
     assert path.read_bytes() == before and [*tmp_path.iterdir()] == [path]
-
-
-# ---- prompts and token ids
 
 
 def ids_of(row: data.Trajectory) -> list[int]:
@@ -183,9 +177,6 @@ def test_the_hash_is_of_all_token_ids_and_columns(write):
     pictures = [Example("1", "q", "s", "a", "s", {"image": object()}) for _ in range(2)]
     rows = [data.tokenize_examples([e], make_tokenizer(), 6000, 30)[0] for e in pictures]
     assert len(set(map(data.hash_examples, rows))) == 1
-
-
-# ---- batches
 
 
 def test_the_loss_covers_the_completion_with_its_end_of_turn_and_no_padding():

@@ -43,9 +43,6 @@ def random_logprobs() -> tuple[torch.Tensor, ...]:
     return *logits, *logprobs
 
 
-# ---- Tokens --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("function", "formula"),
     [
@@ -67,9 +64,6 @@ def test_chords_mu_warms_up_and_then_falls_along_half_a_cosine():
     assert {step: chord_mu(step, **steps) for step in mu} == pytest.approx(mu)
     assert (chord_mu(0), chord_mu(200)) == (0.9, 0.05)
     assert {chord_mu(step, 0, 0, 0.1, 0.1) for step in range(5)} == {0.1}  # CHORD-φ
-
-
-# ---- A frozen reference --------------------------------------------------------------------------
 
 
 def test_iw_sft_weighs_a_solution_by_the_geometric_mean_of_its_ratio_up_to_a_cap():
@@ -101,9 +95,6 @@ def test_asfts_penalty_is_the_kl_from_the_reference_and_pulls_back_to_it():
     torch.testing.assert_close(penalty, 0.3 * (q * (q / p).log()).sum(-1))
     (gradient,) = torch.autograd.grad(penalty.sum(), logits)
     torch.testing.assert_close(gradient, 0.3 * (p - q))
-
-
-# ---- Sampled answers -----------------------------------------------------------------------------
 
 
 def test_hpt_switches_to_the_expert_at_its_gate():
@@ -143,9 +134,6 @@ def test_rasft_is_its_formula_and_learns_the_solution_alone_where_nothing_differ
 def test_rft_learns_the_right_answers_and_osft_all():
     assert torch.equal(rft_weights(REWARDS), REWARDS)
     assert torch.equal(osft_weights(REWARDS), torch.ones(5, 4))
-
-
-# ---- All of them ---------------------------------------------------------------------------------
 
 
 def test_no_gradient_flows_through_any_weight():

@@ -20,9 +20,6 @@ from verify import Verifier
 SHORT = {"max_length": 160, "max_completion_length": 128, "precision": "fp32"}
 
 
-# ---- What the answers say
-
-
 def test_answers_agree_if_the_verifier_calls_them_equal():
     extracted = [
         ["1/2", "0.5", r"\\frac{1}{2}", "7"],  # three of four
@@ -46,9 +43,6 @@ def test_two_answers_at_least_must_agree():
     for answers, agreed in ((["7"], None), (["7", "7"], ("7", 2))):
         right = np.zeros((1, len(answers)))
         assert weigh.agreed_answers([answers], right, lambda *_: [], 0.75) == [agreed]
-
-
-# ---- The set
 
 
 class Pass:
@@ -171,9 +165,6 @@ def test_more_answers_are_sampled_and_fewer_are_read(made):
 def test_bad_input_is_refused(made, changes, message):
     with pytest.raises(InputError, match=message):
         made.missing(**changes)
-
-
-# ---- The whole path
 
 
 @needs_vllm

@@ -85,13 +85,8 @@ def make_trainer(case: Case, folder: str, rows: list, weigh: Callable, **options
         "gradient_checkpointing": case.gradient_checkpointing,
         "max_steps": CALLS * case.steps_per_rollout,
         "max_grad_norm": 0.0,  # gradients stay as they are
-        "remove_unused_columns": False,
-        "bf16": False,
-        "use_cpu": True,
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-        **options,
+        **{"remove_unused_columns": False, "bf16": False, "use_cpu": True},
+        **{"save_strategy": "no", "report_to": "none", "disable_tqdm": True, **options},
     }
     columns = {
         "input_ids": [row.prompt_ids + row.completion_ids for row in rows],
