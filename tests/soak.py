@@ -24,19 +24,13 @@ import tyro
 from tqdm import tqdm
 
 # conftest.py finds the modules, too, and hides a GPU: two ranks cannot share one
-from conftest import NO_CPU_VLLM, SCRIPTS, SETTING, TINY_LENGTHS, metrics, start
+from conftest import NO_CPU_VLLM, OFTEN, SCRIPTS, SETTING, TINY_LENGTHS, metrics, start
 from demo.tiny import copy
 from evaluate import read_samples
 from test_verify import HOSTILE
 from verify import Verifier
 
 STEPS = {"train_sft.py": 240, "train_oswft.py": 48, "train_grpo.py": 24}
-# it writes its answers down more often
-EVALUATE = """
-import evaluate, run
-evaluate.WRITE_EVERY_S = 0
-run.run_script(evaluate.evaluate, evaluate.Args, evaluate.__doc__)
-"""
 LENGTHS = [*TINY_LENGTHS, "--learning_rate", "1e-3"]
 
 
@@ -101,7 +95,7 @@ def jobs(tiny: Path, folder: Path) -> list[Job]:
     call = ["--model", tiny / "model", "--benchmark_file", *problems, *TINY_LENGTHS[2:]]
     script = folder / "evaluate_often.py"
     folder.mkdir()
-    script.write_text(EVALUATE)
+    script.write_text(OFTEN)
     return [*made, Job(script, call, folder / "evaluation")]
 
 

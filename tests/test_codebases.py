@@ -89,7 +89,6 @@ def read_gradient(model) -> torch.Tensor:
     return gradient
 
 
-# ------------------------------------------------------------------------------------------------
 # A step's gradient: the sum over micro-batches of `size` rows, then the mean over simulated ranks,
 # as FSDP and DDP take it. Without weights the loss is the package's own
 

@@ -152,11 +152,12 @@ def make_sifter(tokenizer, benchmarks):
     return lambda limit=400: Sifter(replace(args, max_solution_tokens=limit), tokens, questions)
 
 
-def test_a_row_is_rejected_for_its_reason_and_counted(curate, make_sifter):
+def test_a_row_is_rejected_for_its_reason_and_counted(curate, make_sifter, capsys):
     for reason in REASONS[:-1]:  # that a row is a duplicate is not seen in the row
         verdicts = [make_sifter().sift(to_line(each)) for each in REJECTED[reason]]
         assert verdicts == [reason] * len(verdicts)
     examples, report = curate(["", *KEPT, *ALL_REJECTED, "  \r", json.dumps(row())[:-20]])
+    assert "aime24: only 4 of 30" in capsys.readouterr().err  # not checked for
     rejected = {reason: len(REJECTED[reason]) for reason in REASONS}
     assert report["rejected"] == {**rejected, "malformed": rejected["malformed"] + 1}
     assert report["questions_that_pass"] == report["examples"] == len(examples) == len(KEPT)
@@ -190,11 +191,6 @@ def test_the_benchmark_check_is_switched_off_only_by_its_flag(curate, tmp_path, 
     monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: 1 / 0)
     with pytest.raises(InputError):  # no hub
         curate(KEPT, benchmarks_dir=None)
-
-
-def test_benchmark_problems_that_are_not_checked_for_are_named(benchmarks, capsys):
-    load_questions(benchmarks)
-    assert "aime24: only 4 of 30" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from conftest import SHARED, needs_shared
 from data import Example, InputError, Trajectory
 from demo.tiny import make_tokenizer
 from prepare.convert import convert
-from verify import reference_letter
 
 ROW = {"id": "1", "question": "1+1", "solution": "\\boxed{2}", "answer": "2", "source": "s"}
 
@@ -128,12 +127,6 @@ def test_prompt_and_completion_are_the_tokens_of_the_whole_conversation(tokenize
 def test_the_prompt_is_the_template_with_the_instruction(tokenizer):
     text = data.prompt_text(tokenizer, "1+1", data.instruction("2"))
     assert text == f"<|im_start|>user\n1+1\n{data.ASK_FREE}<|im_end|>\n<|im_start|>assistant\n"
-
-
-def test_a_letter_is_asked_for_exactly_where_letters_are_compared():
-    for answer in ("B", "[C]", "$C$", r"\text{(C)}", r"\fbox{$C$}", "e", "2C", "C, D", "K", ""):
-        asked = data.instruction(answer)
-        assert asked == (data.ASK_LETTER if reference_letter(answer) else data.ASK_FREE), answer
 
 
 @pytest.mark.parametrize("field", ["question", "solution"])

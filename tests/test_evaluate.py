@@ -19,15 +19,13 @@ import pytest
 
 import data
 import evaluate
-from conftest import NO_CPU_VLLM, ROOT, SHARED, launch, needs_shared
+from conftest import NO_CPU_VLLM, OFTEN, ROOT, SHARED, launch, needs_shared
 from data import ASK_FREE, ASK_LETTER, Example, InputError, load_tokenizer, write_rows
 from demo.world import NUM_HELDOUT
 from evaluate import BENCHMARKS, Args, load_benchmark, load_own, pass_at_k, with_options
 from paper import tables
 from rollout import Completion
 from run import read_args, write_args
-
-# ---- scores and intervals
 
 
 @pytest.mark.parametrize(("n", "c"), [(1, 0), (1, 1), (5, 0), (5, 2), (5, 5), (8, 3)])
@@ -72,8 +70,6 @@ def test_a_difference_is_tested_by_swapping_the_two_in_each_problem():
     assert p_value == pytest.approx(2 / 2**5, abs=0.01)  # two of the 32 ways to swap
     assert tables.paired_difference(wins, wins, 1) == (0, (0, 0), 1)
 
-
-# ---- problems
 
 WRONG = {f"Incorrect Answer {n}": f"wrong {n}" for n in (1, 2, 3)}
 HUB = {  # (data set, its config, split): rows that we wrote, in the columns of the source
@@ -145,8 +141,6 @@ def test_a_fingerprint_covers_all_prompts_and_references(monkeypatch):
     assert len(prints | {print_of()}) == 6 and print_of() == print_of(solution="B")
 
 
-# ---- what is kept, and what follows from it
-
 TIERS = ("easy", "middle", "hard")
 NUM_ANSWERS = 3 * NUM_HELDOUT * 8
 SAMPLING = {"num_samples": 8, "max_completion_length": 48, "precision": "fp32"}
@@ -159,11 +153,6 @@ def settings(tiny: Path, folder: Path) -> list:
     problems = [tiny / "heldout" / f"{tier}.jsonl" for tier in TIERS]
     call = ["--model", tiny / "model", "--output_dir", folder, *words]
     return [*call, "--benchmark_file", *problems]
-
-
-# An evaluation that writes each answer down at once.
-OFTEN = "import run, evaluate as e; e.WRITE_EVERY_S = 0; "
-OFTEN += "run.run_script(e.evaluate, e.Args, e.__doc__)"
 
 
 def stop(signum: int, folder: Path, tiny: Path) -> tuple[int, str]:
@@ -288,9 +277,6 @@ def test_each_model_is_evaluated_into_a_folder_of_its_own(tmp_path, monkeypatch)
         assert evaluate.default_folder(name) == folder
 
 
-# ---- tables
-
-
 def write_evaluation(folder: Path, num_samples: int, temperature=0.6, **right: list[int]) -> Path:
     """An evaluation of which only the counts of right answers matter."""
     rows, asked = [], {}
@@ -356,9 +342,6 @@ def test_an_incomplete_benchmark_is_left_out_and_said(tmp_path, capsys):
     for refused in (tables.score, lambda folder: tables.compare(folder, folder)):
         with pytest.raises(InputError):
             refused(folder)
-
-
-# ---- what is refused
 
 
 @pytest.mark.parametrize(

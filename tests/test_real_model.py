@@ -124,13 +124,3 @@ def test_final_answers_the_same_in_transformers_in_vllm_and_in_the_evaluation(re
     [samples] = (sft / "eval").glob("samples.*.jsonl")
     rows = {row["id"]: row["text"] for _, row in data.read_rows(str(samples))}
     assert [rows[e.id] for e in held] == [text.removesuffix("<|im_end|>") for text in texts]
-
-
-@needs_vllm
-def test_one_pass_of_the_model_weighs_32_rows(real, sft):
-    output = real / "weighted.jsonl"
-    flags = ("--data", real / "words.jsonl", "--output", output, "--num_rollouts", 2, *LENGTHS)
-    flags += ("--vllm_memory", 0.05)
-    launch("prepare/weigh.py", "--model", sft / "final", *flags)
-    weights = [row["weight"] for _, row in data.read_rows(str(output))]
-    assert len(weights) == 32 and set(weights) <= {0.0, 0.5, 1.0}

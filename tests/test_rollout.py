@@ -69,14 +69,12 @@ def test_ids_that_are_no_tokens_are_left_out_and_tokens_after_a_gap_are_read():
     made = bare_rollout(tokenizer=make_tokenizer())
     beyond = len(made.tokenizer)
     seven, end = made.tokenizer.convert_tokens_to_ids(["7", "<|im_end|>"])
-    sample = SimpleNamespace(
-        token_ids=[seven, beyond, beyond + 9, seven, end],
-        finish_reason="stop",
-        logprobs=SimpleNamespace(logprobs=[-1, -1, -1, -2, -2]),
-    )
+    ids, logprobs = [seven, beyond, beyond + 9, seven, end], [-1, -1, -1, -2, -2]
+    sample = SimpleNamespace(token_ids=ids, finish_reason="stop", logprobs=None)
+    sample.logprobs = SimpleNamespace(logprobs=logprobs)
     completion = made._completion(3, sample)
     assert (completion.text, completion.query) == ("77", 3)
-    assert completion.logprobs == [-1, -1, -1, -2, -2] and len(completion.token_ids) == 5
+    assert (completion.logprobs, completion.token_ids) == (logprobs, ids)
 
 
 @pytest.mark.parametrize(("precision", "refused"), [("bf16", 0.2), ("fp32", 1e-3)])
@@ -92,11 +90,9 @@ def test_the_gap_that_is_refused_is_sharper_in_fp32(precision, refused):
 
 
 def test_completion_stats_worked_out_by_hand():
-    completions = [
-        [Completion(0, [1, 2, 3], "a", "stop", [0.0] * 3)],
-        [Completion(1, [1] * 9, "b", "length", [0.0] * 9)],
-    ]
-    assert completion_stats(completions) == {
+    stopped = Completion(0, [1] * 3, "", "stop", [])
+    cut_off = Completion(1, [1] * 9, "", "length", [])
+    assert completion_stats([[stopped], [cut_off]]) == {
         "completion_length_mean": 6.0,
         "completion_length_max": 9,
         "truncated_share": 0.5,

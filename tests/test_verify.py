@@ -180,10 +180,8 @@ def test_the_last_complete_box_is_found_in_time_that_grows_with_the_text_alone()
     ("completion", "reference", "extracted"),
     [
         (r"\boxed{A}</think> so \boxed{\text{(C)}}", "(C)", "C"),
-        (r"\boxed{\frac{1}{2}}", "0.5", r"\frac{1}{2}"),
         (r"\boxed{3} and \boxed{4}", "5", "4"),
         ("I cannot say", "C", None),
-        (" \n ", "12", None),
         ("12 " + "and more words " * 30, "12", None),
     ],
 )

@@ -189,11 +189,3 @@ def test_the_page_lies_in_its_run_or_next_to_several_and_an_evaluation_gets_none
     write_args(second, args={"model": "m"}, benchmarks={})
     with pytest.raises(InputError, match="no training run"):
         view((second,))
-
-
-def test_a_damaged_run_gets_no_page(tmp_path):
-    run = write_run(tmp_path / "oswft", [{"q0": answers(1, 0)}])
-    (run / "rollouts" / "step_000001.jsonl").write_text('{"id": "x", "te')
-    with pytest.raises(InputError, match=r"step_000001.jsonl:1: not JSON"):
-        view((run,), tmp_path / "view.html")
-    assert not (tmp_path / "view.html").exists()

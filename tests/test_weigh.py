@@ -48,7 +48,7 @@ def test_two_answers_at_least_must_agree():
 class Pass:
     """A pass whose answers are written by hand."""
 
-    def __init__(self, tiny: Path, folder: Path, **settings):
+    def __init__(self, tiny: Path, folder: Path):
         self.tokenizer = load_tokenizer(str(tiny / "model"))
         self.data, self.output = folder / "train.jsonl", folder / "weighted.jsonl"
         rows = [
@@ -56,19 +56,16 @@ class Pass:
             for n, name in enumerate(["first", "second", "third", "fourth"])
         ]
         write_rows([{**row, "source": "easy", "spoiled": False} for row in rows], self.data)
-        settings = {**SHORT, "num_rollouts": 4, **settings}
-        model = str(tiny / "model")
-        self.args = weigh.Args(model=model, data=str(self.data), output=self.output, **settings)
+        paths = {"model": str(tiny / "model"), "data": str(self.data), "output": self.output}
+        self.args = weigh.Args(**paths, **SHORT, num_rollouts=4)
         self.folder = folder / "weighted.answers"
 
     def missing(self, **changes) -> list:
         args = replace(self.args, **changes)
         sampling = weigh.sampling_args(args)
-        problems = [weigh.as_problem(row.example) for row in self.rows(args)]
+        rows = weigh.load_rows(args, self.tokenizer)
+        problems = [weigh.as_problem(row.example) for row in rows]
         return weigh.find_missing(sampling, self.folder, self.tokenizer, problems)
-
-    def rows(self, args: weigh.Args) -> list:
-        return weigh.load_rows(args, self.tokenizer)
 
     def answer(self, *answers: str, number: int = 0) -> None:
         """Answer what is missing: for each row a text with its K answers, "2 2 3 !2"."""
@@ -84,7 +81,8 @@ class Pass:
 
     def write(self, **changes) -> list[dict]:
         args = replace(self.args, **changes)
-        weigh.write_set(args, self.folder, self.tokenizer, self.rows(args))
+        rows = weigh.load_rows(args, self.tokenizer)
+        weigh.write_set(args, self.folder, self.tokenizer, rows)
         return [row for _, row in read_rows(str(self.output))]
 
     @property
