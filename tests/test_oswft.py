@@ -108,7 +108,7 @@ def test_gradient_equals_autograd_of_the_dense_formula():
 
 
 LOSSES = {  # each script's, of (log-probabilities, mask, a weight for each row, normalizer)
-    "sft": lambda logprobs, mask, _, normalizer: sft_loss(logprobs, mask, normalizer),
+    "sft": lambda logprobs, mask, weights, n: sft_loss(logprobs, mask, n, weights),
     "oswft": oswft_loss,
     "grpo": lambda x, mask, weights, n: grpo_loss(x, x.detach() - 0.1, weights, mask, n),
 }
