@@ -127,5 +127,6 @@ def test_a_loss_is_the_sum_over_any_split_of_the_batch(loss):
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 def test_masked_positions_have_no_gradient_and_no_value(loss):
     logprobs = torch.tensor([[0.0, float("-inf"), 0.0]], requires_grad=True)
-    loss(logprobs, torch.tensor([[True, False, True]]), torch.ones(1), 2).backward()
-    assert logprobs.grad[0, 1] == 0 and all(logprobs.grad[0, ::2] < 0)
+    value = loss(logprobs, torch.tensor([[True, False, True]]), torch.ones(1), 2)
+    value.backward()
+    assert value.isfinite() and logprobs.grad[0, 1] == 0 and all(logprobs.grad[0, ::2] < 0)
