@@ -1,13 +1,14 @@
 """Weighing before training: static weights, own answers and suspect references."""
 
 import json
+import os
 import re
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 
 from conftest import launch, needs_vllm, start
@@ -180,8 +181,7 @@ def test_a_killed_weighing_goes_on_finds_wrong_keys_and_its_weights_train(tiny, 
     while not any(p.stat().st_size > 10_000 for p in tmp_path.glob("weighted.answers/samples.*")):
         assert killed.poll() is None and time.monotonic() < deadline, killed.stdout.read()[-4000:]
         time.sleep(0.05)
-    for process in [*psutil.Process(killed.pid).children(recursive=True), killed]:
-        process.kill()
+    os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate()
     assert not output.exists()
 
