@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -61,6 +62,10 @@ for script in SCRIPTS:
     SETTING[script] += ("--max_steps", "8", "--save_every", "2")
     SETTING[script] += ("--max_tokens_per_micro_batch", "300")
 
+# An evaluation that writes each answer down at once.
+OFTEN = "import run, evaluate as e; e.WRITE_EVERY_S = 0; "
+OFTEN += "run.run_script(e.evaluate, e.Args, e.__doc__)"
+
 needs_shared = pytest.mark.skipif(
     not SHARED.is_dir(), reason="needs ../shared (real problems and the Qwen tokenizer)"
 )
@@ -112,6 +117,12 @@ def tiny(tmp_path_factory) -> Path:
         if not folder.exists():
             copy(folder)
     return folder
+
+
+@pytest.fixture
+def model_copy(tiny, tmp_path) -> Path:
+    """A copy of the tiny model's folder, to be changed."""
+    return shutil.copytree(tiny / "model", tmp_path / "model")
 
 
 @pytest.fixture
@@ -175,10 +186,17 @@ def launch(script: str, *args, ranks: int = 1, root: Path = ROOT) -> str:
     return output
 
 
-def run_alone(*args, script: str = "train_oswft.py", **run) -> subprocess.CompletedProcess:
-    """The script without a launcher, with its two streams apart."""
-    command = [sys.executable, script, *map(str, args)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, **run)
+def run_alone(*args, **options) -> subprocess.CompletedProcess:
+    """Python with these arguments, without a launcher, with its two streams apart."""
+    options = {"cwd": ROOT, "capture_output": True, "text": True, **options}
+    return subprocess.run([sys.executable, *map(str, args)], **options)
+
+
+def output_of(*args, **options) -> str:
+    """What Python prints with these arguments; it has to succeed."""
+    result = run_alone(*args, **options)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    return result.stdout
 
 
 def call_of(script: str, tiny: Path, run: Path) -> list:

@@ -35,6 +35,8 @@ SIZES = {
 GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 512}
 HEADS = {"head_dim": 32}
 WINDOW = {"head_dim": 32, "sliding_window": 16}
+CAPS = {"attn_logit_softcapping": 1.0, "final_logit_softcapping": 2.0}
+PER_LAYER = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 64}
 MIXTURE = {
     **{"num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2},
     **{"moe_intermediate_size": 64, "n_shared_experts": 1, "n_group": 1, "topk_group": 1},
@@ -51,20 +53,10 @@ FAMILIES = {  # name: (model_type, what differs from SIZES)
     "Mixtral": ("mixtral", MIXTURE | {"sliding_window": None}),
     "Ministral": ("ministral", WINDOW),
     "Gemma 1": ("gemma", HEADS),
-    "Gemma 2": (
-        "gemma2",
-        WINDOW
-        | {"query_pre_attn_scalar": 32}
-        | {"attn_logit_softcapping": 1.0, "final_logit_softcapping": 2.0},
-    ),
+    "Gemma 2": ("gemma2", WINDOW | CAPS | {"query_pre_attn_scalar": 32}),
     "Gemma 3, text": ("gemma3_text", WINDOW),
     "Gemma 3, text and pictures": ("gemma3", {"text_config": SIZES | WINDOW}),
-    "Gemma 4, text": (
-        "gemma4_text",
-        WINDOW
-        | {"global_head_dim": 32, "hidden_size_per_layer_input": 0}
-        | {"vocab_size_per_layer_input": 64},
-    ),
+    "Gemma 4, text": ("gemma4_text", WINDOW | PER_LAYER | {"global_head_dim": 32}),
     "Phi 1, 2": ("phi", {}),
     "Phi-3, Phi-4": ("phi3", {}),
     "SmolLM3": ("smollm3", {"no_rope_layers": [1, 0]}),

@@ -33,17 +33,11 @@ def main(tiny: str, folder: str, tied: str, precision: str, tensor_parallel: str
     if rank == 0:
         model.save_pretrained(folder)
     dist.barrier()
-    args = Args(
-        model=folder,
-        data="",
-        learning_rate=0.05,  # so large that the second model has nothing to do with the first
-        precision=precision,
-        temperature=TEMPERATURE,
-        max_tokens_per_micro_batch=200,
-        vllm_memory=MEMORY_SHARE,
-        vllm_tensor_parallel=int(tensor_parallel),
-        vllm_sleep=True,
-    )
+    args = Args(model=folder, data="", precision=precision, temperature=TEMPERATURE)
+    args.learning_rate = 0.05  # so large that the second model has nothing to do with the first
+    args.max_tokens_per_micro_batch = 200
+    args.vllm_memory, args.vllm_sleep = MEMORY_SHARE, True
+    args.vllm_tensor_parallel = int(tensor_parallel)
     engine = Engine(model, args)
     rollout = Rollout(args, tokenizer, max_length=512)
 

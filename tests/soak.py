@@ -1,8 +1,6 @@
 """What no quick test can show: make soak (20 minutes on 2 cores).
 
-    python tests/soak.py                        # all three parts
-    python tests/soak.py --parts kills shapes   # some of them
-    python tests/soak.py --seed 7               # other moments, other shapes
+    python tests/soak.py --parts kills shapes --seed 7   # some of it, at other moments
 
 kills      20 kills with -9 at random moments, five each of SFT, OSW-FT, GRPO and the evaluation, on
            2 ranks: in the end every file equals an undisturbed run's, to the last byte
@@ -16,7 +14,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,26 +24,13 @@ import tyro
 from tqdm import tqdm
 
 # conftest.py finds the modules, too, and hides a GPU: two ranks cannot share one
-from conftest import (
-    NO_CPU_VLLM,
-    ROOT,
-    SCRIPTS,
-    SETTING,
-    TINY_LENGTHS,
-    metrics,
-    start,
-)
+from conftest import NO_CPU_VLLM, OFTEN, SCRIPTS, SETTING, TINY_LENGTHS, metrics, start
+from demo.tiny import copy
 from evaluate import read_samples
 from test_verify import HOSTILE
 from verify import Verifier
 
 STEPS = {"train_sft.py": 240, "train_oswft.py": 48, "train_grpo.py": 24}
-# it writes its answers down more often
-EVALUATE = """
-import evaluate, run
-evaluate.WRITE_EVERY_S = 0
-run.run_script(evaluate.evaluate, evaluate.Args, evaluate.__doc__)
-"""
 LENGTHS = [*TINY_LENGTHS, "--learning_rate", "1e-3"]
 
 
@@ -111,24 +95,22 @@ def jobs(tiny: Path, folder: Path) -> list[Job]:
     call = ["--model", tiny / "model", "--benchmark_file", *problems, *TINY_LENGTHS[2:]]
     script = folder / "evaluate_often.py"
     folder.mkdir()
-    script.write_text(EVALUATE)
+    script.write_text(OFTEN)
     return [*made, Job(script, call, folder / "evaluation")]
 
 
-def soak_kills(tiny: Path, folder: Path, rng: random.Random) -> str:
-    lines, whole, hurt = [], jobs(tiny, folder / "whole"), jobs(tiny, folder / "killed")
+def soak_kills(tiny: Path, folder: Path, rng: random.Random) -> None:
+    whole, hurt = jobs(tiny, folder / "whole"), jobs(tiny, folder / "killed")
     for reference, job in zip(whole, hurt, strict=True):
         if NO_CPU_VLLM and job.script != "train_sft.py":
-            lines.append(f"{job.folder.name}: skipped, {NO_CPU_VLLM}")
+            print(f"{job.folder.name}: skipped, {NO_CPU_VLLM}", flush=True)
             continue
         reference.finish()
         part = reference.progress() // 6
         rows = [job.kill(part * n + rng.randrange(1, part), rng) for n in range(5)]
         job.finish()
         assert job.results() == reference.results(), job.folder
-        lines.append(f"{job.folder.name}: killed with {rows} rows; all files equal")
-        print(lines[-1], flush=True)
-    return "\n".join(lines)
+        print(f"{job.folder.name}: killed with {rows} rows; all files equal", flush=True)
 
 
 SHAPES = {
@@ -140,12 +122,11 @@ SHAPES = {
 SWITCHES = ("gradient_checkpointing", "cpu_offload")
 
 
-def soak_shapes(tiny: Path, folder: Path, rng: random.Random) -> str:
+def soak_shapes(tiny: Path, folder: Path, rng: random.Random) -> None:
     if NO_CPU_VLLM:
-        return f"skipped, {NO_CPU_VLLM}"
+        return print(f"skipped, {NO_CPU_VLLM}", flush=True)
     whole, job = (jobs(tiny, folder / name)[1] for name in ("one shape", "shapes"))
     whole.finish()
-    lines = []
     for number in range(11):
         ranks = rng.choice((1, 2, 3, 4))
         flags = [word for flag, values in SHAPES.items() for word in (flag, rng.choice(values))]
@@ -154,15 +135,12 @@ def soak_shapes(tiny: Path, folder: Path, rng: random.Random) -> str:
             job.finish(*flags, ranks=ranks)
         else:
             job.kill(4 * number + rng.randrange(1, 5), rng, *flags, ranks=ranks)
-        lines.append(f"{ranks} ranks {' '.join(flags)}: {job.progress()} steps")
-        print(lines[-1], flush=True)
+        print(f"{ranks} ranks {' '.join(flags)}: {job.progress()} steps", flush=True)
     gaps = []
     for ours, theirs in zip(metrics(job.folder), metrics(whole.folder), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-2, abs=1e-4), ours["step"]
         gaps.append(abs(ours["loss"] / theirs["loss"] - 1))
-    lines.append(f"loss: relative difference, median {median(gaps):.1e}, most {max(gaps):.1e}")
-    print(lines[-1], flush=True)
-    return "\n".join(lines)
+    print(f"loss: relative difference, median {median(gaps):.1e}, most {max(gaps):.1e}", flush=True)
 
 
 def random_hostile(rng: random.Random) -> str:
@@ -170,19 +148,12 @@ def random_hostile(rng: random.Random) -> str:
     first, second = rng.choice(HOSTILE), rng.choice(HOSTILE)
     cut = rng.randrange(len(first))
     noise = "".join(rng.choice("\\{}^_$()0123456789abcxyz!+-*/= \n") for _ in range(40))
-    return rng.choice(
-        (
-            first,
-            f"{first} so {second}",
-            first[:cut] + second,
-            first[:cut] + noise + first[cut:],
-            rf"\boxed{{{first.removeprefix(chr(92) + 'boxed{')}",
-            rf"\boxed{{{rng.randrange(2, 99)}^{{{rng.randrange(10**6, 10**12)}^{{{cut + 2}}}}}}}",
-        )
-    )
+    power = rf"\boxed{{{rng.randrange(2, 99)}^{{{rng.randrange(10**6, 10**12)}^{{{cut + 2}}}}}}}"
+    made = [first, f"{first} so {second}", first[:cut] + second, power]
+    return rng.choice([*made, first[:cut] + noise + first[cut:]])
 
 
-def soak_verdicts(tiny: Path, folder: Path, rng: random.Random, count: int = 5000) -> str:
+def soak_verdicts(tiny: Path, folder: Path, rng: random.Random, count: int = 5000) -> None:
     honest = []
     for n in range(count):
         value, said = rng.randrange(-99, 999), rng.randrange(3)
@@ -203,13 +174,8 @@ def soak_verdicts(tiny: Path, folder: Path, rng: random.Random, count: int = 500
     wrong = [pair for pair, honest, verdict in judged if honest and verdict != alone[pair]]
     fooled = [pair for pair, honest, verdict in judged if not honest and verdict]
     right = sum(alone[pair] for pair in honest)
-    line = (
-        f"{count} honest answers ({right} right) among {count} hostile ones, {seconds:.0f} s: "
-        f"{len(wrong)} honest verdicts changed, {len(fooled)} hostile answers right"
-    )
-    print(line, flush=True)
+    print(f"{count} honest answers ({right} right) among {count} hostile ones, {seconds:.0f} s")
     assert not wrong and not fooled, (wrong[:3], [pair[0][:80] for pair in fooled[:3]])
-    return line
 
 
 PARTS = {"kills": soak_kills, "shapes": soak_shapes, "verdicts": soak_verdicts}
@@ -226,15 +192,11 @@ def main(
     """
     shutil.rmtree(output_dir, ignore_errors=True)
     folder = output_dir.absolute()
-    tiny = folder / "tiny"
-    copy = [sys.executable, "-m", "demo.tiny", "copy", "--output_dir", tiny]
-    subprocess.run(copy, cwd=ROOT, check=True, capture_output=True)
-    report = []
+    copy(folder / "tiny")
     for part in parts:
         started = time.monotonic()
-        said = PARTS[part](tiny, folder, random.Random(seed))
-        report.append(f"{part}, {(time.monotonic() - started) / 60:.0f} minutes\n{said}\n")
-    print("\n" + "\n".join(report))
+        PARTS[part](folder / "tiny", folder, random.Random(seed))
+        print(f"{part}: {(time.monotonic() - started) / 60:.0f} minutes\n", flush=True)
 
 
 if __name__ == "__main__":

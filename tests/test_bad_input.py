@@ -5,10 +5,9 @@ import fcntl
 import json
 import os
 import re
-import shutil
 import signal
-import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +21,7 @@ import run
 import train_grpo
 import train_oswft
 import train_sft
-from conftest import ROOT, SCRIPTS, SETTING, TINY_LENGTHS, run_alone
+from conftest import SCRIPTS, call_of, output_of, run_alone
 from data import (
     Example,
     InputError,
@@ -32,23 +31,24 @@ from data import (
     write_rows,
 )
 from paper.plot import read_numbers
-from run import (
-    Run,
-    checkpoints,
-    claim_or_resume,
-    load_training_data,
-    settings,
-    write_args,
-)
+from run import Run, checkpoints, claim_or_resume, load_training_data, settings, write_args
 from train_oswft import Args
 
 ARGS = dict(zip(SCRIPTS, (train_sft.Args, train_oswft.Args, train_grpo.Args), strict=True))
 
 
+@pytest.fixture
+def sft_args(tiny, tmp_path) -> train_sft.Args:
+    """Of a run of SFT with the tiny model and its data."""
+    paths = {"model": str(tiny / "model"), "data": str(tiny / "train.jsonl")}
+    lengths = {"max_length": 128, "max_completion_length": 48}
+    return train_sft.Args(**paths, **lengths, output_dir=str(tmp_path / "run"))
+
+
 def test_bad_input_is_refused_once_and_nothing_is_written(tiny, write, tmp_path):
     row = (tiny / "train.jsonl").read_text().partition("\n")[0] + "\n"
-    call = ["--model", tiny / "model", "--data", write(row, "{half\n"), *TINY_LENGTHS]
-    done = run_alone(*call, "--output_dir", tmp_path / "run", script="train_sft.py")
+    call = call_of("train_sft.py", tiny, tmp_path / "run")
+    done = run_alone(*call, "--data", write(row, "{half\n"))
     _, *errors = re.split("^error: ", done.stderr, flags=re.MULTILINE)
     assert done.returncode == 1 and len(errors) == 1 and "rows.jsonl:2: " in errors[0]
     assert "Traceback" not in done.stderr and not any((tmp_path / "run").glob("[!.]*"))
@@ -68,17 +68,15 @@ def test_bad_input_is_refused_once_and_nothing_is_written(tiny, write, tmp_path)
         ({"attn": "flash_attention_2"}, "FlashAttention2"),  # not installed
     ],
 )
-def test_what_a_run_cannot_use_is_named(bad, named, tiny, tmp_path, one_rank, monkeypatch):
+def test_what_a_run_cannot_use_is_named(bad, named, sft_args, tmp_path, one_rank, monkeypatch):
     monkeypatch.setattr(train_sft, "init_distributed", lambda: None)
     monkeypatch.chdir(tmp_path)
-    rows = (tiny / "train.jsonl").read_text().splitlines(keepends=True)
+    rows = Path(sft_args.data).read_text().splitlines(keepends=True)
     Path("few.jsonl").write_text("".join(rows[:5]))
     write_rows([json.loads(row) | {"nothing": 0} for row in rows], "zeros.jsonl")
     write_rows([], "used/metrics.jsonl")
-    good = {"model": str(tiny / "model"), "data": str(tiny / "train.jsonl"), "output_dir": "run"}
-    lengths = {"max_length": 128, "max_completion_length": 48}
     with pytest.raises((InputError, OSError), match=re.escape(named)):
-        train_sft.main(train_sft.Args(**{**good, **lengths, **bad}))
+        train_sft.main(replace(sft_args, **bad))
     assert not any(Path("run").glob("[!.]*")) and len([*Path("used").glob("[!.]*")]) == 1
 
 
@@ -86,26 +84,14 @@ def test_arguments_are_checked_before_the_slow_imports():
     slow = "{'transformers', 'datasets', 'deepspeed', 'vllm', 'sympy'}"
     scripts = "train_sft, train_oswft, train_grpo, evaluate"
     code = f"import sys, {scripts}; print({slow} & {{*sys.modules}})"
-    command = [sys.executable, "-c", code]
-    assert subprocess.run(command, cwd=ROOT, capture_output=True).stdout == b"set()\n"
-
-
-def test_a_mistyped_argument_is_explained(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["train_sft.py", "--model", "m", "--learning_rat", "1"])
-    with pytest.raises(SystemExit, match="2"):
-        run.parse_args(train_sft.Args, "")
-    printed = capsys.readouterr()
-    assert "--learning_rat" in printed.out + printed.err
+    assert output_of("-c", code) == "set()\n"
 
 
 def test_a_run_works_without_git_and_with_two_numbers_of_threads(tiny, tmp_path):
-    output = tmp_path / "run"
-    call = ["--model", tiny / "model", "--data", tiny / "train.jsonl", *TINY_LENGTHS]
-    call += ["--output_dir", output, "--max_steps", "1", "--train_batch_size", "4"]
-    env = {"PATH": "", "OMP_NUM_THREADS": "1,1"}
-    done = run_alone(*call, script="train_sft.py", env={**os.environ, **env})
+    call = [*call_of("train_sft.py", tiny, tmp_path / "run"), "--max_steps", "1"]
+    done = run_alone(*call, env={**os.environ, "PATH": "", "OMP_NUM_THREADS": "1,1"})
     assert done.returncode == 0, done.stderr
-    assert run.read_args(output)["git_commit"] is None
+    assert run.read_args(tmp_path / "run")["git_commit"] is None
 
 
 @pytest.mark.parametrize(
@@ -127,12 +113,9 @@ def test_arguments_that_cannot_work_are_refused(bad, monkeypatch):
         Args(model="m", data="d", **bad).check()
 
 
-def test_rows_that_a_batch_leaves_over_are_told(tiny, tmp_path, one_rank, capsys):
-    rows = [json.loads(line) for line in (tiny / "train.jsonl").open()][:200]
-    args = train_sft.Args(model=str(tiny / "model"), data=str(tmp_path / "rows.jsonl"))
-    args.max_length, args.max_completion_length, args.output_dir = 128, 48, str(tmp_path / "run")
-    write_rows(rows, args.data)
-    load_training_data(args)
+def test_rows_that_a_batch_leaves_over_are_told(sft_args, write, one_rank, capsys):
+    rows = Path(sft_args.data).read_text().splitlines(keepends=True)
+    load_training_data(replace(sft_args, data=write(*rows[:200])))
     assert "the last 72 " in capsys.readouterr().err
 
 
@@ -142,9 +125,6 @@ def test_vllms_batch_invariant_mode_is_not_for_training(monkeypatch):
     with pytest.raises(InputError, match="VLLM_BATCH_INVARIANT"):
         Args(model="m", data="d").check()
     train_sft.Args(model="m", data="d").check()  # it samples nothing
-
-
-# ---- resume
 
 
 def test_the_folder_of_another_script_is_refused(tmp_path, monkeypatch):
@@ -165,11 +145,9 @@ def test_the_folder_of_another_script_is_refused(tmp_path, monkeypatch):
         run.saved_args(args_class)
 
 
-def test_a_run_is_not_continued_in_another_folder(one_rank, tmp_path):
-    args = train_sft.Args(model="m", data="d", output_dir=str(tmp_path / "other"))
-    args.resume = str(tmp_path / "run")
+def test_a_run_is_not_continued_in_another_folder(one_rank, sft_args, tmp_path):
     with pytest.raises(InputError, match="own folder"):
-        claim_or_resume(args)
+        claim_or_resume(replace(sft_args, resume=str(tmp_path / "other")))
 
 
 def test_a_run_continues_from_its_newest_checkpoint_or_else_from_its_first_step(
@@ -202,22 +180,13 @@ def test_a_folder_belongs_to_one_process_at_a_time(resume, one_rank, tmp_path):
     assert claim_or_resume(args) is None
 
 
-def test_other_data_is_refused_and_the_same_data_may_lie_elsewhere(one_rank, tiny, tmp_path):
-    rows = [json.loads(line) for line in (tiny / "train.jsonl").open()]
-    args = train_sft.Args(model=str(tiny / "model"), data=str(tiny / "train.jsonl"))
-    args.max_length, args.max_completion_length = 128, 48
-    args.output_dir = args.resume = str(tmp_path / "run")
-    write_args(tmp_path / "run", data_hash=hash_examples(load_training_data(args)[1]))
-    args.data = str(tmp_path / "data.jsonl")
-    write_rows(rows, args.data)
-    load_training_data(args)
-    rows[7]["solution"] += "."
-    write_rows(rows, args.data)
+def test_other_data_is_refused_and_the_same_data_may_lie_elsewhere(one_rank, sft_args, write):
+    text = Path(sft_args.data).read_text()
+    _, examples = load_training_data(sft_args)
+    write_args(Path(sft_args.output_dir), data_hash=hash_examples(examples))
+    load_training_data(replace(sft_args, data=write(text)))
     with pytest.raises(InputError, match="is not the data"):
-        load_training_data(args)
-
-
-# ---- while it runs
+        load_training_data(replace(sft_args, data=write(text.replace("2=", "3=", 1))))
 
 
 def test_without_flock_a_run_warns_and_goes_on(tmp_path, monkeypatch, capsys):
@@ -230,15 +199,17 @@ def test_without_flock_a_run_warns_and_goes_on(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("where", ["question", "solution"])
-def test_a_token_without_a_row_in_the_embedding_is_refused(where, tiny, tmp_path, write, one_rank):
-    model = str(shutil.copytree(tiny / "model", tmp_path / "model"))
+def test_a_token_without_a_row_in_the_embedding_is_refused(
+    where, sft_args, model_copy, tmp_path, write, one_rank
+):
+    model = str(model_copy)
     tokenizer = load_tokenizer(model)
     tokenizer.add_tokens([f"spare {n}" for n in range(64 - len(tokenizer))] + ["seven"])
     tokenizer.save_pretrained(model)  # and nobody resized the embedding
     row = {"id": "1", "question": "7", "solution": "7", "answer": "7", "source": "s"}
     rows = write({**row, where: "seven"})
     with pytest.raises(InputError, match="the embedding has no row for token 64:"):
-        load_training_data(train_sft.Args(model=model, data=rows, max_length=128, max_steps=1))
+        load_training_data(replace(sft_args, model=model, data=rows, max_steps=1))
     if where == "question":
         args = evaluate.Args(model=model, benchmark_file=(Path(rows),), max_completion_length=48)
         with pytest.raises(InputError, match="the embedding has no row for token 64:"):
@@ -335,9 +306,8 @@ def test_a_run_that_fails_closes_its_files_and_saves_nothing(make_run, tmp_path)
 
 
 def test_a_run_that_diverges_stops_and_keeps_its_last_checkpoint(tiny, tmp_path):
-    call = ["--model", tiny / "model", "--data", tiny / "train.jsonl", *TINY_LENGTHS]
-    call += ["--output_dir", tmp_path, *SETTING["train_sft.py"], "--save_every", "1"]
-    done = run_alone(*call, "--learning_rate", "1e30", script="train_sft.py")
+    call = call_of("train_sft.py", tiny, tmp_path)
+    done = run_alone(*call, "--save_every", "1", "--learning_rate", "1e30")
     assert done.returncode == 1
     errors = re.findall(r"error: step 2: the (?:loss|gradient) is (?:nan|inf)$", done.stderr, re.M)
     assert len(errors) == 1, done.stderr[-3000:]

@@ -16,11 +16,10 @@ import pandas as pd
 import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import Qwen3ForCausalLM
 
 from conftest import ROOT
-from demo.tiny import make_config, make_tokenizer
-from gradients import VOCABULARY, dense_logprobs, dense_oswft_loss, make_rows
+from demo.tiny import make_tokenizer
+from gradients import dense_logprobs, dense_oswft_loss, make_model, make_rows
 from recipes import cancels
 
 PAGE = (ROOT / "recipes" / "codebases.md").read_text()
@@ -70,11 +69,8 @@ def gradient(request):
 
 
 @pytest.fixture(scope="module")
-def model() -> Qwen3ForCausalLM:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "head_dim": 16, "vocab_size": VOCABULARY}
-    config = make_config(make_tokenizer(), **sizes, initializer_range=0.2)
-    return Qwen3ForCausalLM(config).double()
+def model():
+    return make_model().double()
 
 
 def make_case(model, count: int):
@@ -93,7 +89,6 @@ def read_gradient(model) -> torch.Tensor:
     return gradient
 
 
-# ------------------------------------------------------------------------------------------------
 # A step's gradient: the sum over micro-batches of `size` rows, then the mean over simulated ranks,
 # as FSDP and DDP take it. Without weights the loss is the package's own
 

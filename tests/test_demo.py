@@ -1,13 +1,11 @@
 """The demo: three methods from one base, as `make demo` runs them."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, needs_vllm
+from conftest import ROOT, needs_vllm, output_of
 from data import InputError
 from demo.__main__ import demo
 from demo.tiny import COMMITTED
@@ -23,11 +21,9 @@ def files_of_the_repository() -> set[Path]:
 @needs_vllm
 def test_each_method_of_the_demo_gains_and_osw_ft_keeps_more_than_sft(tmp_path):
     before, folder = files_of_the_repository(), tmp_path / "a demo"
-    command = [sys.executable, "-m", "demo", "--output_dir", folder]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    output = output_of("-m", "demo", "--output_dir", folder)
     report = (folder / "report.txt").read_text()
-    assert report in result.stdout
+    assert report in output
     header, *lines = report.splitlines()[:5]
     assert header.split() == ["gain", "retention", "skill", "pass@8", "trained", "sampled", *TIERS]
     # the name comes first, and may hold spaces
@@ -47,7 +43,7 @@ def test_each_method_of_the_demo_gains_and_osw_ft_keeps_more_than_sft(tmp_path):
 
     for method in ("sft", "oswft", "grpo"):
         assert (folder / method / "final").is_dir() and (folder / method / "scores.json").exists()
-        assert f"--output_dir '{folder}/{method}'" in result.stdout  # each command is shown
+        assert f"--output_dir '{folder}/{method}'" in output  # each command is shown
     pictures = {path.stem for path in (folder / "plots").iterdir()}
     assert {"loss", "mean_weight", "pass_rate", "reward", "seconds"} == pictures
     assert "without questions and solutions" not in (folder / "view.html").read_text()

@@ -27,21 +27,8 @@ README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md")), ROOT / "BENCHMARKS.md"]
 PAGES += sorted((ROOT / "recipes").glob("*.md"))
 OURS = ("torchrun", "python", "deepspeed", "make", "./paper/reproduce.sh")  # how our commands begin
-OTHERS = (
-    "hf",
-    "grep",
-    "pip",
-    "uv",
-    "git",
-    "jupyter",
-    "head",
-    "mkdir",
-    "cp",
-    "for",
-    "done",
-    "python3",
-    ".",
-)
+OTHERS = ("hf", "pip", "uv", "git", "jupyter", "python3")
+OTHERS += ("grep", "head", "mkdir", "cp", "for", "done", ".")
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # imported before
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

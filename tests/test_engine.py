@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -15,8 +14,6 @@ from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
     AutoModelForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
     modeling_flash_attention_utils,
 )
 from transformers.integrations.flash_attention import flash_attention_forward
@@ -25,6 +22,7 @@ from transformers.masking_utils import flash_attention_mask
 from conftest import ROOT, launch
 from data import InputError, Trajectory, collate, load_tokenizer
 from engine import Engine, load_model
+from gradients import make_model
 from logprobs import LogprobModel
 
 
@@ -35,8 +33,9 @@ def test_the_gradient_equals_a_dense_single_process_reference(ranks):
     assert "equal: reads of the host" in output
 
 
-def test_a_state_goes_on_over_other_ranks_and_stages_and_no_bad_gradient_touches_it(tiny, tmp_path):
-    shutil.copytree(tiny / "model", tmp_path / "model")
+def test_a_state_goes_on_over_other_ranks_and_stages_and_no_bad_gradient_touches_it(
+    model_copy, tmp_path
+):
     launch("tests/states.py", "save", tmp_path, ranks=2)
     for ranks, count in ((1, 8), (3, 10)):  # stage 3 needs ranks; with three, shards are padded
         output = launch("tests/states.py", "go_on", tmp_path, ranks=ranks)
@@ -51,84 +50,58 @@ def test_on_a_cpu_freed_memory_is_kept_for_the_next_pass(call):
     assert (held > 4 * 2**27) == (call == "keep_freed_memory")
 
 
-FIND_TORCH = """
-import json, os, runpy, sys
-
-class Finder:
-    def find_spec(self, name, *_):
-        if name == "torch":
-            print(os.environ.get("OMP_WAIT_POLICY"), flush=True)
-            os._exit(0)
-
-sys.meta_path.insert(0, Finder())
-sys.path.insert(0, os.getcwd())
-entry = sys.argv[1]
-if entry.endswith(".ipynb"):
-    cells = json.load(open(entry))["cells"]
-    exec("\\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"), {})
-(runpy.run_path if entry.endswith(".py") else runpy.run_module)(entry)
-"""
+SAY = "import os; print(os.environ.get('OMP_WAIT_POLICY'), flush=True); os._exit(0)"
 ENTRIES = ("train_sft.py", "train_oswft.py", "train_grpo.py", "evaluate.py", "demo.from_scratch")
-ENTRIES += ("demo", "bench.step", "recipes.trl_sft", "docs/exercises/grade.py")
+ENTRIES += ("demo", "bench.step", "recipes.trl_sft", "docs/exercises/grade.py", "make")
 
 
-@pytest.mark.parametrize("entry", [*ENTRIES, "docs/lesson.ipynb", "make"])
+@pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize(("asked", "policy"), [(None, "passive"), ("active", "active")])
-def test_threads_wait_passively_unless_the_user_says_otherwise(entry, asked, policy):
+def test_threads_wait_passively_unless_the_user_says_otherwise(entry, asked, policy, tmp_path):
     """What is set when torch is loaded, as its threads read it then."""
-    command = [sys.executable, "-c", FIND_TORCH, entry]
+    (tmp_path / "torch.py").write_text(SAY)
+    command = [sys.executable, *["-m"] * (not entry.endswith(".py")), entry]
     if entry == "make":
         rule = "show: ; @echo $$OMP_WAIT_POLICY"
         command = ["make", "--no-print-directory", "--eval", rule, "show"]
     env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     env |= {"OMP_WAIT_POLICY": asked} if asked else {}
+    env["PYTHONPATH"] = f"{tmp_path}:{ROOT}"
     output = subprocess.check_output(command, cwd=ROOT, env=env, text=True)
     assert output.split() == [policy]
 
 
-def test_a_generation_config_that_could_not_be_saved_is_found_at_load(tiny, tmp_path):
-    shutil.copytree(tiny / "model", tmp_path / "model")
-    (tmp_path / "model" / "generation_config.json").write_text('{"temperature": 0.6}')
+def test_a_generation_config_that_could_not_be_saved_is_found_at_load(model_copy):
+    (model_copy / "generation_config.json").write_text('{"temperature": 0.6}')
     with pytest.raises(ValueError, match="do_sample"):
-        load_model(str(tmp_path / "model"), 128)
+        load_model(str(model_copy), 128)
 
 
-def test_a_model_folder_without_some_of_its_weights_is_refused(tiny, tmp_path):
-    shutil.copytree(tiny / "model", tmp_path / "model")
-    path = tmp_path / "model" / "model.safetensors"
+def test_a_folder_that_lacks_weights_or_has_a_head_where_the_config_ties_it_is_refused(model_copy):
+    path = model_copy / "model.safetensors"
     weights = load_file(path)
-    del weights["model.layers.1.mlp.up_proj.weight"]
-    save_file(weights, path, metadata={"format": "pt"})
-    with pytest.raises(InputError, match=r"model\.layers\.1\.mlp\.up_proj"):
-        load_model(str(tmp_path / "model"), 128)
+    embedding, layer = weights["model.embed_tokens.weight"], "model.layers.1.mlp.up_proj"
+    without = {name: weight for name, weight in weights.items() if name != f"{layer}.weight"}
+    own_head = {**weights, "lm_head.weight": 2 * embedding}
+    for wrong, named in ((without, layer), (own_head, "ties head and embedding")):
+        save_file(wrong, path, metadata={"format": "pt"})
+        with pytest.raises(InputError, match=named):
+            load_model(str(model_copy), 128)
+    save_file({**weights, "lm_head.weight": embedding.clone()}, path, metadata={"format": "pt"})
+    load_model(str(model_copy), 128)
 
 
-@pytest.mark.parametrize("head", ["the embedding's", "its own"])
-def test_a_head_of_its_own_where_the_config_ties_it_is_refused(head, tiny, tmp_path):
-    shutil.copytree(tiny / "model", tmp_path / "model")
-    path = tmp_path / "model" / "model.safetensors"
-    weights = load_file(path)
-    weights["lm_head.weight"] = weights["model.embed_tokens.weight"] * (1 + (head == "its own"))
-    save_file(weights, path, metadata={"format": "pt"})
-    if head == "its own":
-        with pytest.raises(InputError, match="ties head and embedding"):
-            load_model(str(tmp_path / "model"), 128)
-    else:
-        load_model(str(tmp_path / "model"), 128)
-
-
-def test_a_leftover_adapter_and_a_file_that_is_cut_off_are_refused(tiny, tmp_path):
-    path = shutil.copytree(tiny / "model", tmp_path / "model")
-    config = LoraConfig(target_modules=["q_proj"])
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(path), config)
-    model.save_pretrained(path)
+def test_a_leftover_adapter_and_a_file_that_is_cut_off_are_refused(model_copy):
+    model = AutoModelForCausalLM.from_pretrained(model_copy)
+    adapter = get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
+    adapter.save_pretrained(model_copy)
     with pytest.raises(InputError, match="adapter"):
-        load_model(str(path), 128)
-    (path / "adapter_config.json").unlink()
-    whole = (path / "model.safetensors").read_bytes()
-    (path / "model.safetensors").write_bytes(whole[:-1])
-    with pytest.raises(OSError, match=str(path)):
-        load_model(str(path), 128)
+        load_model(str(model_copy), 128)
+    (model_copy / "adapter_config.json").unlink()
+    whole = (model_copy / "model.safetensors").read_bytes()
+    (model_copy / "model.safetensors").write_bytes(whole[:-1])
+    with pytest.raises(OSError, match=str(model_copy)):
+        load_model(str(model_copy), 128)
 
 
 def test_a_saved_model_keeps_the_base_s_stops_and_tells_transformers_4_its_rope(
@@ -167,11 +140,7 @@ def test_transformers_flash_attention_needs_no_mask_for_rows_padded_on_the_right
     monkeypatch.setattr(utils, "_loaded_implementation", None)
     AttentionInterface.register("flash_on_a_cpu", flash_attention_forward)
     AttentionMaskInterface.register("flash_on_a_cpu", flash_attention_mask)
-    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
-    torch.manual_seed(0)
-    config = Qwen3Config(**sizes, **heads, initializer_range=0.2)
-    model = LogprobModel(Qwen3ForCausalLM(config).to(torch.bfloat16))
+    model = LogprobModel(make_model().to(torch.bfloat16))
     rows = [Trajectory("", [n, 2], list(range(3, n))) for n in lengths]
     batch = collate(rows, range(len(rows)))
     targets = batch.targets.flatten()[batch.positions]

@@ -1,12 +1,10 @@
 """Models: each family is trained right or refused, as docs/models.md says (families.py)."""
 
 import re
-import subprocess
-import sys
 
 from families import FAMILIES
 
-from conftest import ROOT, needs_vllm
+from conftest import ROOT, needs_vllm, run_alone
 
 # nats a token: the largest gap of the columns in fp32, the mean of the one in bf16
 BOUNDS = {1: (1, 1e-3), 2: (0, 0.1), 3: (1, 1e-3), 4: (1, 1e-3)}
@@ -24,8 +22,7 @@ def test_the_table_of_the_docs_holds_every_family():
 
 @needs_vllm
 def test_a_family_is_trained_right_or_refused_as_the_docs_say():
-    command = [sys.executable, "tests/families.py"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    result = run_alone("tests/families.py", timeout=900)
     measured = table(result.stdout)
     assert len(measured) == len(FAMILIES), result.stderr[-3000:]
     documented = table((ROOT / "docs" / "models.md").read_text())

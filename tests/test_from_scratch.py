@@ -2,15 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
-from conftest import ROOT, SCRIPTS, call_of, launch, link_packages
+from conftest import SCRIPTS, call_of, launch, link_packages, output_of
 from data import Trajectory, batch_indices, load_examples, load_tokenizer, tokenize_examples
 from demo import from_scratch
 from demo.from_scratch import NUM_ROLLOUTS, compute_loss
@@ -53,12 +51,10 @@ def test_from_the_same_rewards_the_gradient_is_that_of_the_real_script(script, t
 def test_three_packages_are_enough(tiny, tmp_path):
     three_packages = link_packages(tmp_path, "torch", "transformers", "math-verify")
     assert not {"vllm", "deepspeed", "tyro", "datasets"} & set(os.listdir(three_packages))
-    command = [sys.executable, "-S", "-m", "demo.from_scratch"]  # -S: no site-packages
-    command += ["--method", "oswft", "--steps", "1", "--base", str(tiny)]
-    env = {**os.environ, "PYTHONPATH": str(three_packages)}
-    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr[-3000:]
-    assert [line.split()[0] for line in result.stdout.splitlines()] == ["base", "step", "oswft"]
+    command = ["-S", "-m", "demo.from_scratch"]  # -S: no site-packages
+    command += ["--method", "oswft", "--steps", 1, "--base", tiny]
+    output = output_of(*command, env={**os.environ, "PYTHONPATH": str(three_packages)})
+    assert [line.split()[0] for line in output.splitlines()] == ["base", "step", "oswft"]
 
 
 @pytest.mark.parametrize("method", ["sft", "grpo"])

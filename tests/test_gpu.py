@@ -10,10 +10,7 @@ time, vLLM's share, the cap on a tiny model's cache, no flashinfer (rollout.py: 
 import json
 import os
 import re
-import shutil
 import signal
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -21,7 +18,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from bench import plan
 from bench.cost import QWEN3
-from conftest import GPU, ROOT, call_of, launch, metrics, start, wait_for_rows
+from conftest import GPU, call_of, launch, metrics, output_of, rollouts, start, wait_for_rows
 
 pytestmark = pytest.mark.skipif(not GPU, reason="there is no NVIDIA GPU here")
 
@@ -38,8 +35,7 @@ def test_the_gradient_equals_a_dense_reference_on_the_cpu():
     assert "equal: reads of the host, cuda" in output
 
 
-def test_a_state_goes_on_with_each_zero_stage_and_with_offload(tiny, tmp_path):
-    shutil.copytree(tiny / "model", tmp_path / "model")
+def test_a_state_goes_on_with_each_zero_stage_and_with_offload(model_copy, tmp_path):
     launch("tests/states.py", "save", tmp_path)
     output = launch("tests/states.py", "go_on", tmp_path)
     assert output.count("went on") == 10 and output.count("refused") == 2
@@ -74,11 +70,6 @@ def test_vllm_sleeps_wakes_and_agrees_with_the_trainer_after_a_large_update(
     print(output.splitlines()[-1])
 
 
-def answers(run, step: int) -> list[list[int]]:
-    path = run / "rollouts" / f"step_{step:06d}.jsonl"
-    return [json.loads(line)["token_ids"] for line in path.open()]
-
-
 @pytest.mark.parametrize(
     ("script", "precision", "tolerance"),
     [("train_oswft.py", "bf16", 0.05), ("train_grpo.py", "fp32", 1e-3)],
@@ -93,21 +84,21 @@ def test_a_killed_run_takes_its_last_steps_again_alike_and_its_model_is_evaluate
     wait_for_rows(run, 6, killed)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate()
-    before, answered = metrics(run)[4:6], answers(run, 5)
+    before, answered = metrics(run)[4:6], rollouts(run, 5)
 
     launch(script, "--resume", run)  # from step 4
     rows = metrics(run)
-    assert len(rows) == 8 and answers(run, 5) == answered
+    assert len(rows) == 8
+    for ours, theirs in zip(rollouts(run, 5), answered, strict=True):
+        assert ours["token_ids"] == theirs["token_ids"]
     for ours, theirs in zip(rows[4:6], before, strict=True):
         assert ours == pytest.approx(theirs, rel=tolerance, abs=1e-5)
     record = json.loads((run / "args.json").read_text())
     assert record["vllm_runner"] in ("V1", "V2")
 
-    command = [sys.executable, "evaluate.py", "--model", run / "final"]
-    command += ["--benchmark_file", tiny / "heldout" / "easy.jsonl", "--num_samples", "4"]
-    command += ["--max_completion_length", "48", "--precision", precision]
-    result = subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr[-4000:]
+    command = ["evaluate.py", "--model", run / "final", "--num_samples", 4]
+    command += ["--benchmark_file", tiny / "heldout" / "easy.jsonl"]
+    output_of(*command, "--max_completion_length", 48, "--precision", precision)
     scores = json.loads((run / "eval" / "results.json").read_text())
     print(scores)
     assert scores["easy"]["pass@1"] > 0.3

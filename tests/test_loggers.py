@@ -3,14 +3,13 @@
 import json
 import os
 import sqlite3
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from conftest import ROOT, call_of, launch, metrics
+from conftest import ROOT, call_of, launch, metrics, output_of, run_alone
 from data import InputError
 from run import read_args, start_logger
 
@@ -33,9 +32,8 @@ logger.finish()
 def read_wandb(folder: Path) -> tuple[str, dict, list[tuple[int, dict]]]:
     """(run id, config, steps) of the newest start: offline, each has a folder of its own."""
     newest = sorted(folder.glob("wandb/offline-run-*"))[-1]
-    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", newest]
-    lines = subprocess.run(command, capture_output=True, check=True).stdout.splitlines()
-    records = [json.loads(line) for line in lines]
+    shown = output_of("-m", "wandb", "leet", "inspect", "--json", newest)
+    records = [json.loads(line) for line in shown.splitlines()]
     (run,) = [record["run"] for record in records if record["type"] == "run"]
     rows = [record["history"]["item"] for record in records if record["type"] == "history"]
     return run["run_id"], run["config"]["update"], [(row.pop("_step"), row) for row in rows]
@@ -56,8 +54,8 @@ def test_a_killed_and_resumed_run_is_one_run_of_the_tracker(name, read, steps, t
     pytest.importorskip(name)
     env = {**os.environ, "PYTHONPATH": str(ROOT), "WANDB_MODE": "offline"}
     for first, last, status in ((1, 4, -9), (5, 6, 0)):
-        command = [sys.executable, "-c", START, name, str(first), str(last)]
-        assert subprocess.run(command, cwd=tmp_path, env=env).returncode == status
+        done = run_alone("-c", START, name, first, last, cwd=tmp_path, env=env)
+        assert done.returncode == status, done.stderr
     run_id, config, rows = read(tmp_path)
     assert run_id == "0a1b2c3d" and config["seed"] == 7
     assert [step for step, _ in rows] == steps

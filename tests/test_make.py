@@ -16,19 +16,14 @@ echo "$@" >> uv.log
 OLD_PYTHON = "#!/bin/sh\nexit 1\n"  # what it says to sys.version_info >= (3, 11)
 
 
-@pytest.fixture
-def clone(tmp_path) -> Path:
-    """What `make install` reads, and a folder bin/ for what stands in for programs."""
-    folder = tmp_path / "a clone"
-    (folder / "bin").mkdir(parents=True)
+def make_install(clone: Path, python: str, **programs: str) -> subprocess.CompletedProcess:
+    """`make install` in a clone, where these programs stand in for installed ones."""
+    (clone / "bin").mkdir(parents=True)
     for path in (ROOT / "Makefile", *ROOT.glob("requirements*.txt")):
-        shutil.copy(path, folder)
-    (folder / "bin" / "old").write_text(OLD_PYTHON)
-    (folder / "bin" / "old").chmod(0o755)
-    return folder
-
-
-def make_install(clone: Path, python: str) -> subprocess.CompletedProcess:
+        shutil.copy(path, clone)
+    for name, text in programs.items():
+        (clone / "bin" / name).write_text(text)
+        (clone / "bin" / name).chmod(0o755)
     env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     env["PATH"] = f"{clone}/bin:/usr/bin:/bin"
     command = ["make", "install", f"PYTHON={python}"]
@@ -36,10 +31,9 @@ def make_install(clone: Path, python: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.parametrize("python", ["absent", "old"])
-def test_without_a_new_python_uv_makes_the_environment(clone, python):
-    (clone / "bin" / "uv").write_text(UV)
-    (clone / "bin" / "uv").chmod(0o755)
-    result = make_install(clone, python)
+def test_without_a_new_python_uv_makes_the_environment(python, tmp_path):
+    clone = tmp_path / "a clone"
+    result = make_install(clone, python, old=OLD_PYTHON, uv=UV)
     assert result.returncode == 0, result.stderr
     made, uv, packages = (clone / "uv.log").read_text().splitlines()
     assert made.startswith("venv ") and made.endswith(" --python 3.11 .venv")
@@ -48,7 +42,7 @@ def test_without_a_new_python_uv_makes_the_environment(clone, python):
 
 
 @pytest.mark.parametrize("python", ["absent", "old"])
-def test_without_a_new_python_and_uv_one_line_says_what_is_needed(clone, python):
-    result = make_install(clone, python)
+def test_without_a_new_python_and_uv_one_line_says_what_is_needed(python, tmp_path):
+    result = make_install(tmp_path, python, old=OLD_PYTHON)
     error, _ = result.stderr.splitlines()
-    assert error.startswith("error: Python 3.11") and not (clone / ".venv").exists()
+    assert error.startswith("error: Python 3.11") and not (tmp_path / ".venv").exists()

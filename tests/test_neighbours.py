@@ -43,9 +43,6 @@ def random_logprobs() -> tuple[torch.Tensor, ...]:
     return *logits, *logprobs
 
 
-# ---- Tokens --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("function", "formula"),
     [
@@ -67,9 +64,6 @@ def test_chords_mu_warms_up_and_then_falls_along_half_a_cosine():
     assert {step: chord_mu(step, **steps) for step in mu} == pytest.approx(mu)
     assert (chord_mu(0), chord_mu(200)) == (0.9, 0.05)
     assert {chord_mu(step, 0, 0, 0.1, 0.1) for step in range(5)} == {0.1}  # CHORD-φ
-
-
-# ---- A frozen reference --------------------------------------------------------------------------
 
 
 def test_iw_sft_weighs_a_solution_by_the_geometric_mean_of_its_ratio_up_to_a_cap():
@@ -103,17 +97,10 @@ def test_asfts_penalty_is_the_kl_from_the_reference_and_pulls_back_to_it():
     torch.testing.assert_close(gradient, 0.3 * (p - q))
 
 
-# ---- Sampled answers -----------------------------------------------------------------------------
-
-
 def test_hpt_switches_to_the_expert_at_its_gate():
     rewards = torch.tensor([[1.0] * right + [0.0] * (8 - right) for right in range(9)])
     assert hpt_weights(rewards).tolist() == [1.0] + [0.0] * 8
     assert hpt_weights(rewards, gate=2 / 8).tolist() == [1.0] * 3 + [0.0] * 6
-
-
-def test_sc_sdpo_weighs_a_query_by_the_standard_deviation_of_its_rewards():
-    torch.testing.assert_close(sc_sdpo_weights(REWARDS), REWARDS.std(dim=1, correction=0))
 
 
 def test_luffy_compares_own_answers_and_the_solution_with_their_common_mean():
@@ -147,9 +134,6 @@ def test_rasft_is_its_formula_and_learns_the_solution_alone_where_nothing_differ
 def test_rft_learns_the_right_answers_and_osft_all():
     assert torch.equal(rft_weights(REWARDS), REWARDS)
     assert torch.equal(osft_weights(REWARDS), torch.ones(5, 4))
-
-
-# ---- All of them ---------------------------------------------------------------------------------
 
 
 def test_no_gradient_flows_through_any_weight():

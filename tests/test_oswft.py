@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from train_grpo import grpo_loss
 from train_oswft import control_weights, oswft_loss, oswft_weights
+from train_sft import sft_loss
 
 
 def test_weight_is_the_share_of_wrong_answers():
@@ -105,18 +107,26 @@ def test_gradient_equals_autograd_of_the_dense_formula():
     torch.testing.assert_close(ours, dense)
 
 
-def test_loss_is_the_sum_over_any_split_of_the_batch():
+LOSSES = {  # each script's, of (log-probabilities, mask, a weight for each row, normalizer)
+    "sft": lambda logprobs, mask, weights, n: sft_loss(logprobs, mask, n, weights),
+    "oswft": oswft_loss,
+    "grpo": lambda x, mask, weights, n: grpo_loss(x, x.detach() - 0.1, weights, mask, n),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_a_loss_is_the_sum_over_any_split_of_the_batch(loss):
     torch.manual_seed(0)
     logprobs, mask, weights = -torch.rand(8, 5), torch.rand(8, 5) > 0.5, torch.rand(8)
-    whole = oswft_loss(logprobs, mask, weights, 17)
     for split in ([1] * 8, [3, 5], [2, 2, 4], [7, 1]):
         order = torch.randperm(8)
-        parts = [oswft_loss(logprobs[i], mask[i], weights[i], 17) for i in order.split(split)]
-        torch.testing.assert_close(sum(parts), whole)
+        parts = [loss(logprobs[i], mask[i], weights[i], 17) for i in order.split(split)]
+        torch.testing.assert_close(sum(parts), loss(logprobs, mask, weights, 17))
 
 
-def test_masked_positions_have_no_gradient_and_no_value():
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_masked_positions_have_no_gradient_and_no_value(loss):
     logprobs = torch.tensor([[0.0, float("-inf"), 0.0]], requires_grad=True)
-    loss = oswft_loss(logprobs, torch.tensor([[True, False, True]]), torch.ones(1), 2)
-    loss.backward()
-    assert logprobs.grad.tolist() == [[-0.5, 0.0, -0.5]]
+    value = loss(logprobs, torch.tensor([[True, False, True]]), torch.ones(1), 2)
+    value.backward()
+    assert value.isfinite() and logprobs.grad[0, 1] == 0 and all(logprobs.grad[0, ::2] < 0)

@@ -1,15 +1,13 @@
 """Pictures: what is drawn for which run, where they go, and what a damaged run gets."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from conftest import ROOT
+from conftest import run_alone
 from data import write_rows
 from paper import plot
 
@@ -94,7 +92,6 @@ def test_the_moving_average_is_the_mean_of_the_steps_around(window):
 def test_a_damaged_run_gets_one_line(runs):
     with (runs[0] / "metrics.jsonl").open("a") as out:
         out.write('{"step": 13, "lo')
-    command = [sys.executable, "-m", "paper.plot", str(runs[0])]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    result = run_alone("-m", "paper.plot", runs[0])
     assert result.returncode == 1 and len(result.stderr.splitlines()) == 1
     assert "sft/metrics.jsonl:13: not JSON" in result.stderr

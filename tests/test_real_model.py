@@ -3,14 +3,12 @@
 import importlib.util
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import data
-from conftest import ROOT, SHARED, launch, metrics, needs_shared, needs_vllm, rollouts
+from conftest import SHARED, launch, metrics, needs_shared, needs_vllm, output_of, rollouts
 from prepare.convert import convert
 from real.model import write_model
 
@@ -90,11 +88,9 @@ for batch in range(2):
 @needs_vllm
 @pytest.mark.parametrize(("precision", "limit"), [("bf16", 0.05), ("fp32", 1e-4)])
 def test_vllm_and_the_trainer_agree_before_and_after_a_large_update(precision, limit, real):
-    command = [sys.executable, "-c", GAPS, real / "model", real / "words.jsonl", precision]
-    result = subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, text=True)
-    gaps = [float(gap) for gap in re.findall("gap (.*)", result.stdout)]
-    moved = [float(nats) for nats in re.findall("moved (.*)", result.stdout)]
-    assert len(gaps) == 2 and max(gaps) < limit, result.stdout + result.stderr[-3000:]
+    output = output_of("-c", GAPS, real / "model", real / "words.jsonl", precision)
+    gaps, moved = ([*map(float, re.findall(f"{x} (.*)", output))] for x in ("gap", "moved"))
+    assert len(gaps) == 2 and max(gaps) < limit, output
     assert moved[0] > 3, "the update was not large: this test shows nothing"
 
 
@@ -115,50 +111,16 @@ def test_what_samples_takes_three_steps_from_there(script, real, sft):
         assert len(answer["token_ids"]) <= 32 and "<|im_" not in answer["text"]
 
 
-GREEDY = """
-import os, sys, json
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-import torch, vllm
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-folder, *prompts = sys.argv[1:]
-tokenizer = AutoTokenizer.from_pretrained(folder)
-model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-prompts = [tokenizer(text, add_special_tokens=False).input_ids for text in prompts]
-options = {"max_new_tokens": 24, "do_sample": False}
-texts = [model.generate(torch.tensor([ids]), **options)[0, len(ids):].tolist() for ids in prompts]
-options = {"max_model_len": 512, "kv_cache_memory_bytes": 2**28, "enforce_eager": True}
-llm = vllm.LLM(folder, dtype="float32", **options)
-params = llm.get_default_sampling_params()
-params.temperature, params.max_tokens = 0, 24
-outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params)
-assert [list(output.outputs[0].token_ids) for output in outputs] == texts
-print("greedy", json.dumps([tokenizer.decode(ids, skip_special_tokens=True) for ids in texts]))
-"""
-
-
 @needs_vllm
 def test_final_answers_the_same_in_transformers_in_vllm_and_in_the_evaluation(real, sft):
     tokenizer = data.load_tokenizer(str(sft / "final"))
     held = data.load_examples(str(real / "held.jsonl"))
     prompts = [data.prompt_text(tokenizer, e.question, data.ASK_FREE) for e in held]
-    command = [sys.executable, "-c", GREEDY, str(sft / "final"), *prompts]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr[-3000:]
-    texts = json.loads(re.search("greedy (.*)", result.stdout)[1])
+    greedy = output_of("tests/greedy.py", sft / "final", 24, *prompts)
+    texts = json.loads(re.search("greedy (.*)", greedy)[1])
     flags = ("--benchmark_file", real / "held.jsonl", "--num_samples", 1, "--precision", "fp32")
     flags += ("--temperature", 0, "--max_completion_length", 24, "--vllm_memory", 0.05)
     launch("evaluate.py", "--model", sft / "final", *flags)
     [samples] = (sft / "eval").glob("samples.*.jsonl")
     rows = {row["id"]: row["text"] for _, row in data.read_rows(str(samples))}
-    assert [rows[e.id] for e in held] == texts
-
-
-@needs_vllm
-def test_one_pass_of_the_model_weighs_32_rows(real, sft):
-    output = real / "weighted.jsonl"
-    flags = ("--data", real / "words.jsonl", "--output", output, "--num_rollouts", 2, *LENGTHS)
-    flags += ("--vllm_memory", 0.05)
-    launch("prepare/weigh.py", "--model", sft / "final", *flags)
-    weights = [row["weight"] for _, row in data.read_rows(str(output))]
-    assert len(weights) == 32 and set(weights) <= {0.0, 0.5, 1.0}
+    assert [rows[e.id] for e in held] == [text.removesuffix("<|im_end|>") for text in texts]

@@ -2,6 +2,7 @@
 
 import contextlib
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -32,30 +33,6 @@ def test_after_a_large_update_vllm_agrees_with_the_trainer(
     assert f"equal: {tied} {precision} {tensor_parallel}" in output
 
 
-class RecordingLLM:
-    """Stands in for vllm.LLM, to see the order of calls that a GPU would need."""
-
-    def __init__(self, keeps_prefix_cache=False):
-        self.calls = []
-        self.keeps_prefix_cache = keeps_prefix_cache
-
-    def wake_up(self, tags):
-        self.calls.append(f"wake {tags[0]}")
-
-    def collective_rpc(self, method, kwargs):
-        self.calls.append(f"{method} {len(list(kwargs['weights_iterator']))}")
-
-    def apply_model(self, function):
-        self.calls.append("repack")
-
-    def reset_prefix_cache(self):
-        self.calls.append("reset prefix cache")
-        return not self.keeps_prefix_cache
-
-    def sleep(self, level):
-        self.calls.append(f"sleep {level}")
-
-
 def bare_rollout(**attributes) -> Rollout:
     made = object.__new__(Rollout)
     vars(made).update(sleeps=False, **attributes)
@@ -64,22 +41,21 @@ def bare_rollout(**attributes) -> Rollout:
 
 def test_waking_goes_weights_then_sync_then_kv_cache_then_prefix_reset(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    llm = RecordingLLM()
-    made = bare_rollout(llm=llm)
+    made, weights = bare_rollout(llm=Mock()), iter([("a", torch.ones(1))])
     made.sleeps = True
-    made.load_weights(iter([("a", torch.ones(1)), ("b", torch.ones(1))]))
+    made.load_weights(weights)
     made.sleep()
-    assert llm.calls == [
-        "wake weights",
-        "reload_weights 2",
-        "wake kv_cache",
-        "reset prefix cache",
-        "sleep 2",
+    assert made.llm.method_calls == [
+        call.wake_up(tags=["weights"]),
+        call.collective_rpc("reload_weights", kwargs={"weights_iterator": weights}),
+        call.wake_up(tags=["kv_cache"]),
+        call.reset_prefix_cache(),
+        call.sleep(level=2),
     ]
 
 
 def test_a_prefix_cache_that_stays_is_an_error():
-    made = bare_rollout(llm=RecordingLLM(keeps_prefix_cache=True))
+    made = bare_rollout(llm=Mock(**{"reset_prefix_cache.return_value": False}))
     with pytest.raises(RuntimeError, match="old weights"):
         made.load_weights(iter([]))
 
@@ -93,14 +69,12 @@ def test_ids_that_are_no_tokens_are_left_out_and_tokens_after_a_gap_are_read():
     made = bare_rollout(tokenizer=make_tokenizer())
     beyond = len(made.tokenizer)
     seven, end = made.tokenizer.convert_tokens_to_ids(["7", "<|im_end|>"])
-    sample = SimpleNamespace(
-        token_ids=[seven, beyond, beyond + 9, seven, end],
-        finish_reason="stop",
-        logprobs=SimpleNamespace(logprobs=[-1, -1, -1, -2, -2]),
-    )
+    ids, logprobs = [seven, beyond, beyond + 9, seven, end], [-1, -1, -1, -2, -2]
+    sample = SimpleNamespace(token_ids=ids, finish_reason="stop", logprobs=None)
+    sample.logprobs = SimpleNamespace(logprobs=logprobs)
     completion = made._completion(3, sample)
     assert (completion.text, completion.query) == ("77", 3)
-    assert completion.logprobs == [-1, -1, -1, -2, -2] and len(completion.token_ids) == 5
+    assert (completion.logprobs, completion.token_ids) == (logprobs, ids)
 
 
 @pytest.mark.parametrize(("precision", "refused"), [("bf16", 0.2), ("fp32", 1e-3)])
@@ -116,11 +90,9 @@ def test_the_gap_that_is_refused_is_sharper_in_fp32(precision, refused):
 
 
 def test_completion_stats_worked_out_by_hand():
-    completions = [
-        [Completion(0, [1, 2, 3], "a", "stop", [0.0] * 3)],
-        [Completion(1, [1] * 9, "b", "length", [0.0] * 9)],
-    ]
-    assert completion_stats(completions) == {
+    stopped = Completion(0, [1] * 3, "", "stop", [])
+    cut_off = Completion(1, [1] * 9, "", "length", [])
+    assert completion_stats([[stopped], [cut_off]]) == {
         "completion_length_mean": 6.0,
         "completion_length_max": 9,
         "truncated_share": 0.5,

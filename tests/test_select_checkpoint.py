@@ -1,12 +1,9 @@
 """Which checkpoint of a GRPO run is evaluated: the beginning of the reward's plateau."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
-from conftest import ROOT
+from conftest import output_of
 from data import InputError, write_rows
 from paper.select_checkpoint import select_checkpoint, select_step
 
@@ -52,9 +49,8 @@ def test_the_command_prints_the_folder_alone(tmp_path):
     write_rows([{"reward": reward} for reward in (0.1, 0.2, 0.8, 0.8)], tmp_path / "metrics.jsonl")
     for step in (0, 2, 4):  # 0: the base model of a run that was stopped before its first step
         (tmp_path / f"checkpoint-{step:06d}").mkdir()
-    command = [sys.executable, "-m", "paper.select_checkpoint", str(tmp_path), "--margin", "0"]
-    result = subprocess.run([*command, "--window", "2"], cwd=ROOT, capture_output=True, text=True)
-    assert result.stdout == f"{tmp_path}/checkpoint-000004\n", result.stderr
+    output = output_of("-m", "paper.select_checkpoint", tmp_path, "--margin", 0, "--window", 2)
+    assert output == f"{tmp_path}/checkpoint-000004\n"
 
 
 def test_a_folder_without_a_run_of_grpo_has_no_selected_checkpoint(tmp_path):

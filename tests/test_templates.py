@@ -147,9 +147,6 @@ def tokenize(tokenizer, *examples: Example) -> list:
     return data.tokenize_examples(examples, tokenizer, 1000, 100)[0]
 
 
-# ---- what is trained
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_prompt_solution_and_end_of_turn_are_what_the_template_writes(name, load):
     case, tokenizer = CASES[name], load(CASES[name])
@@ -204,9 +201,6 @@ def test_a_template_that_asks_for_todays_date_gives_the_same_prompt_on_any_day(l
     assert "Today Date: 01 Jan 2026\n" in data.prompt_text(load(CASES["llama 3"]), "1+1", "")
 
 
-# ---- thinking
-
-
 @pytest.mark.parametrize("name", OPENS_THINKING)
 def test_thinking_that_the_prompt_opens_is_not_opened_again(name, load):
     tokenizer = load(CASES[name])
@@ -239,9 +233,6 @@ def test_the_real_qwen_vocabulary_takes_thinking_in_a_row_and_no_special_token()
     for token in ("<|im_start|>", "<|endoftext|>", "<|vision_pad|>"):
         with pytest.raises(InputError, match=re.escape(token)):
             data.refuse_special_tokens(tokenizer, [("a text", f"a{token}b")])
-
-
-# ---- what is refused
 
 
 @pytest.mark.parametrize(

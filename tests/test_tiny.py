@@ -14,17 +14,13 @@ def test_a_base_that_is_made_has_the_shape_and_the_tokenizer_of_the_committed_on
     monkeypatch.setattr(tiny, "LEVELS", {})  # ends at step 20
     tiny.make(tmp_path / "made", num_train=64, seed=0)
     tiny.copy(tmp_path / "copied")
-    made, copied = (
-        AutoModelForCausalLM.from_pretrained(tmp_path / name / "model").state_dict()
-        for name in ("made", "copied")
-    )
+    folders = tmp_path / "made", tmp_path / "copied"
+    models = [AutoModelForCausalLM.from_pretrained(folder / "model") for folder in folders]
+    made, copied = (model.state_dict() for model in models)
     assert {name: x.shape for name, x in made.items()} == {n: x.shape for n, x in copied.items()}
     assert any(not torch.equal(x, copied[name]) for name, x in made.items())
-    ours, theirs = (load_tokenizer(str(tmp_path / name / "model")) for name in ("made", "copied"))
+    ours, theirs = (load_tokenizer(str(folder / "model")) for folder in folders)
     assert ours.get_vocab() == theirs.get_vocab() and ours.chat_template == theirs.chat_template
     for tier in TIERS:  # at one seed the problems are the same
-        made, copied = (
-            load_examples(str(tmp_path / name / "heldout" / f"{tier}.jsonl"))
-            for name in ("made", "copied")
-        )
+        made, copied = (load_examples(str(f / "heldout" / f"{tier}.jsonl")) for f in folders)
         assert made == copied

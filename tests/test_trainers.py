@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import Trainer
 
 import data
-from conftest import ROOT, launch, link_packages, needs_vllm
+from conftest import ROOT, launch, link_packages, needs_vllm, output_of
 from gradients import dense_oswft_loss, make_rows
 
 pytest.importorskip("trl", reason="needs requirements-dev.txt")
@@ -158,8 +158,6 @@ def test_the_page_s_script_runs_where_only_trl_and_math_verify_are(tiny, tmp_pat
     (job / "train.py").write_text(script)
     env = {**os.environ, "PYTHONPATH": str(link_packages(tmp_path, "trl", "math-verify"))}
     assert not {"vllm", "deepspeed", "tyro"} & set(os.listdir(tmp_path))
-    command = [sys.executable, "-S", "train.py"]  # -S: no site-packages
-    result = subprocess.run(command, cwd=job, env=env, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr[-3000:]
-    assert result.stdout.count("'mean_weight': '0.") == 2, result.stdout
+    output = output_of("-S", "train.py", cwd=job, env=env)  # -S: no site-packages
+    assert output.count("'mean_weight': '0.") == 2, output
     assert (job / "runs" / "trl" / "model.safetensors").exists()

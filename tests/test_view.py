@@ -155,17 +155,6 @@ def test_graded_rewards_are_not_rounded_to_right_and_wrong(chromium, tmp_path):
     assert "0.5 of 2 points" in shown and "Answer 1 · reward 0.5 · advantage +0.50" in shown
 
 
-def test_text_is_dark_on_a_light_screen_and_light_on_a_dark_one(chromium, tmp_path):
-    run = write_run(tmp_path / "oswft", [{"q0": answers(1, 0)}])
-    for scheme in ("dark", "light"):
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-        page = Page(chromium, tmp_path / "view.html", run)
-        page.open("q0")
-        red = page.find("section pre").value_of_css_property("color")[5:].split(",")[0]
-        assert int(red) > 200 if scheme == "dark" else int(red) < 50
-
-
 def test_nothing_that_a_model_wrote_is_run(chromium, tmp_path):
     id = "<img src=x onerror=hacked=1>'\"</td>"
     batch = {id: [*answers(1, text=HOSTILE), *answers(0, text=HOSTILE, logprobs=[-1.0] * 3)]}
@@ -200,11 +189,3 @@ def test_the_page_lies_in_its_run_or_next_to_several_and_an_evaluation_gets_none
     write_args(second, args={"model": "m"}, benchmarks={})
     with pytest.raises(InputError, match="no training run"):
         view((second,))
-
-
-def test_a_damaged_run_gets_no_page(tmp_path):
-    run = write_run(tmp_path / "oswft", [{"q0": answers(1, 0)}])
-    (run / "rollouts" / "step_000001.jsonl").write_text('{"id": "x", "te')
-    with pytest.raises(InputError, match=r"step_000001.jsonl:1: not JSON"):
-        view((run,), tmp_path / "view.html")
-    assert not (tmp_path / "view.html").exists()

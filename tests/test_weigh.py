@@ -1,13 +1,14 @@
 """Weighing before training: static weights, own answers and suspect references."""
 
 import json
+import os
 import re
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 
 from conftest import launch, needs_vllm, start
@@ -18,9 +19,6 @@ from prepare.look import suspect
 from verify import Verifier
 
 SHORT = {"max_length": 160, "max_completion_length": 128, "precision": "fp32"}
-
-
-# ---- What the answers say
 
 
 def test_answers_agree_if_the_verifier_calls_them_equal():
@@ -34,8 +32,7 @@ def test_answers_agree_if_the_verifier_calls_them_equal():
         ["8", "9", "7", "0.70e1"],
     ]
     right = np.zeros((7, 4), dtype=bool)
-    right[5, :3] = True
-    right[1, 2] = True
+    right[5, :3] = right[1, 2] = True
     with Verifier(2) as verifier:
         found = weigh.agreed_answers(extracted, right, verifier.score, 0.75)
         half = weigh.agreed_answers(extracted, right, verifier.score, 0.5)
@@ -44,27 +41,15 @@ def test_answers_agree_if_the_verifier_calls_them_equal():
 
 
 def test_two_answers_at_least_must_agree():
-    def never(completions, references):
-        return [False] * len(completions)
-
-    assert weigh.agreed_answers([["7"]], np.array([[False]]), never, 0.75) == [None]
-    assert weigh.agreed_answers([["7", "7"]], np.zeros((1, 2)), never, 0.75) == [("7", 2)]
-
-
-def test_the_first_usable_answer_takes_the_place_of_the_solution():
-    texts = [["a", "b"], ["c", "d"]]
-    usable = np.array([[False, True], [False, False]])
-    assert weigh.own_answers(texts, usable, ["x", "y"]) == ["b", "y"]
-    assert weigh.static_weights(usable).tolist() == [0.5, 1.0]
-
-
-# ---- The set
+    for answers, agreed in ((["7"], None), (["7", "7"], ("7", 2))):
+        right = np.zeros((1, len(answers)))
+        assert weigh.agreed_answers([answers], right, lambda *_: [], 0.75) == [agreed]
 
 
 class Pass:
     """A pass whose answers are written by hand."""
 
-    def __init__(self, tiny: Path, folder: Path, **settings):
+    def __init__(self, tiny: Path, folder: Path):
         self.tokenizer = load_tokenizer(str(tiny / "model"))
         self.data, self.output = folder / "train.jsonl", folder / "weighted.jsonl"
         rows = [
@@ -72,19 +57,16 @@ class Pass:
             for n, name in enumerate(["first", "second", "third", "fourth"])
         ]
         write_rows([{**row, "source": "easy", "spoiled": False} for row in rows], self.data)
-        settings = {**SHORT, "num_rollouts": 4, **settings}
-        model = str(tiny / "model")
-        self.args = weigh.Args(model=model, data=str(self.data), output=self.output, **settings)
+        paths = {"model": str(tiny / "model"), "data": str(self.data), "output": self.output}
+        self.args = weigh.Args(**paths, **SHORT, num_rollouts=4)
         self.folder = folder / "weighted.answers"
 
     def missing(self, **changes) -> list:
         args = replace(self.args, **changes)
         sampling = weigh.sampling_args(args)
-        problems = [weigh.as_problem(row.example) for row in self.rows(args)]
+        rows = weigh.load_rows(args, self.tokenizer)
+        problems = [weigh.as_problem(row.example) for row in rows]
         return weigh.find_missing(sampling, self.folder, self.tokenizer, problems)
-
-    def rows(self, args: weigh.Args) -> list:
-        return weigh.load_rows(args, self.tokenizer)
 
     def answer(self, *answers: str, number: int = 0) -> None:
         """Answer what is missing: for each row a text with its K answers, "2 2 3 !2"."""
@@ -100,7 +82,8 @@ class Pass:
 
     def write(self, **changes) -> list[dict]:
         args = replace(self.args, **changes)
-        weigh.write_set(args, self.folder, self.tokenizer, self.rows(args))
+        rows = weigh.load_rows(args, self.tokenizer)
+        weigh.write_set(args, self.folder, self.tokenizer, rows)
         return [row for _, row in read_rows(str(self.output))]
 
     @property
@@ -125,20 +108,15 @@ def test_weights_are_1_less_the_pass_rate_in_the_order_of_the_rows(made, capsys)
     assert [e.solution for e in load_examples(str(made.output))] == [e.solution for e in before]
     assert made.output.with_suffix(".png").stat().st_size > 1000
     assert "never solved: 2 rows" in capsys.readouterr().out
-    written = made.output.read_bytes(), made.output.with_suffix(".suspects.jsonl").read_bytes()
+    written, suspects = made.output.read_bytes(), made.suspects
     made.write()
-    assert written == (
-        made.output.read_bytes(),
-        made.output.with_suffix(".suspects.jsonl").read_bytes(),
-    )
+    assert (made.output.read_bytes(), made.suspects) == (written, suspects)
 
 
 def test_suspects_are_listed_the_most_agreed_first_and_may_be_dropped(made, capsys):
     assert len(made.write()) == 4
-    assert [(s["id"], s["agreed"], s["agreeing"]) for s in made.suspects] == [
-        ("fourth", "8", 4),
-        ("third", "9", 3),
-    ]
+    found = [(s["id"], s["agreed"], s["agreeing"]) for s in made.suspects]
+    assert found == [("fourth", "8", 4), ("third", "9", 3)]
     assert made.suspects[1]["completion"] == "it is \\boxed{9}"
     suspect(str(made.output.with_suffix(".suspects.jsonl")), index=1)
     shown = capsys.readouterr().out
@@ -195,9 +173,6 @@ def test_a_column_that_cannot_be_written_is_refused_before_sampling(made, monkey
         made.missing()
 
 
-# ---- The whole path
-
-
 @needs_vllm
 def test_a_killed_weighing_goes_on_finds_wrong_keys_and_its_weights_train(tiny, tmp_path):
     base, output = tmp_path / "base", tmp_path / "weighted.jsonl"
@@ -213,8 +188,7 @@ def test_a_killed_weighing_goes_on_finds_wrong_keys_and_its_weights_train(tiny, 
     while not any(p.stat().st_size > 10_000 for p in tmp_path.glob("weighted.answers/samples.*")):
         assert killed.poll() is None and time.monotonic() < deadline, killed.stdout.read()[-4000:]
         time.sleep(0.05)
-    for process in [*psutil.Process(killed.pid).children(recursive=True), killed]:
-        process.kill()
+    os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate()
     assert not output.exists()
 

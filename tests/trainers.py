@@ -20,9 +20,9 @@ from transformers import (
 )
 from trl import SFTConfig
 
-from demo.tiny import make_config, make_tokenizer
+from demo.tiny import make_tokenizer
 from engine import gather
-from gradients import VOCABULARY, dense_oswft_loss, make_rows
+from gradients import dense_oswft_loss, make_model, make_rows
 from recipes.transformers_trainer import OSWFTTrainer
 from recipes.trl_sft import WeightedSFTTrainer
 
@@ -74,10 +74,7 @@ class Comparison(TrainerCallback):
 
 def make_trainer(case: Case, folder: str, rows: list, weigh: Callable, **options) -> Trainer:
     """A trainer of a small model in `folder`; `options` replace or add settings."""
-    torch.manual_seed(0)
-    tokenizer = make_tokenizer()
-    fields = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "head_dim": 16}
-    model = Qwen3ForCausalLM(make_config(tokenizer, **fields, initializer_range=0.2))
+    tokenizer, model = make_tokenizer(), make_model()
     trl = case.trainer is WeightedSFTTrainer
     if trl:
         options = {"max_length": None, "padding_free": case.padding_free, **options}
@@ -88,13 +85,8 @@ def make_trainer(case: Case, folder: str, rows: list, weigh: Callable, **options
         "gradient_checkpointing": case.gradient_checkpointing,
         "max_steps": CALLS * case.steps_per_rollout,
         "max_grad_norm": 0.0,  # gradients stay as they are
-        "remove_unused_columns": False,
-        "bf16": False,
-        "use_cpu": True,
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-        **options,
+        **{"remove_unused_columns": False, "bf16": False, "use_cpu": True},
+        **{"save_strategy": "no", "report_to": "none", "disable_tqdm": True, **options},
     }
     columns = {
         "input_ids": [row.prompt_ids + row.completion_ids for row in rows],
