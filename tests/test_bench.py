@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from functools import partial
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -14,20 +12,12 @@ from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 
 from bench import cost, gpu, measure, plan
-from conftest import ROOT, launch, needs_shared, needs_vllm
+from conftest import launch, needs_shared, needs_vllm, output_of
 from data import InputError
 from demo.tiny import make_config, make_tokenizer
 from engine import CPU_REDUCE_BUCKET
 
 needs_trl = pytest.mark.skipif(not find_spec("trl"), reason="needs requirements-dev.txt")
-
-
-def run(*args) -> str:
-    """The output of Python with these arguments."""
-    command = [sys.executable, *map(str, args)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr[-3000:]
-    return result.stdout
 
 
 def test_what_is_compared_takes_turns_and_a_goal_needs_both_ratios():
@@ -60,7 +50,7 @@ def test_extra_memory_is_the_peak_beyond_what_was_there_and_what_is_returned():
 
 
 def test_the_page_names_machine_versions_and_commit():
-    text = run("-m", "bench")
+    text = output_of("-m", "bench")
     assert text.startswith("# Benchmarks\n") and f"torch {torch.__version__}" in text
     assert re.search(r"\d+ cores, .* GiB; no GPU; .*; commit [0-9a-f]{10}\.\n", text)
 
@@ -119,7 +109,7 @@ def test_between_steps_stage_1_keeps_an_fp32_gradient_and_stage_2_none(
 ):
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(small))
     model.save_pretrained(tmp_path)
-    held = int(run("-c", HELD, tmp_path, stage, precision).split()[-1])
+    held = int(output_of("-c", HELD, tmp_path, stage, precision).split()[-1])
     size = {"bf16": {1: 18, 2: 14}, "fp32": {2: 16}}[precision][stage]
     assert held == pytest.approx(size * model.num_parameters(), rel=0.02)
     sample = planned(small, gpus=1, zero_stage=stage, precision=precision)["sample"]
@@ -205,7 +195,7 @@ def test_plan_names_the_flag_that_makes_a_run_fit(small):
 )
 def test_a_section_measures_what_it_names(section, rows, goals, options, tiny):
     model = ("--model", tiny / "model", "--data", tiny / "train.jsonl")
-    output = run("-m", f"bench.{section}", "--repetitions", 1, *model, *options)
+    output = output_of("-m", f"bench.{section}", "--repetitions", 1, *model, *options)
     cells = re.findall(r"^\| .* \| ([\d.]+) \(\S+\) \| [\d.]+ \|", output, re.M)
     assert len(cells) >= rows and min(map(float, cells)) > 0, output
     assert output.startswith(f"## {section}\n") and output.count("reached |") >= goals
@@ -224,7 +214,7 @@ assert row[0] == "64" and float(row[1].replace(",", "")) > 0, row
 assert gpu.sampled_per_second(config, prompts=4, tokens=8) > 0
 assert gpu.matrix_rate(64, repetitions=2) > 0
 """
-    run("-c", code)
+    output_of("-c", code)
 
 
 @pytest.mark.parametrize("name", ["0.6B", "1.7B", "4B"])

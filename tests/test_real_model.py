@@ -9,6 +9,7 @@ import pytest
 
 import data
 from conftest import SHARED, launch, metrics, needs_shared, needs_vllm, output_of, rollouts
+from evaluate import read_samples
 from prepare.convert import convert
 from real.model import write_model
 
@@ -124,3 +125,16 @@ def test_final_answers_the_same_in_transformers_in_vllm_and_in_the_evaluation(re
     [samples] = (sft / "eval").glob("samples.*.jsonl")
     rows = {row["id"]: row["text"] for _, row in data.read_rows(str(samples))}
     assert [rows[e.id] for e in held] == [text.removesuffix("<|im_end|>") for text in texts]
+
+
+@needs_vllm
+def test_one_pass_of_the_model_weighs_32_rows(real, sft):
+    output = real / "weighted.jsonl"
+    flags = ("--data", real / "words.jsonl", "--output", output, "--num_rollouts", 2, *LENGTHS)
+    launch("prepare/weigh.py", "--model", sft / "final", *flags, "--vllm_memory", 0.05)
+    right = {}
+    for rows in read_samples(output.with_suffix(".answers")).values():
+        right[rows[0]["id"]] = [row["correct"] for row in rows]
+    weights = {row["id"]: row["weight"] for _, row in data.read_rows(str(output))}
+    assert len(weights) == 32 and all(len(verdicts) == 2 for verdicts in right.values())
+    assert weights == {id: 1 - sum(verdicts) / 2 for id, verdicts in right.items()}
