@@ -74,7 +74,8 @@ class Comparison(TrainerCallback):
 
 def make_trainer(case: Case, folder: str, rows: list, weigh: Callable, **options) -> Trainer:
     """A trainer of a small model in `folder`; `options` replace or add settings."""
-    tokenizer, model = make_tokenizer(), make_model()
+    tokenizer = make_tokenizer()
+    model = make_model(pad_token_id=tokenizer.pad_token_id)  # as the Trainer would set it, too late
     trl = case.trainer is WeightedSFTTrainer
     if trl:
         options = {"max_length": None, "padding_free": case.padding_free, **options}
