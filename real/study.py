@@ -134,9 +134,10 @@ def run_arm(
     base, run = args.folder / f"W{args.base}", args.folder / f"{name}-W{args.base}-{args.seed}"
     script = "train_oswft.py" if name == "oswft" else "train_sft.py"
     settings = ("--learning_rate", rate, "--max_steps", steps, "--seed", args.seed)
-    settings += ("--save_every", steps // points, "--keep_checkpoints", 6, *flags)
+    settings += ("--save_every", steps // points, "--keep_checkpoints", 20, *flags)
     train(script, run, "--model", base / "final", "--data", data, *settings)
-    found, spent = checkpoints(run), []
+    saved = checkpoints(run).items()  # a stop saves one, too, which does not count
+    found, spent = {step: path for step, path in saved if step % (steps // points) == 0}, []
     metrics = [row for _, row in read_rows(str(run / "metrics.jsonl"))]
     for step, scores in zip(found, score(args, base, found.values()), strict=True):
         done = metrics[:step]
