@@ -55,7 +55,7 @@ def markdown_table(header: list[str], rows: list[list]) -> str:
 
 
 def timed(call: Callable, turn: int = 0) -> float:
-    """Seconds that a call takes, with its work on the GPU."""
+    """Seconds that a call takes, with its work on the GPU; `turn` is what `compare` gives."""
     wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     wait()
     began = time.perf_counter()

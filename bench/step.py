@@ -27,7 +27,7 @@ from bench.parts import DATA, MAX_LENGTH, MAX_TOKENS, MODEL, QUERIES, load_rows
 from data import TokenizedExample, load_tokenizer, stop_token_ids
 from engine import init_ranks, share_cores
 from recipes.oswft_mixin import Query
-from recipes.trainer_run import RolloutWeights
+from recipes.trainer_run import RolloutWeights, to_columns
 from recipes.trl_sft import WeightedSFTTrainer
 from rollout import Rollout
 from train_oswft import oswft_weights
@@ -55,15 +55,6 @@ def step_seconds(script: str, seed: int, model: Path, data: Path, **flags) -> fl
     return sum(value for name, value in json.loads(last).items() if name.endswith("_s"))
 
 
-def solutions(rows: list[TokenizedExample]) -> dict[str, list]:
-    """Columns of what SFT trains on."""
-    return {
-        "input_ids": [[*row.prompt_ids, *row.completion_ids] for row in rows],
-        "labels": [[-100] * len(row.prompt_ids) + [*row.completion_ids] for row in rows],
-        "answer": [row.example.answer for row in rows],
-    }
-
-
 def plain_loop(model: Path, rows: list[TokenizedExample]) -> Callable:
     """Seconds of a step of SFT as one would write it, on padded rows of similar length."""
     learner, ordered = load(model), sorted(rows, key=len)
@@ -71,7 +62,7 @@ def plain_loop(model: Path, rows: list[TokenizedExample]) -> Callable:
 
     def step() -> None:
         for start in range(0, len(ordered), AT_ONCE):
-            columns = solutions(ordered[start : start + AT_ONCE])
+            columns = to_columns(ordered[start : start + AT_ONCE])
             ids, labels = (
                 pad_sequence([*map(torch.tensor, columns[name])], True, fill)
                 for name, fill in (("input_ids", 0), ("labels", -100))
@@ -170,7 +161,7 @@ def main(model: Path = MODEL, data: Path = DATA, repetitions: int = 5) -> list[s
     def trl_sft(trainer: type = trl.SFTTrainer, **more) -> Callable:
         config = trl.SFTConfig(max_length=None, **SETTINGS)
         config.train_sampling_strategy = "group_by_length"
-        return by_trl(trainer, model, solutions(part), config, **more)
+        return by_trl(trainer, model, to_columns(part), config, **more)
 
     sft = {
         "`train_sft.py`": partial(ours, "train_sft.py", train_batch_size=QUERIES),

@@ -145,7 +145,7 @@ def run_arm(
         seconds = sum(v for row in done for k, v in row.items() if k.endswith("_s"))
         spent.append({"step": step, **scores, **sums, "seconds": seconds})
     add_row(args, name, run, base, learning_rate=rate, checkpoints=spent)
-    for path in found.values():
+    for _, path in saved:
         shutil.rmtree(path / "state", ignore_errors=True)  # 1.6 GB each
 
 

@@ -1,6 +1,6 @@
 """A whole run of a recipe for a Trainer: arguments, data, and weights by vLLM in this process."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +8,14 @@ import torch.distributed as dist
 from datasets import Dataset
 from transformers import HfArgumentParser, PreTrainedModel, Trainer, TrainingArguments
 
-from data import derive_seed, load_examples, load_tokenizer, stop_token_ids, tokenize_examples
+from data import (
+    TokenizedExample,
+    derive_seed,
+    load_examples,
+    load_tokenizer,
+    stop_token_ids,
+    tokenize_examples,
+)
 from engine import cast_parameters, gather, init_ranks, load_model
 from recipes.oswft_mixin import Query
 from rollout import Rollout
@@ -76,6 +83,15 @@ class Args:
         return "bf16" if self.bf16 else "fp32"
 
 
+def to_columns(examples: Sequence[TokenizedExample]) -> dict[str, list]:
+    """The columns that `OSWFTMixin` reads."""
+    return {
+        "input_ids": [[*e.prompt_ids, *e.completion_ids] for e in examples],
+        "labels": [[-100] * len(e.prompt_ids) + e.completion_ids.tolist() for e in examples],
+        "answer": [e.example.answer for e in examples],
+    }
+
+
 def run(
     trainer: type[Trainer],
     arguments: type[TrainingArguments],
@@ -94,11 +110,6 @@ def run(
     tokenizer = load_tokenizer(args.model)
     lengths = (args.max_sequence_length, args.max_completion_length)
     examples, _ = tokenize_examples(load_examples(args.data), tokenizer, *lengths)
-    columns = {
-        "input_ids": [[*e.prompt_ids, *e.completion_ids] for e in examples],
-        "labels": [[-100] * len(e.prompt_ids) + e.completion_ids.tolist() for e in examples],
-        "answer": [e.example.answer for e in examples],
-    }
     model = load_model(args.model, args.max_sequence_length)
     cast_parameters(model, torch.float32)
     own = model.generation_config.eos_token_id
@@ -111,7 +122,7 @@ def run(
             args,
             weigh=weigh,
             steps_per_rollout=args.steps_per_rollout,
-            train_dataset=Dataset.from_dict(columns),
+            train_dataset=Dataset.from_dict(to_columns(examples)),
             data_collator=collator(tokenizer),
             processing_class=tokenizer,
         )
