@@ -15,12 +15,12 @@ from pathlib import Path
 
 import tyro
 
-from data import InputError, derive_seed, write_rows
+from data import Example, InputError, derive_seed, write_rows
 from run import one_line_errors
 from verify import as_text
 
 NAMES = ("Ann", "Ben", "Cleo", "Dan", "Emma", "Finn", "Gina", "Hugo", "Iris", "Jack", "Kate", "Leo")
-THINGS = "apples books coins cards eggs flowers keys letters pens shells"
+THINGS = "apples books coins cards eggs flowers keys letters pens shells".split()
 # The question; what happened, in words (the base's style); the equation (the expert's).
 TEMPLATES = """
 {n} has {a} {t}. {m} gives {n} {b} more. How many {t} does {n} have now?
@@ -39,10 +39,7 @@ There are {a} {t} on a table and {b} {t} in a box. How many {t} are there in all
 
 def row(id: str, question: str, line: str, answer: str, source: str) -> dict:
     solution = f"{line}\nThe answer is \\boxed{{{answer}}}."
-    return {
-        **{"id": id, "question": question, "solution": solution},
-        **{"answer": answer, "source": source},
-    }
+    return Example(id, question, solution, answer, source).columns
 
 
 def easy_problems(seed: int):
@@ -52,18 +49,10 @@ def easy_problems(seed: int):
     templates = [" ".join(pair) for pair in zip(lines[::2], lines[1::2], strict=True)]
     while True:
         question, sentence, equation = re.split(r"\s*\| ", rng.choice(templates))
-        times = "*" in equation or "/" in equation
-        a, b = rng.randint(2, 5 if times else 9), rng.randint(2, 5 if times else 9)
+        largest = 5 if "*" in equation or "/" in equation else 9
+        a, b = rng.randint(2, largest), rng.randint(2, largest)
         n, m = rng.sample(NAMES, 2)
-        fields = {
-            "n": n,
-            "m": m,
-            "t": rng.choice(THINGS.split()),
-            "a": a,
-            "b": b,
-            "c": a + b,
-            "p": a * b,
-        }
+        fields = {"n": n, "m": m, "t": rng.choice(THINGS), "a": a, "b": b, "c": a + b, "p": a * b}
         question = question.format(**fields)
         if question not in seen:
             seen.add(question)
@@ -78,11 +67,11 @@ def real_problems(source: Path, *names: str) -> list[dict]:
     for name in names:
         for item in json.loads((source / f"{name}.json").read_text()):
             if name == "svamp":
-                question, equation = f"{item['Body'].strip()} {item['Question']}", item["Equation"]
-                answer = item["Answer"]
+                question = f"{item['Body'].strip()} {item['Question']}"
+                equation, answer = item["Equation"], item["Answer"]
             else:
-                question, equation = item["sQuestion"], item["lEquations"][0]
-                answer = item["lSolutions"][0]
+                question = item["sQuestion"]
+                [equation], [answer] = item["lEquations"], item["lSolutions"]
             answer = as_text(float(answer))
             equation = re.sub(r"^[xX] *= *|(?<=\d)\.0(?!\d)", "", equation).strip()
             if "=" not in equation:  # without x: less its outer brackets
