@@ -20,7 +20,7 @@ from run import one_line_errors
 from verify import as_text
 
 NAMES = ("Ann", "Ben", "Cleo", "Dan", "Emma", "Finn", "Gina", "Hugo", "Iris", "Jack", "Kate", "Leo")
-THINGS = "apples books coins cards eggs flowers keys letters pens shells".split()
+THINGS = "apples books coins cards eggs flowers keys letters pens shells"
 # The question; what happened, in words (the base's style); the equation (the expert's).
 TEMPLATES = """
 {n} has {a} {t}. {m} gives {n} {b} more. How many {t} does {n} have now?
@@ -52,7 +52,8 @@ def easy_problems(seed: int):
         largest = 5 if "*" in equation or "/" in equation else 9
         a, b = rng.randint(2, largest), rng.randint(2, largest)
         n, m = rng.sample(NAMES, 2)
-        fields = {"n": n, "m": m, "t": rng.choice(THINGS), "a": a, "b": b, "c": a + b, "p": a * b}
+        thing = rng.choice(THINGS.split())
+        fields = {"n": n, "m": m, "t": thing, "a": a, "b": b, "c": a + b, "p": a * b}
         question = question.format(**fields)
         if question not in seen:
             seen.add(question)
