@@ -461,7 +461,7 @@ class Run(contextlib.AbstractContextManager):
         if not self.writes:
             return
         if self.step == 0 and (right := rewards.mean()) < 0.05:  # OSW-FT's weights: above 0.95
-            advice = "OSW-FT is then SFT at twice the price. Prompt, references, lengths: as meant?"
+            advice = "OSW-FT is then SFT at a higher price. Prompt, references, lengths: as meant?"
             print(f"\nwarning: {right:.0%} of the first answers right: {advice}", file=sys.stderr)
         verdicts = {"reward": rewards} if self.args.reward else {"correct": rewards.bool()}
         values = {"pass_rate": rewards.mean(1), **values, **verdicts}

@@ -9,7 +9,7 @@ What the model has mastered costs nothing; what it fails at is learnt in full. N
 through the weight, and none ever comes from a sampled answer. Deviations from the paper's text: the
 normalizer is the number of completion tokens in the global batch, so that weight 1 gives standard
 token-mean SFT (`--normalizer sequence` divides by the number of queries, as Algorithm 1 does);
-gradients are clipped at norm 1. Everything else, by default, is the paper's setting.
+gradients are clipped at norm 1; ZeRO's stage is 2. By default all else is as in the paper.
 
     deepspeed --quiet train_oswft.py --model Qwen/Qwen3-0.6B-Base --data data/train.jsonl
     python train_oswft.py ...                               # one process, no launcher

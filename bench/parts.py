@@ -23,8 +23,7 @@ from verify import Verifier
 MODEL, DATA = Path("runs/sft/final"), Path("data/train.jsonl")  # as docs/real-model.md makes them
 MAX_LENGTH, MAX_TOKENS = 512, 96  # of a row, and of an answer
 QUERIES = 32  # of an optimizer step
-# example_model_solutions.jsonl of github.com/openai/grade-school-math
-SOLUTIONS = Path("../shared/data/gsm8k_model_solutions.jsonl")
+SOLUTIONS = Path("data/example_model_solutions.jsonl")  # of github.com/openai/grade-school-math
 IMPORTS = "from transformers import AutoModelForCausalLM; from vllm import LLM; import os; "
 IMPORTS += "os._exit(0)"  # Python's own end would take seconds
 

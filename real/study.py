@@ -4,13 +4,14 @@
     python -m real.problems --source data/others --output runs/real/data
     python -m real.study --stage base --base 0        # W0 and its gate
     python -m real.study --stage rates                # SFT at three rates on W0, seed 9
-    python -m real.study --stage arms --base 0 --seed 0 --learning_rate 3e-5
+    python -m real.study --stage arms --base 0 --seed 0
 
 Each run of an arm adds a row to docs/study/fourth.jsonl, with the scores of its checkpoints.
 """
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import torch
 import tyro
 
 from data import read_rows, write_json, write_rows
@@ -38,7 +40,7 @@ class Args:
     stage: Literal["base", "rates", "arms"]
     base: int = 0  # W0 or W1
     seed: int = 0  # of an arm: order of the data, and sampling
-    learning_rate: float = 3e-5  # r
+    learning_rate: float = 1e-4  # r, chosen by stage "rates"
     folder: Path = Path("runs/real")  # with raw/ and data/
     commonsense: Path = Path("data/others/commonsenseqa_dev.jsonl")
 
@@ -114,6 +116,7 @@ def add_row(args: Args, name: str, run: Path, base: Path, **values) -> None:
     row = {"run": name, "base": args.base, "seed": args.seed, **values}
     row |= {"base_hash": model_version(str(base / "final")), "commit": record["git_commit"]}
     row |= {"versions": record["versions"], "cores": os.cpu_count()}
+    row["machine"] = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
     with ROWS.open("a") as out:
         out.write(json.dumps(row) + "\n")
 
