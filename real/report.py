@@ -1,7 +1,7 @@
 """The verdicts and the picture of docs/study/plan4.md, from its rows: python -m real.report
 
 Prints Markdown for docs/study/fourth.md, and draws docs/study/kl.png. Runs are paired: the same
-base, and the same seed of data order and sampling. Only complete pairs count.
+base, and the same seed of data order and sampling. Only pairs with all four arms count.
 """
 
 import matplotlib.pyplot as plt
@@ -23,19 +23,29 @@ TESTS = {  # score at equal gain, or at the end; two arms; the alternative
     "R3": ("gain at the end", "oswft", "sft", "two-sided"),
     "R4": ("style", "oswft", "sft", "less"),
 }
-MEASURES = ("gain", "pass@4", "kl", "easy", "style", "skill", "multiarith", "commonsense")
+SCORES = ("pass@4", "kl", "easy", "style", "skill", "multiarith", "commonsense", "TFLOPs")
+SCORES += ("seconds", "gain at the end")
+PARAMETERS, BATCH = 134.5e6, 64
+PROMPT, WEIGHED = 79.6, 232_000  # tokens: of a prompt, mean; read and sampled for static weights
 
 
 def read_curves(rows: list[dict]) -> dict[tuple, pd.DataFrame]:
-    """By (arm, base, seed): the base, then the run's checkpoints."""
+    """By (arm, base, seed) of the complete pairs: the base, then the run's checkpoints."""
     bases = {row["base"]: row for row in rows if row["run"] == "base"}
-    return {
-        (row["run"], row["base"], row["seed"]): pd.DataFrame(
-            [bases[row["base"]], *row["checkpoints"]]
-        )
-        for row in rows
-        if row["run"] in ARMS
-    }
+    curves = {}
+    for row in rows:
+        if row["run"] in ARMS:
+            start = {**bases[row["base"]], "step": 0, "seconds": 0, "train_tokens": 0}
+            curve = pd.DataFrame([start | {"rollout_tokens": 0}, *row["checkpoints"]])
+            sampled = curve.rollout_tokens
+            if row["run"] == "oswft":
+                sampled = sampled + PROMPT * BATCH * curve.step
+            elif row["run"] == "static":
+                sampled = sampled + WEIGHED
+            curve["TFLOPs"] = PARAMETERS * (6 * curve.train_tokens + 2 * sampled) / 1e12
+            curves[row["run"], row["base"], row["seed"]] = curve
+    whole = {key[1:] for key in curves if all((arm, *key[1:]) in curves for arm in ARMS)}
+    return {key: curve for key, curve in curves.items() if key[1:] in whole}
 
 
 def levels_of(rows: list[dict]) -> list[float]:
@@ -57,8 +67,11 @@ def tests(curves: dict, levels: list[float]) -> list[str]:
     """A line for each hypothesis, with t's p, Holm's over the four, and that of all sign flips."""
     found = {}
     for name, (what, a, b, side) in TESTS.items():
-        pairs = [key[1:] for key in curves if key[0] == a and (b, *key[1:]) in curves]
-        x = [np.subtract(*(score(curves[arm, *p], what, levels) for arm in (a, b))) for p in pairs]
+        scores = [
+            [score(curve, what, levels) for key, curve in sorted(curves.items()) if key[0] == arm]
+            for arm in (a, b)
+        ]
+        x = np.subtract(*scores)
         test = stats.ttest_1samp(x, 0, alternative=side)
         flips = stats.permutation_test((x,), np.mean, permutation_type="samples", alternative=side)
         width = stats.ttest_1samp(x, 0).confidence_interval().high - np.mean(x)
@@ -77,26 +90,30 @@ def tests(curves: dict, levels: list[float]) -> list[str]:
 def main() -> None:
     rows = [row for _, row in read_rows(str(ROWS))]
     curves, levels = read_curves(rows), levels_of(rows)
-    if missing := [title for arm, title in ARMS.items() if arm not in {key[0] for key in curves}]:
-        raise InputError(f"{ROWS}: no run has ended of {', '.join(missing)}")
-    print("levels of gain:", *(f"{level:.4f}" for level in levels))
-    print(
-        "| | score | difference | alternative | mean, 95 % | pairs | p | Holm | exact |\n"
-        + "|---" * 9
-        + "|"
-    )
-    print(*tests(curves, levels), sep="\n")
+    if not curves:
+        raise InputError(f"{ROWS}: no pair has all of {', '.join(ARMS.values())}")
+    print("| at equal gain |", *(f"{name} |" for name in SCORES))
+    print("|---" * (1 + len(SCORES)) + "|")
     plt.rcParams.update(STYLE)
     for arm, title in ARMS.items():
-        own = [curve for (name, *_), curve in curves.items() if name == arm]
-        mean = sum(curve[[*MEASURES]] for curve in own) / len(own)
-        print(title, len(own), mean.iloc[-1].round(3).to_dict())
+        own = [curve for key, curve in curves.items() if key[0] == arm]
+        means = [np.mean([score(curve, name, levels) for curve in own]) for name in SCORES]
+        print(f"| {title} |", *(f"{mean:.3g} |" for mean in means))
         for curve in own:
             plt.plot(curve.gain, curve.kl, color=COLORS[arm], linewidth=0.5, alpha=0.4)
+        mean = sum(curve[["gain", "kl"]] for curve in own) / len(own)
         plt.plot(mean.gain, mean.kl, "o-", color=COLORS[arm], label=title, markersize=3)
     plt.gca().set(xlabel="gain: pass@1 on real problems", ylabel="KL of the base from the model")
     plt.legend()
     plt.savefig(ROWS.parent / "kl.png")
+    print("\nlevels of gain:", *(f"{level:.4f}" for level in levels))
+    for key, curve in curves.items():
+        if missed := [f"{level:.4f}" for level in levels if curve.gain.max() < level]:
+            print(*key, "does not reach", *missed)
+    if len(curves) < 2 * len(ARMS):
+        raise InputError("one pair: nothing can be tested")
+    print("\n| | score | difference | alternative | mean, 95 % | pairs | p | Holm | exact |")
+    print("|---" * 9 + "|", *tests(curves, levels), sep="\n")
 
 
 if __name__ == "__main__":
