@@ -5,7 +5,6 @@
 Writes <model>.scores.json beside each model's folder.
 """
 
-import copy
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -100,14 +99,16 @@ def commonsense(model, tokenizer, path: Path) -> float:
     for _, row in list(read_rows(str(path)))[:400]:
         asked = prompt_text(tokenizer, row["question"]["stem"], "")
         prompt = torch.tensor([tokenizer(asked, add_special_tokens=False).input_ids])
-        read = model(prompt, use_cache=True)
-        scores = {}
-        for choice in row["question"]["choices"]:
-            ids = tokenizer(choice["text"], add_special_tokens=False).input_ids
-            rest = model(torch.tensor([ids]), past_key_values=copy.deepcopy(read.past_key_values))
-            logits = torch.cat([read.logits[0, -1:], rest.logits[0, :-1]]).float()
-            scores[choice["label"]] = logits.log_softmax(-1)[range(len(ids)), ids].mean().item()
-        right += max(scores, key=scores.get) == row["answerKey"]
+        read = model(prompt, use_cache=True, logits_to_keep=1)
+        options = row["question"]["choices"]
+        texts = tokenizer([o["text"] for o in options], add_special_tokens=False).input_ids
+        ids = [text + [0] * (max(map(len, texts)) - len(text)) for text in texts]  # (5, T)
+        read.past_key_values.batch_repeat_interleave(len(ids))
+        rest = model(torch.tensor(ids), past_key_values=read.past_key_values)
+        first = read.logits.expand(len(ids), -1, -1)
+        logprobs = torch.cat([first, rest.logits], dim=1).float().log_softmax(-1)
+        scores = [logprobs[n, range(len(text)), text].mean() for n, text in enumerate(texts)]
+        right += options[int(np.argmax(scores))]["label"] == row["answerKey"]
     return right / 400
 
 
