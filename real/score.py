@@ -8,6 +8,7 @@ Writes <model>.scores.json beside each model's folder.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -76,8 +77,8 @@ def pass_rate(groups, k: int = 1) -> float:
 @torch.no_grad()
 def log_probabilities(model, prompt: list[int], answer: list[int]) -> torch.Tensor:
     """Over the vocabulary at each token of an answer: (T, V) fp32."""
-    logits = model(torch.tensor([prompt + answer])).logits[0]
-    return logits[len(prompt) - 1 : -1].float().log_softmax(-1)
+    logits = model(torch.tensor([prompt + answer]), logits_to_keep=len(answer) + 1).logits[0]
+    return logits[:-1].float().log_softmax(-1)
 
 
 def divergence(model, answers) -> float:
@@ -94,22 +95,25 @@ def divergence(model, answers) -> float:
 
 @torch.no_grad()
 def commonsense(model, tokenizer, path: Path) -> float:
-    """Accuracy on 400 questions: the option with the highest mean log-probability."""
-    right = 0
-    for _, row in list(read_rows(str(path)))[:400]:
-        asked = prompt_text(tokenizer, row["question"]["stem"], "")
-        prompt = torch.tensor([tokenizer(asked, add_special_tokens=False).input_ids])
-        read = model(prompt, use_cache=True, logits_to_keep=1)
-        options = row["question"]["choices"]
-        texts = tokenizer([o["text"] for o in options], add_special_tokens=False).input_ids
-        ids = [text + [0] * (max(map(len, texts)) - len(text)) for text in texts]  # (5, T)
-        read.past_key_values.batch_repeat_interleave(len(ids))
-        rest = model(torch.tensor(ids), past_key_values=read.past_key_values)
-        first = read.logits.expand(len(ids), -1, -1)
-        logprobs = torch.cat([first, rest.logits], dim=1).float().log_softmax(-1)
-        scores = [logprobs[n, range(len(text)), text].mean() for n, text in enumerate(texts)]
-        right += options[int(np.argmax(scores))]["label"] == row["answerKey"]
-    return right / 400
+    """Accuracy on 400 questions: of five options the one with the highest mean log-probability."""
+    rows, right = [row for _, row in read_rows(str(path))][:400], 0
+    encode = partial(tokenizer, add_special_tokens=False, padding=True, return_tensors="pt")
+    for start in range(0, len(rows), 16):
+        part = rows[start : start + 16]
+        asked = [prompt_text(tokenizer, row["question"]["stem"], "") for row in part]
+        prompts = encode(asked, padding_side="left")
+        read = model(**prompts, use_cache=True, logits_to_keep=1)
+        options = [option["text"] for row in part for option in row["question"]["choices"]]
+        texts = encode(options, padding_side="right")  # 5 of each question: (5 n, T)
+        read.past_key_values.batch_repeat_interleave(5)
+        mask = torch.cat([prompts.attention_mask.repeat_interleave(5, 0), texts.attention_mask], 1)
+        rest = model(texts.input_ids, attention_mask=mask, past_key_values=read.past_key_values)
+        logits = torch.cat([read.logits.repeat_interleave(5, 0), rest.logits[:, :-1]], 1)
+        logprobs = logits.float().log_softmax(-1).gather(-1, texts.input_ids[..., None])[..., 0]
+        scores = (logprobs * texts.attention_mask).sum(1) / texts.attention_mask.sum(1)
+        for row, best in zip(part, scores.view(-1, 5).argmax(1), strict=True):
+            right += row["question"]["choices"][best]["label"] == row["answerKey"]
+    return right / len(rows)
 
 
 def main(args: Args) -> None:

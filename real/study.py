@@ -161,7 +161,8 @@ def main(args: Args) -> None:
         run = make_base(args.base, args.folder).parent
         passed = gate(run / "final", args.folder)
         print(json.dumps(passed))
-        if ("base", args.base, args.seed) not in done:
+        scored = {row["base_hash"] for row in rows if row["run"] == "base"}
+        if model_version(str(run / "final")) not in scored:  # another machine may train another one
             measured = score(args, run, [run / "final"])
             add_row(args, "base", run, run, learning_rate=BASE_RATE, gate=passed, **measured[0])
         return

@@ -57,26 +57,29 @@ def test_the_divergence_is_the_kl_of_the_base_from_the_model_over_the_answers_to
     assert divergence(model, answers) == pytest.approx(total / 4, rel=1e-4)
 
 
-def test_runs_are_compared_at_equal_gain_and_in_complete_pairs():
-    base = {"run": "base", "base": 0, "seed": 0, "gain": 0.0, "kl": 0.0, "style": 0.0}
-    rows = [base, {**base, "base": 1}]
-    rows += [{"run": "sft-0.1", "base": 0, "seed": 9, "checkpoints": [{"gain": 0.4}]}]
+def test_runs_are_compared_at_equal_gain_and_in_pairs():
+    base = {"run": "base", "base_hash": "a", "gain": 0.0, "kl": 0.0, "style": 0.0}
+    rows = [base, {**base, "base_hash": "b"}]
+    rows += [{"run": "sft-0.1", "base_hash": "a", "seed": 9, "checkpoints": [{"gain": 0.4}]}]
     levels = report.levels_of(rows)
     assert levels == pytest.approx([0.2, 0.3])
     spent = {"step": 10, "train_tokens": 1000, "rollout_tokens": 0, "seconds": 1}
     slopes = {"sft": 2, "oswft": 1, "half": 1, "static": 1}
-    for number, (arm, slope) in itertools.product((0, 1), slopes.items()):
-        points = [{"gain": g, "kl": slope * g + 0.01 * number, "style": g} for g in (0.1, 0.5)]
+    for name, (arm, slope) in itertools.product("ab", slopes.items()):
+        points = [
+            {"gain": g, "kl": slope * g + 0.01 * (name == "b"), "style": g} for g in (0.1, 0.5)
+        ]
         points = [point | spent for point in points]
-        rows.append({"run": arm, "base": number, "seed": 0, "checkpoints": points})
-    rows.append({"run": "oswft", "base": 0, "seed": 1, "checkpoints": [{"gain": 0.9, **spent}]})
-    curves = report.read_curves(rows)
-    assert len(curves) == 8  # the last one has no pair
-    tflops = [curves[arm, 0, 0].TFLOPs.iloc[-1] for arm in ("sft", "oswft")]
+        rows.append({"run": arm, "base_hash": name, "seed": 0, "checkpoints": points})
+    alone = {"run": "oswft", "base_hash": "a", "seed": 1, "checkpoints": [{"gain": 0.9, **spent}]}
+    curves = report.read_curves([*rows, alone])
+    tflops = [curves[arm, "a", 0].TFLOPs.iloc[-1] for arm in ("sft", "oswft")]
     assert tflops == pytest.approx([0.807, 0.807 + 2 * 134.5e6 * 10 * 64 * 79.6 / 1e12])
-    assert report.score(curves["sft", 0, 0], "kl", levels) == pytest.approx(0.5)
-    assert report.score(curves["sft", 0, 0], "kl", [0.3, 0.6]) == pytest.approx(0.6)  # of the first
-    assert report.score(curves["sft", 0, 0], "kl", [0.6]) == 1.0  # reaches none: its last
+    assert report.score(curves["sft", "a", 0], "kl", levels) == pytest.approx(0.5)
+    assert report.score(curves["sft", "a", 0], "kl", [0.3, 0.6]) == pytest.approx(
+        0.6
+    )  # of the first
+    assert report.score(curves["sft", "a", 0], "kl", [0.6]) == 1.0  # reaches none: its last
     lines = [line.split(" | ") for line in report.tests(curves, levels)]
     assert [line[4:6] for line in lines] == [
         ["-0.250 ± 0.000", "2"],
