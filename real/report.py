@@ -97,7 +97,7 @@ def main() -> None:
         if not (own := [curve for key, curve in curves.items() if key[0] == arm]):
             continue
         means = [np.mean([score(curve, name, levels) for curve in own]) for name in SCORES]
-        print(f"| {title}, {len(own)} seeds |", *(f"{mean:.3g} |" for mean in means))
+        print(f"| {title} ({len(own)}) |", *(f"{mean:.3g} |" for mean in means))
         for curve in own:
             plt.plot(curve.gain, curve.kl, color=COLORS[arm], linewidth=0.5, alpha=0.4)
         mean = sum(curve[["gain", "kl"]] for curve in own) / len(own)
