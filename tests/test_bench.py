@@ -12,7 +12,7 @@ from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 
 from bench import cost, gpu, measure, plan
-from conftest import launch, needs_shared, needs_vllm, output_of
+from conftest import SHARED, launch, needs_shared, needs_vllm, output_of
 from data import InputError
 from demo.tiny import make_config, make_tokenizer
 from engine import CPU_REDUCE_BUCKET
@@ -183,13 +183,15 @@ def test_plan_names_the_flag_that_makes_a_run_fit(small):
         verdict(max_length=5000)
 
 
+PARTS = ("--tokens", 1024, "--vocabulary", 16_384)
+PARTS += ("--solutions", SHARED / "data/gsm8k_model_solutions.jsonl")
+
+
 @needs_vllm
 @pytest.mark.parametrize(
     ("section", "rows", "goals", "options"),
     [
-        pytest.param(
-            "parts", 10, 5, ("--tokens", 1024, "--vocabulary", 16_384), marks=needs_shared
-        ),
+        pytest.param("parts", 10, 5, PARTS, marks=needs_shared),
         pytest.param("step", 8, 4, (), marks=needs_trl),
     ],
 )
