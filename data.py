@@ -11,7 +11,6 @@ import datetime
 import functools
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -68,8 +67,6 @@ def write_rows(rows: Iterable[dict], path: str | Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as partial, partial.open("w", encoding="utf-8") as out:
         out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        out.flush()
-        os.fsync(out.fileno())
 
 
 def write_json(value: dict, path: Path) -> None:
@@ -100,8 +97,8 @@ def read_rows(path_or_hub_id: str, split: str = "train") -> Iterator[tuple[str, 
         try:
             rows = datasets.load_dataset(name, config or None, split=split)
         except Exception as error:  # the hub client raises dozens of types
-            reason = str(error).strip().partition("\n")[0]
-            raise InputError(f"{name}: no such file, and not on the hub: {reason}") from error
+            reason = " ".join(str(error).split())[:300]
+            raise InputError(f"{name}: no such file, and as a hub id: {reason}") from error
         for number, row in enumerate(rows, start=1):
             yield f"{path_or_hub_id}:{number}", row
     else:
@@ -113,10 +110,12 @@ def get_texts(where: str, row: dict, *names: str) -> list[str]:
     texts = []
     for name in names:
         try:
-            texts.append(as_text(row[name]).strip())
-        except (KeyError, TypeError):  # TypeError: pandas writes NaN for none
-            texts.append("")
-        if not texts[-1]:
+            text = as_text(row[name]).strip()
+            text.encode()
+        except (KeyError, TypeError, UnicodeError):  # pandas writes NaN for none; half a surrogate
+            text = ""
+        texts.append(text)
+        if not text:
             raise InputError(f"{where}: field '{name}' must be a non-empty text or a number")
     return texts
 
@@ -143,14 +142,15 @@ class Example:
 def load_examples(path_or_hub_id: str, **fixed: str) -> list[Example]:
     """Read a training file. Raises InputError that says which row is bad, and why.
 
-    `fixed` fields are the same in every example; then a row needs no id either.
+    `fixed` fields are the same in every example, but not in its `columns`; then a row needs no id
+    either.
     """
     examples, seen, names = [], {}, [name for name in FIELDS if name not in fixed]
     for where, row in read_rows(path_or_hub_id):
         if fixed:
             row = {"id": f"row-{len(examples)}", **row}
         texts = dict(zip(names, get_texts(where, row, *names), strict=True))
-        extra = {name: value for name, value in row.items() if name not in FIELDS}
+        extra = {name: value for name, value in row.items() if name not in names}
         example = Example(**texts, **fixed, extra=extra, where=where)
         if example.id in seen:
             raise InputError(f"{where}: id '{example.id}' was used before, at {seen[example.id]}")
@@ -222,7 +222,7 @@ def space_before_answer(tokenizer: Tokenizer) -> str:
     """White space that the chat template writes between its prompt and an assistant's text."""
     asked = prompt_text(tokenizer, "1", ASK_FREE)
     between = around_answer(tokenizer)[0].removeprefix(asked)
-    return between if between.isspace() else ""  # e.g. an empty <think>, which nobody learns
+    return between if between.isspace() else ""  # else e.g. an empty <think>, which is not learnt
 
 
 def around_answer(tokenizer: Tokenizer) -> tuple[str, str]:

@@ -57,7 +57,7 @@ from verify import Verifier
 
 RESAMPLES = 10_000  # of a bootstrap or a permutation test
 DRAWN = 100  # of them at a time: all at once take gigabytes
-WRITE_EVERY_S = 5  # answers are written down so often: what a kill loses
+WRITE_EVERY_S = 5  # seconds between writes: a kill loses no more
 
 
 @dataclass(kw_only=True)

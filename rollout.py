@@ -48,7 +48,7 @@ def import_vllm():
     """Set what must be set first, then import vLLM."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, where the weights are
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # which vLLM reads after some warnings
-    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"].upper())
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # it ignores per-request seeds
     os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")  # else attention in fp32 rounds to tf32
@@ -64,7 +64,8 @@ class Rollout:
     """A vLLM engine that samples from the weights it was last given.
 
     Args:
-        args: with the model, of which only the config is read, and vLLM's flags.
+        args: with the model (without `load_weights_from_disk` its config alone is read), and
+            vLLM's flags.
         max_length: tokens of prompt and completion together.
         held_bytes: of the GPU, by the trainer; with `--vllm_sleep` vLLM gets what is left.
         load_weights_from_disk: start with the model's own weights (for evaluation).
@@ -194,11 +195,8 @@ class Rollout:
         while self.llm.llm_engine.has_unfinished_requests():
             ended = self.llm.llm_engine.step()
             bar.update(len(ended) * num_samples)
-            yield [
-                self._completion(places[output.request_id], sample)
-                for output in (ended if self.member == 0 else [])
-                for sample in sorted(output.outputs, key=lambda sample: sample.index)
-            ]
+            mine = ended if self.member == 0 else []
+            yield [self._completion(places[o.request_id], s) for o in mine for s in o.outputs]
         bar.close()
 
     def _completion(self, query: int, sample) -> Completion:
@@ -207,7 +205,9 @@ class Rollout:
         return Completion(
             query=query,
             token_ids=token_ids,
-            text=self.tokenizer.decode(text_ids, skip_special_tokens=False),  # less unknown ids
+            text=self.tokenizer.decode(
+                text_ids, skip_special_tokens=False
+            ),  # unknown ids have none
             finish_reason=sample.finish_reason,
             logprobs=list(sample.logprobs.logprobs) if sample.logprobs else [],
         )
@@ -259,7 +259,7 @@ def trajectories(queries: Sequence[TokenizedExample], completions: Groups) -> li
 
 def num_checked(queries: Sequence) -> int:
     """Of how many queries, the first ones, `vllm_gap` compares an answer."""
-    return max(4, len(queries) // 16)  # all of vLLM's batch pays until the last of them has ended
+    return max(4, len(queries) // 16)  # vLLM computes them for its whole batch meanwhile
 
 
 def vllm_gap(

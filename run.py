@@ -68,7 +68,8 @@ class TrainArgs:
 
     # Lengths, in tokens
     max_length: int = 5120  # of prompt and solution together; a longer row is dropped
-    max_completion_length: int = 4096  # of a rollout; a prompt that leaves less room is dropped
+    # of a rollout; a prompt that leaves less room in max_length is dropped, by SFT too
+    max_completion_length: int = 4096
     max_tokens_per_micro_batch: int = 8192  # of one rank, padding included
 
     # The machine
@@ -263,7 +264,8 @@ def find_checkpoint(args: TrainArgs) -> Path | None:
         raise InputError(f"{args.resume} is continued in its own folder: leave out --output_dir")
     step, checkpoint = max(checkpoints(folder).items(), default=(0, None))
     if step % args.steps_per_batch:
-        raise InputError(f"{checkpoint} ends within a batch of {args.steps_per_batch} steps")
+        advice = "keep --rollout_batch_size and --train_batch_size"
+        raise InputError(f"{checkpoint} ends within a batch of answers: {advice}")
     record, now = read_args(folder), {**settings(args), "world_size": dist.get_world_size()}
     before = {**record["args"], "world_size": record["world_size"]}
     changed = [f"{k} {before.get(k)} -> {v}" for k, v in now.items() if before.get(k) != v]
@@ -294,7 +296,8 @@ def load_training_data(args: TrainArgs) -> tuple[Tokenizer, list[TokenizedExampl
         print(f"{len(examples):,} examples, dropped: {dropped}{unused}", file=sys.stderr)
         before = read_args(Path(args.output_dir)).get("data_hash")
         if before and before != hash_examples(examples):
-            raise InputError(f"{args.data} is not the data that {args.output_dir} began with")
+            asked = "were data, tokenizer, prompt or lengths changed?"
+            raise InputError(f"{args.data} gives other rows than {args.output_dir} had: {asked}")
     return tokenizer, examples
 
 
@@ -389,8 +392,9 @@ class Run(contextlib.AbstractContextManager):
             print(metrics_table([row for _, row in read_rows(str(self.folder / "metrics.jsonl"))]))
             print(*sorted(self.folder.glob("[!.]*")), sep="\n")
             if not self.finished:
-                again = f"python {sys.argv[0]} --resume {shlex.quote(str(self.folder))}"
-                print(f"stopped after step {self.step} of {self.num_steps}; to continue: {again}")
+                again = f"{sys.argv[0]} --resume {shlex.quote(str(self.folder))}"
+                done = f"stopped after step {self.step} of {self.num_steps}"
+                print(f"{done}; to continue, with the same launcher: {again}")
 
     @property
     def finished(self) -> bool:
@@ -424,10 +428,8 @@ class Run(contextlib.AbstractContextManager):
         self.lap("train_s")
         self.step += 1
         epoch = self.step * self.args.train_batch_size / len(self.examples)
-        tokens = row.get("rollout_tokens", 0) + row["train_tokens"]
-        speed = {"tokens_per_second": tokens / sum(self.seconds.values()), **self.seconds}
+        row = {"step": self.step, "epoch": epoch, **row, **self.seconds}
         self.seconds = dict.fromkeys(self.seconds, 0.0)
-        row = {"step": self.step, "epoch": epoch, **row, **speed}
         if not self.writes:
             return
         shown = {name: f"{row[name]:.3f}" for name in self.SHOWN if name in row}
@@ -520,7 +522,7 @@ class Run(contextlib.AbstractContextManager):
         """Ctrl-C and SIGTERM leave this block at once; ask `should_stop` after it."""
         # Ranks that sample together cannot leave each other.
         self.interruptible = self.args.vllm_tensor_parallel == 1
-        if self.interrupted:  # a block cannot be skipped: a timer ends it at once
+        if self.interrupted:  # the signal came before this block, so a timer ends it
             signal.setitimer(signal.ITIMER_REAL, 0.1)
         try:
             yield
@@ -537,7 +539,7 @@ class Run(contextlib.AbstractContextManager):
 
 
 def metrics_table(rows: list[dict]) -> str:
-    """A table of a run's metrics: means over its first and its last tenth, and all seconds."""
+    """A table of a run's metrics: means over its first and its last tenth, all seconds, speed."""
     tenth = max(1, len(rows) // 10)
     lines = [f"{'':24}{'first':>12}{'last':>12}  (mean of {tenth} steps; seconds: the sum of all)"]
     for name in rows[0] if rows else ():
@@ -546,4 +548,7 @@ def metrics_table(rows: list[dict]) -> str:
             lines.append(f"{name:24}{sum(values):24.1f}")
         else:
             lines.append(f"{name:24}{mean(values[:tenth]):12.4g}{mean(values[-tenth:]):12.4g}")
+    tokens = sum(row["train_tokens"] + row.get("rollout_tokens", 0) for row in rows)
+    if seconds := sum(row[name] for row in rows for name in row if name.endswith("_s")):
+        lines.append(f"{'tokens_per_second':24}{tokens / seconds:24.1f}")
     return "\n".join(lines)

@@ -54,8 +54,8 @@ def is_correct(completion: str, answer: str) -> bool:
     r"""Whether a model's completion arrives at the reference answer.
 
     Reads the text after the last `</think>`: its last `\boxed{...}`, or a closing "the answer is
-    (C)" or "= 12". Letters A-J are compared as letters; else Math-Verify compares values. Works in
-    a main thread alone. Use a `Verifier` for what a model wrote: it may be hostile.
+    (C)" or "= 12". Letters A-J are compared as letters; else Math-Verify compares values. Works
+    only in the main thread. Use a `Verifier` for what a model wrote: it may be hostile.
     """
     return grade(completion, answer, limit_s=5).correct
 
@@ -213,14 +213,12 @@ class Verifier(contextlib.AbstractContextManager):
         """Which completions are right: (N,), (N,) -> (N,) verdicts, true or false.
 
         With a reward function the references are the examples' rows, as dicts, the verdicts its
-        numbers. Raises TypeError for another kind of reference, RewardError if grading fails.
+        numbers. Raises RewardError if grading fails.
         """
         return [graded.correct for graded in self.grade(completions, references)]
 
     def grade(self, completions: Sequence[str], references: Sequence[str | dict]) -> list[Grade]:
         """Like `score`, and which answers were read: None for one that exceeds a limit."""
-        if not self.reward:
-            references = list(map(as_text, references))
         pairs = list(zip(completions, references, strict=True))
         grades, places = [Grade(False, None)] * len(pairs), iter(range(len(pairs)))
 

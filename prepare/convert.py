@@ -34,9 +34,8 @@ def convert(
     """
     read = {"aqua": read_aqua, "gsm8k": read_gsm8k, "svamp": read_svamp}[name]
     rows = read_rows(source)
-    if source.endswith(".json"):
-        listed = json.loads(Path(source).read_text())
-        rows = ((f"{source}:{n}", row) for n, row in enumerate(listed, start=1))
+    if Path(source).is_file() and (text := Path(source).read_text()).startswith("["):
+        rows = ((f"{source}:{n}", row) for n, row in enumerate(json.loads(text), start=1))
     fields = enumerate(read(where, row) for where, row in rows)
     examples = [Example(f"{name}-{n}", *texts, name) for n, texts in fields if texts]
     if not examples:

@@ -72,7 +72,6 @@ class Args:
     seed: int = 0  # of the draw
     benchmarks_dir: Path | None = None  # copies, <benchmark>.jsonl; default: the hub's
     skip_benchmark_check: bool = False  # also keep questions that a benchmark asks
-    allow_fewer: bool = False  # finding fewer than num_examples is no failure
     num_workers: int = len(os.sched_getaffinity(0))  # processes; default: one for each core
 
     def check(self) -> None:
@@ -89,7 +88,7 @@ class Args:
 def curate(args: Args) -> None:
     """Sift all rows, draw from those that pass, write the training set and its report.
 
-    Raises InputError or OSError if an argument or an input is bad, or if too few rows pass.
+    Raises InputError or OSError if an argument or an input is bad, or if no row passes.
     """
     args.check()
     tokenizer = load_tokenizer(args.tokenizer)
@@ -126,9 +125,8 @@ def curate(args: Args) -> None:
     write_rows([example.columns for example in examples], args.output)
     write_json(report, args.output.with_suffix(".report.json"))
     print(f"{len(examples):,} examples -> {args.output}")
-    if len(examples) < args.num_examples and not args.allow_fewer:
-        found = f"only {len(examples):,} of --num_examples {args.num_examples:,} were found"
-        raise InputError(f"{found}; they are written (--allow_fewer makes this a success)")
+    if len(examples) < args.num_examples:
+        print(f"warning: --num_examples asks for {args.num_examples:,}", file=sys.stderr)
 
 
 # ---- Reading files, and the workers --------------------------------------------------------------

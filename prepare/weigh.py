@@ -54,7 +54,7 @@ class Args:
     answers: Path | None = None  # a folder that several outputs share; default: <output>.answers
     own_answers: bool = False  # the model's first right answer in place of the expert's solution
     never_solved: Literal["keep", "drop"] = "keep"  # rows that no answer solves
-    suspects: Literal["keep", "drop"] = "keep"  # rows whose answers agree on another answer
+    suspects: Literal["keep", "drop"] = "keep"  # rows whose answers agree on a wrong answer
     agreement: float = 0.75  # share of a row's answers that agree, in a suspect
 
     # Sampling: settings of the training scripts
@@ -72,19 +72,6 @@ class Args:
 # ---- What K answers to each of N questions say ---------------------------------------------------
 
 
-def static_weights(rewards: np.ndarray) -> np.ndarray:
-    """1 - p-hat of each row: (N, K) -> (N,)."""
-    return 1 - rewards.mean(axis=1)
-
-
-def own_answers(
-    texts: Sequence[Sequence[str]], usable: np.ndarray, solutions: Sequence[str]
-) -> list[str]:
-    """Each row's first usable answer, or its solution if it has none: (N, K), (N, K), (N,)."""
-    rows = zip(texts, usable, solutions, strict=True)
-    return [own[good.argmax()] if good.any() else solution for own, good, solution in rows]
-
-
 def agreed_answers(
     extracted: Sequence[Sequence[str | None]], right: np.ndarray, score: Callable, share: float
 ) -> list[tuple[str, int] | None]:
@@ -99,14 +86,15 @@ def agreed_answers(
     pairs = zip(extracted, right, strict=True)
     wrong = [[x for x, good in zip(*pair, strict=True) if x and not good] for pair in pairs]
     wrong = [row if len(row) >= least else [] for row in wrong]
-    pairs = [(n, *p) for n, r in enumerate(wrong) for p in itertools.permutations(set(r), 2)]
+    heads = [row[: len(row) - least + 1] for row in wrong]  # one is in any group that large
+    pairs = [(n, a, b) for n, row in enumerate(wrong) for a in set(heads[n]) for b in {*row} - {a}]
     verdicts = score([rf"\boxed{{{a}}}" for _, a, _ in pairs], [b for _, _, b in pairs])
     equal = set(itertools.compress(pairs, verdicts))  # of different texts: 1/2 and 0.5
     found = []
     for n, row in enumerate(wrong):
-        sizes = [sum(a == b or (n, a, b) in equal for b in row) for a in row]
+        sizes = [sum(a == b or (n, a, b) in equal for b in row) for a in heads[n]]
         most = max(sizes, default=0)
-        found.append((row[sizes.index(most)], most) if most >= least else None)
+        found.append((heads[n][sizes.index(most)], most) if most >= least else None)
     return found
 
 
@@ -142,8 +130,9 @@ def sampling_args(args: Args) -> evaluate.Args:
 
 
 def load_rows(args: Args, tokenizer: Tokenizer) -> list:
-    """The rows that training with these lengths would not drop."""
-    if not args.output.name or args.output.is_dir() or args.output == Path(args.data):
+    """Check the arguments; the rows that training with these lengths would keep."""
+    output = args.output.resolve()
+    if not args.output.name or output.is_dir() or output == Path(args.data).resolve():
         raise InputError(f"--output {args.output}: name another file than --data")
     if args.suspects == "drop" and (args.num_rollouts < 2 or args.reward):
         raise InputError("--suspects drop needs --num_rollouts of 2 at least, and no --reward")
@@ -205,7 +194,8 @@ def write_set(args: Args, folder: Path, tokenizer: Tokenizer, rows: Sequence) ->
 
     texts, extracted, right = column("text"), column("extracted"), np.array(column("correct"))
     rewards = np.array(column("reward")) if args.reward else right
-    pass_rates, weights = rewards.mean(axis=1), static_weights(rewards)
+    pass_rates = rewards.mean(axis=1)
+    weights = 1 - pass_rates
     usable = right & (np.array(column("finish_reason")) == "stop")
     for n, k in zip(*usable.nonzero(), strict=True):
         if not usable[n, :k].any():
@@ -214,9 +204,6 @@ def write_set(args: Args, folder: Path, tokenizer: Tokenizer, rows: Sequence) ->
     with Verifier(args.verifier_workers) as verifier:
         agreed = agreed_answers(extracted, right, verifier.score, args.agreement)
 
-    solutions = [example.solution for example in examples]
-    if args.own_answers:
-        solutions = own_answers(texts, usable, solutions)
     written, suspects = [], []
     for n, example in enumerate(examples):
         said = {"weight": float(weights[n]), "pass_rate": float(pass_rates[n])}
@@ -228,7 +215,9 @@ def write_set(args: Args, folder: Path, tokenizer: Tokenizer, rows: Sequence) ->
             suspects.append({**row, **shown})
         drop = agreed[n] and args.suspects == "drop"
         if not drop and (solved[n] or args.never_solved == "keep"):
-            written.append({**row, "solution": solutions[n]})
+            if args.own_answers and own_solved[n]:
+                row["solution"] = texts[n][usable[n].argmax()]  # the first one
+            written.append(row)
     write_rows(written, args.output)
     listed = args.output.with_suffix(".suspects.jsonl")
     write_rows(sorted(suspects, key=lambda row: -row["agreeing"]), listed)

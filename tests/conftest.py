@@ -211,10 +211,7 @@ def call_of(script: str, tiny: Path, run: Path) -> list:
 def metrics(folder: Path) -> list[dict]:
     """The rows of metrics.jsonl without what a clock measured."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {k: v for k, v in row.items() if not k.endswith("_s") and k != "tokens_per_second"}
-        for row in rows
-    ]
+    return [{k: v for k, v in row.items() if not k.endswith("_s")} for row in rows]
 
 
 def rollouts(folder: Path, step: int) -> list[dict]:

@@ -136,7 +136,7 @@ def curate(tmp_path, tokenizer, benchmarks):
         path.write_bytes(b"".join(map(to_line, rows)))
         defaults = {
             **{"input": (path,), "tokenizer": tokenizer, "output": output, "num_workers": 2},
-            **{"max_solution_tokens": 400, "benchmarks_dir": benchmarks, "allow_fewer": True},
+            **{"max_solution_tokens": 400, "benchmarks_dir": benchmarks},
         }
         prepare.curate.curate(Args(**{**defaults, **args}))
         report = json.loads(output.with_suffix(".report.json").read_text())
@@ -263,10 +263,9 @@ def test_what_cannot_work_is_refused_and_nothing_is_written(curate, tmp_path, mo
     assert path.read_bytes() == b"".join(map(to_line, KEPT))
 
 
-def test_too_few_examples_are_written_and_the_command_fails(curate, tmp_path):
-    with pytest.raises(InputError, match=f"only {len(KEPT)} of"):
-        curate(KEPT, allow_fewer=False)
-    assert len(load_examples(str(tmp_path / "train.jsonl"))) == len(KEPT)
+def test_too_few_examples_are_written_with_a_warning(curate, capsys):
+    assert len(curate(KEPT)[0]) == len(KEPT)
+    assert "warning: --num_examples asks for 10,000" in capsys.readouterr().err
 
 
 def test_a_run_that_is_stopped_leaves_no_file_and_no_worker(tmp_path, tokenizer):

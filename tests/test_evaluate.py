@@ -391,9 +391,9 @@ def test_answers_of_another_model_protocol_or_problem_are_not_mixed(
 
 
 def test_a_reward_of_ones_own_judges_the_answers(tiny, tmp_path, monkeypatch, one_rank):
-    code = "def short(completion, example): return len(completion) < example.limit"
+    code = "def short(completion, example): return len(completion) < int(example.source)"
     (tmp_path / "own.py").write_text(code)
-    write_rows([{"question": "?", "answer": "1", "limit": 3}], tmp_path / "own.jsonl")
+    write_rows([{"question": "?", "answer": "1", "source": "3"}], tmp_path / "own.jsonl")
 
     def stream(prompts, *_, **__):
         yield [Completion(n, [1], "x" * n, "stop", []) for n in range(len(prompts))]

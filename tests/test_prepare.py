@@ -48,9 +48,12 @@ def test_a_bad_row_is_named_and_nothing_is_written(write, tmp_path, name, row):
 SVAMP = {"Body": "He had 9.", "Question": "Left?", "Equation": "( 9.0 - ( 3.0 + 2.0 ) )"}
 
 
-def test_svamp_s_solution_is_its_equation_and_a_row_whose_equation_is_wrong_is_left_out(tmp_path):
-    rows = [{**SVAMP, "Answer": answer} for answer in (4.0, 5.0)]
-    (tmp_path / "in.json").write_text(json.dumps(rows))
+@pytest.mark.parametrize("separator", [",", "\n"])  # AQuA's release names JSONL .json, too
+def test_svamp_s_solution_is_its_equation_and_a_row_whose_equation_is_wrong_is_left_out(
+    tmp_path, separator
+):
+    rows = separator.join(json.dumps({**SVAMP, "Answer": answer}) for answer in (4.0, 5.0))
+    (tmp_path / "in.json").write_text(f"[{rows}]" if separator == "," else rows)
     convert("svamp", str(tmp_path / "in.json"), str(tmp_path / "out.jsonl"))
     [row] = load_examples(str(tmp_path / "out.jsonl"))
     assert (row.id, row.question, row.answer) == ("svamp-0", "He had 9. Left?", "4")

@@ -232,7 +232,7 @@ def test_a_number_is_a_reference_and_nothing_else_but_text_is():
     with Verifier(num_workers=1) as verifier:
         assert verifier.score(boxed, [1, 27.0, 5e-5, "7"]) == [True] * 4
         for bad in (None, ["1"], b"1", True, float("nan")):
-            with pytest.raises(TypeError):
+            with pytest.raises(RewardError, match="must be text or a number"):
                 verifier.score(boxed, ["1", "27", bad, "7"])
     assert is_correct(boxed[0], 1)
 
