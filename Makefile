@@ -18,7 +18,6 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export OMP_WAIT_POLICY ?= passive
 
 .PHONY: install demo lesson exercises check test test-gpu bench soak lint
-.DELETE_ON_ERROR:
 
 install: $(INSTALLED)
 
@@ -72,10 +71,9 @@ test-gpu: $(DEV_INSTALLED)
 	python -m pytest -rs --durations 0 tests/test_gpu.py
 
 bench: $(DEV_INSTALLED)
-	python -m bench > BENCHMARKS.md
-	python -m bench.step >> BENCHMARKS.md
-	python -m bench.parts >> BENCHMARKS.md
-	$(if $(findstring cpu,$(REQUIREMENTS)),,python -m bench.gpu >> BENCHMARKS.md)
+	(set -e; python -m bench; python -m bench.step; python -m bench.parts; \
+	  $(if $(findstring cpu,$(REQUIREMENTS)),,python -m bench.gpu)) > BENCHMARKS.new
+	mv BENCHMARKS.new BENCHMARKS.md
 
 soak: $(DEV_INSTALLED)
 	@python -u tests/soak.py

@@ -65,7 +65,7 @@ def grpo_advantages(rewards: torch.Tensor) -> torch.Tensor:
     """A = (r - mean) / std of the G answers to a query, 0 where all are alike: (B, G) -> (B, G).
 
     >>> grpo_advantages(torch.tensor([[1., 0., 0.], [1., 1., 1.]]))
-    tensor([[ 1.1547, -0.5774, -0.5774],
+    tensor([[ 1.1547, -0.5773, -0.5773],
             [ 0.0000,  0.0000,  0.0000]])
     """
     rewards = rewards.detach().float()

@@ -22,8 +22,9 @@ def compare(
 ) -> str:
     """A Markdown table of what the cases return, less is better: each beside the first, ours.
 
-    Each is called once a turn, with its number; every other turn is in reverse. The first one of
-    several does not count. `goals` say how many times better ours should be, in both ratios.
+    Each is called once a turn, with its number; every other turn is in reverse. The first turn
+    does not count, unless it is the only one. `goals` say how many times better ours should be, in
+    both ratios.
     """
     measured: dict[str, list[float]] = {name: [] for name in cases}
     for turn in tqdm(range(repetitions + (repetitions > 1)), desc="turns"):

@@ -112,15 +112,16 @@ def memory(args: Args) -> dict[str, dict[str, float]]:
     total = args.gpu_memory * 2**30
     left = memory_share(sum(held.values()), total, args.vllm_sleep)
     vllm = total * (args.vllm_memory or max(0, left))
+    gathered = {"gathered weights": min(count, LIVE_PARAMETERS) * size} if stage == 3 else {}
     train = {
         **held,
+        **gathered,
         "gradients": gradients,
-        "gathered weights": min(count, LIVE_PARAMETERS) * size if stage == 3 else 0,
         **max(start, middle, end, key=lambda parts: sum((held | parts).values())),
         "vLLM": GRAPHS if args.vllm_sleep else vllm,
     }
     # While weights go into vLLM, less is held than in one of these two.
-    phases = {"start": {"weights": count * 4}}  # in fp32, whatever the stage: the check is sharp
+    phases = {"start": {"weights": count * 4}}  # in fp32: the head is checked
     phases |= {"train": train, "sample": {**held, "vLLM": vllm}}
     return {phase: {**parts, "reserve": RESERVE} for phase, parts in phases.items()}
 
@@ -132,7 +133,8 @@ def check_fit(args: Args) -> tuple[dict[str, dict[str, float]], list[str], float
     if args.gpus % args.vllm_tensor_parallel:
         complaints.append(f"--vllm_tensor_parallel does not divide {args.gpus} GPUs")
     for phase, parts in phases.items():
-        if (total := sum(parts.values()) / 2**30) > args.gpu_memory:
+        # asleep, vLLM takes exactly what is left, up to rounding
+        if (total := sum(parts.values()) / 2**30) > args.gpu_memory + 1e-6:
             complaints.append(f"{phase} takes {total:.1f} GiB")
     count, shared_by = traced(args.model, args.precision)[0], args.vllm_tensor_parallel
     room = phases["sample"]["vLLM"] - VLLM_OWN - count * BYTES[args.precision] / shared_by
@@ -171,7 +173,7 @@ def main(args: OmitArgPrefixes[Args]) -> list[str]:
     count = traced(args.model, args.precision)[0]  # offloaded: gradients, master, Adam's two
     host = count * (BYTES[args.precision] + 16 / args.gpus * args.cpu_offload) / 2**30
     return [
-        f"{args.model}: {count / 1e6:,.1f}M parameters, {args.gpus} GPUs "
+        f"{args.model}: {count / 1e6:,.1f}M parameters, {args.gpus} GPU{'s' * (args.gpus > 1)} "
         f"of {args.gpu_memory:g} GiB, {args.precision}. GiB of one GPU, by phase of a step:",
         markdown_table(["", *phases], rows),
         f"vLLM's share (`--vllm_memory {share:.2f}`) holds {sequences:.0f} sequences of "

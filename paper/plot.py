@@ -25,7 +25,7 @@ import tyro
 from matplotlib.figure import Figure
 
 from data import InputError, read_rows
-from paper import label
+from paper import labels
 from run import one_line_errors
 
 LINES = {  # name -> what the y axis shows, over the optimizer steps
@@ -90,12 +90,9 @@ def read_runs(folders: Sequence[Path]) -> list[PlottedRun]:
     """Runs, each with a label and a look of its own. Raises InputError like `read_numbers`."""
     if not folders:
         raise InputError("needs the folder of a run")
-    labels = [label(folder) for folder in folders]
-    if len(set(labels)) < len(labels):
-        labels = [str(folder) for folder in folders]
     numbers = [read_numbers(folder) for folder in folders]
     colors = plt.get_cmap("viridis")(np.linspace(0, 0.8, len(folders)))  # dark to light
-    return [PlottedRun(*parts) for parts in zip(labels, numbers, colors, cycle(DASHES))]
+    return [PlottedRun(*parts) for parts in zip(labels(folders), numbers, colors, cycle(DASHES))]
 
 
 def moving_average(values: Sequence[float], window: int) -> np.ndarray:
@@ -114,7 +111,8 @@ def draw_lines(runs: Sequence[PlottedRun], name: str) -> None:
         smooth = moving_average(values, WINDOW)
         axes.plot(steps, smooth, color=run.color, linestyle=run.dashes, label=run.label)
     axes.set(xlabel="optimizer step", ylabel=LINES[name])
-    axes.set_ylim(0, None if name == "loss" else 1)
+    is_share = name != "loss" and max(max(run.numbers[name]) for run in runs) <= 1
+    axes.set_ylim(0, 1 if is_share else None)
     axes.locator_params(axis="x", integer=True)
     axes.legend()
 

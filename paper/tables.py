@@ -25,7 +25,7 @@ from evaluate import (
     right_counts,
     score_with_interval,
 )
-from paper import label
+from paper import labels
 from run import one_line_errors, read_args
 
 
@@ -134,14 +134,14 @@ def load_evaluations(
 ) -> list[tuple[str, dict[str, tuple[np.ndarray, int]]]]:
     """(label, `right_counts` of each benchmark) of complete evaluations of the same problems."""
     runs, problems = [], {}
-    for folder in folders:
+    for label, folder in zip(labels(folders), folders, strict=True):
         samples, asked = complete_samples(folder), read_args(folder)["benchmarks"]
         for name in samples:
             own = asked[name]["fingerprint"]
             known, where = problems.setdefault(name, (own, folder))
             if known != own:
                 raise InputError(f"{folder}: {name} has other problems or prompts than in {where}")
-        runs.append((label(folder), {name: right_counts(rows) for name, rows in samples.items()}))
+        runs.append((label, {name: right_counts(rows) for name, rows in samples.items()}))
     for name in PROTOCOL:
         values = {folder: read_args(folder)["args"][name] for folder in folders}
         if len(set(values.values())) > 1:

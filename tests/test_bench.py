@@ -172,6 +172,7 @@ def test_plan_names_the_flag_that_makes_a_run_fit(small):
 
     share = {"zero_stage": 3, "vllm_memory": 0.5, "vllm_sleep": False}
     assert "**It fits.**" in verdict(gpu_memory=80)
+    assert "**It fits.**" in verdict(gpu_memory=11.2, vllm_sleep=True)  # full, up to rounding
     assert "`--vllm_sleep`" in verdict(gpu_memory=9, **share)
     large = {**share, "vllm_sleep": True, "max_tokens_per_micro_batch": 100_000}
     assert "`--max_tokens_per_micro_batch 512`" in verdict(gpu_memory=12, **large)
