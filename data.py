@@ -142,8 +142,7 @@ class Example:
 def load_examples(path_or_hub_id: str, **fixed: str) -> list[Example]:
     """Read a training file. Raises InputError that says which row is bad, and why.
 
-    `fixed` fields are the same in every example, but not in its `columns`; then a row needs no id
-    either.
+    `fixed` fields are the same in every example, but not in its `columns`; no row needs an id.
     """
     examples, seen, names = [], {}, [name for name in FIELDS if name not in fixed]
     for where, row in read_rows(path_or_hub_id):
@@ -424,13 +423,8 @@ class MicroBatch:
         return MicroBatch(*(tensor.to(device, non_blocking=True) for tensor in vars(self).values()))
 
 
-def collate(
-    trajectories: Sequence[Trajectory], rows: Sequence[int], learn: bool = True
-) -> MicroBatch:
-    """Pack the rows with these indices. The mask goes by position, never by pad id.
-
-    Without `learn` it is all false, so the rows have no loss.
-    """
+def collate(trajectories: Sequence[Trajectory], rows: Sequence[int]) -> MicroBatch:
+    """Pack the rows with these indices. The mask goes by position, never by pad id."""
     length = max(len(trajectories[i]) for i in rows)
     tokens = torch.zeros(len(rows), length, dtype=torch.long)
     mask = torch.zeros(len(rows), length, dtype=torch.bool)
@@ -438,7 +432,7 @@ def collate(
         prompt_ids, completion_ids = trajectories[i].prompt_ids, trajectories[i].completion_ids
         ids = np.concatenate([prompt_ids, completion_ids])
         tokens[n, : len(ids)] = torch.from_numpy(ids)
-        mask[n, len(prompt_ids) : len(ids)] = learn
+        mask[n, len(prompt_ids) : len(ids)] = True
     mask = mask[:, 1:]
     positions = mask.flatten().nonzero()[:, 0]
     return MicroBatch(torch.tensor(rows), tokens[:, :-1], tokens[:, 1:], mask, positions)

@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from run import TrainArgs
 
 GATHER_BYTES = 2**30  # parameters gathered at a time under ZeRO-3
-CPU_REDUCE_BUCKET = 2**22  # parameters; ZeRO allocates its buckets anew for each micro-batch
+CPU_REDUCE_BUCKET = 2**22  # parameters; small: ZeRO allocates buckets for each micro-batch
 STATE_BYTES = 2**28  # parameters whose state goes into one file
 STATE_KEYS = ("master", "exp_avg", "exp_avg_sq")  # the fp32 weight, and Adam's moments
-IDLE = Trajectory("idle", [0], [0])  # what a rank without rows reads
+IDLE = Trajectory("idle", [0, 0], [])  # what a rank without rows reads: no token is learnt
 HALF_AN_HOUR = timedelta(minutes=30)
 
 
@@ -117,7 +117,10 @@ def load_config(model: str, max_length: int, highest_id: int = 0) -> PreTrainedC
     """Load a config. Raises InputError if the model cannot read such a length or token id."""
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+    try:
+        config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+    except ValueError as error:  # a type that transformers does not know, or code of its own
+        raise InputError(f"{model}: {' '.join(str(error).split())}") from error
     if config.get_text_config() is not config:
         raise InputError(f"{model}: reads more than text ({config.model_type})")
     limit = getattr(config, "max_position_embeddings", None) or math.inf  # some models have none
@@ -135,6 +138,8 @@ def load_model(path_or_hub_id: str, max_length: int) -> PreTrainedModel:
 
     disable_progress_bar()
     config = load_config(path_or_hub_id, max_length)
+    if getattr(config, "quantization_config", None):  # the cast to fp32 would lose the scales
+        raise InputError(f"{path_or_hub_id}: is quantized: train the model it was made from")
     options = {"config": config, "output_loading_info": True, "trust_remote_code": False}
     try:
         model, report = AutoModelForCausalLM.from_pretrained(path_or_hub_id, **options)
@@ -148,7 +153,10 @@ def load_model(path_or_hub_id: str, max_length: int) -> PreTrainedModel:
     tied = getattr(config, "tie_word_embeddings", False)
     if tied and head and head.weight is not embedding.weight:  # vLLM would tie them
         raise InputError(f"{path_or_hub_id}: config.json ties head and embedding, which differ")
-    model.generation_config.validate(strict=True)  # else the first save would fail
+    try:
+        model.generation_config.validate(strict=True)  # else the first save would fail
+    except ValueError as error:
+        raise InputError(f"{path_or_hub_id}: {' '.join(str(error).split())}") from error
     return model
 
 
@@ -176,8 +184,8 @@ def import_deepspeed():
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch's, about DeepSpeed's calls
     deepspeed.utils.logging.set_log_level_from_string("error")
     deepspeed.ops.__compatible_ops__ = {}  # else it compiles an op for CPUs, which takes a minute
-    # DeepSpeed's own group binds NCCL to a device: 0.5 GiB more for each group of vLLM.
-    deepspeed.init_distributed(verbose=False)  # takes ours
+    # Else DeepSpeed makes a group bound to a device: 0.5 GiB more for each group of vLLM.
+    deepspeed.init_distributed(verbose=False)  # takes the one that is there
     gc.freeze()  # what was imported stays: searching it for garbage takes half a second
     return deepspeed
 
@@ -198,7 +206,7 @@ class Engine:
         self.zero_stage = min(args.zero_stage, self.max_stage_alone if alone else 3)
         bf16 = args.precision == "bf16"
         if torch.cuda.is_available():
-            model.cuda()  # in fp32 the ranks of a host would fill its memory
+            model.cuda()  # in fp32, all ranks' copies would fill the host's memory
         cast_parameters(model, torch.float32)  # the check is sharp without rounding
         try:
             model = LogprobModel.checked(model)
@@ -212,19 +220,17 @@ class Engine:
         config = {
             "train_micro_batch_size_per_gpu": 1,  # nominal: see `micro_batches`
             "bf16": {"enabled": bf16},
+            "data_types": {"grad_accum_dtype": "fp32"},
             "gradient_clipping": args.max_grad_norm,
             "zero_optimization": {"stage": self.zero_stage, "overlap_comm": not alone},
             "zero_force_ds_cpu_optimizer": False,  # torch's AdamW needs no compiler at run time
-            "steps_per_print": 10**9,
         }
         if not torch.cuda.is_available():
             config["zero_optimization"]["reduce_bucket_size"] = CPU_REDUCE_BUCKET
-        if bf16:
-            config["data_types"] = {"grad_accum_dtype": "fp32"}
         if args.cpu_offload:
             config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
         self.deepspeed = import_deepspeed()
-        dist.barrier()  # a late rank: DeepSpeed's own NCCL group waits for ten minutes only
+        dist.barrier()  # for a late rank: DeepSpeed's copy of the group waits ten minutes only
         self.engine, *_ = self.deepspeed.initialize(model=model, optimizer=self.adam, config=config)
         self.device = self.engine.device
         self.total_loss = torch.zeros((), device=self.device)  # of this rank's micro-batches so far
@@ -257,7 +263,7 @@ class Engine:
         shares = [[kept[n] for n in share[dist.get_rank()]] for share in shares] or [[]]
         for number, share in enumerate(shares, start=1):
             self.engine.set_gradient_accumulation_boundary(number == len(shares))
-            batch = collate(rows, share) if share else collate([IDLE], [0], learn=False)
+            batch = collate(rows, share) if share else collate([IDLE], [0])
             yield batch.to(self.device)
 
     def logprobs(self, batch: MicroBatch, temperature: float = 1.0) -> torch.Tensor:
@@ -390,11 +396,11 @@ class Engine:
                 path = folder / "state" / f"{number:05d}.safetensors"
                 save_file(tensors, path, metadata={"step": str(self.num_steps)})
         dist.barrier()  # a slow disk
-        if dist.get_rank() == 0:  # finds what a host without the shared folder wrote elsewhere
+        if dist.get_rank() == 0:  # raises if a host does not share the folder
             self._open_state(folder)
 
     def load_state(self, folder: Path) -> None:
-        """Read what `save_state` wrote where the model was loaded from. A collective."""
+        """Read what `save_state` wrote; the model has to be loaded from there. A collective."""
         where = self._open_state(folder)
         for name, parameter in self.model.named_parameters():
             for key in STATE_KEYS:

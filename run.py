@@ -264,8 +264,7 @@ def find_checkpoint(args: TrainArgs) -> Path | None:
         raise InputError(f"{args.resume} is continued in its own folder: leave out --output_dir")
     step, checkpoint = max(checkpoints(folder).items(), default=(0, None))
     if step % args.steps_per_batch:
-        advice = "keep --rollout_batch_size and --train_batch_size"
-        raise InputError(f"{checkpoint} ends within a batch of answers: {advice}")
+        raise InputError(f"{checkpoint} ends within a batch of answers: keep its batch sizes")
     record, now = read_args(folder), {**settings(args), "world_size": dist.get_world_size()}
     before = {**record["args"], "world_size": record["world_size"]}
     changed = [f"{k} {before.get(k)} -> {v}" for k, v in now.items() if before.get(k) != v]
@@ -296,8 +295,7 @@ def load_training_data(args: TrainArgs) -> tuple[Tokenizer, list[TokenizedExampl
         print(f"{len(examples):,} examples, dropped: {dropped}{unused}", file=sys.stderr)
         before = read_args(Path(args.output_dir)).get("data_hash")
         if before and before != hash_examples(examples):
-            asked = "were data, tokenizer, prompt or lengths changed?"
-            raise InputError(f"{args.data} gives other rows than {args.output_dir} had: {asked}")
+            raise InputError(f"{args.data} and these lengths give other rows than before")
     return tokenizer, examples
 
 
@@ -393,8 +391,7 @@ class Run(contextlib.AbstractContextManager):
             print(*sorted(self.folder.glob("[!.]*")), sep="\n")
             if not self.finished:
                 again = f"{sys.argv[0]} --resume {shlex.quote(str(self.folder))}"
-                done = f"stopped after step {self.step} of {self.num_steps}"
-                print(f"{done}; to continue, with the same launcher: {again}")
+                print(f"stopped after step {self.step} of {self.num_steps}; launch again: {again}")
 
     @property
     def finished(self) -> bool:

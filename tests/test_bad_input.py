@@ -185,7 +185,7 @@ def test_other_data_is_refused_and_the_same_data_may_lie_elsewhere(one_rank, sft
     _, examples = load_training_data(sft_args)
     write_args(Path(sft_args.output_dir), data_hash=hash_examples(examples))
     load_training_data(replace(sft_args, data=write(text)))
-    with pytest.raises(InputError, match="gives other rows"):
+    with pytest.raises(InputError, match="give other rows"):
         load_training_data(replace(sft_args, data=write(text.replace("2=", "3=", 1))))
 
 

@@ -12,6 +12,7 @@ import data
 from conftest import SHARED, needs_shared
 from data import Example, InputError, Trajectory
 from demo.tiny import make_tokenizer
+from engine import IDLE
 from prepare.convert import convert
 
 ROW = {"id": "1", "question": "1+1", "solution": "\\boxed{2}", "answer": "2", "source": "s"}
@@ -186,8 +187,8 @@ def test_the_loss_covers_the_completion_with_its_end_of_turn_and_no_padding():
     assert values.shape == batch.mask.shape and not values[~batch.mask].any()
     assert values[batch.mask].tolist() == [*range(1, 9)]  # laid out as the targets are
     assert batch.input_ids[1, :5].tolist() == [5, 6, 7, 8, 9]
-    idle = data.collate(rows, [1], learn=False)
-    assert not idle.mask.any() and len(idle.positions) == 0
+    idle = data.collate([IDLE], [0])
+    assert idle.mask.tolist() == [[False]] and len(idle.positions) == 0
 
 
 def test_every_epoch_sees_every_example_once_in_another_order():

@@ -73,7 +73,15 @@ def test_threads_wait_passively_unless_the_user_says_otherwise(entry, asked, pol
 
 def test_a_generation_config_that_could_not_be_saved_is_found_at_load(model_copy):
     (model_copy / "generation_config.json").write_text('{"temperature": 0.6}')
-    with pytest.raises(ValueError, match="do_sample"):
+    with pytest.raises(InputError, match="do_sample"):
+        load_model(str(model_copy), 128)
+
+
+def test_a_quantized_model_is_refused(model_copy):
+    config = json.loads((model_copy / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8"}
+    (model_copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="is quantized"):
         load_model(str(model_copy), 128)
 
 

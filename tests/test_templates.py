@@ -291,6 +291,6 @@ def test_code_in_a_models_folder_is_never_run(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(InputError):
         data.load_tokenizer(str(tmp_path))
-    with pytest.raises(ValueError, match="trust_remote_code"):
+    with pytest.raises(InputError, match="trust_remote_code"):
         load_config(str(tmp_path), 128)
     assert not (tmp_path / "ran").exists()
