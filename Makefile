@@ -5,7 +5,7 @@
 # make test       installs what development needs, too, then runs every test (TESTS=tests/test_sft.py)
 # make test-gpu   on a machine with a GPU, the tests that use one: 8 minutes at most
 # make bench      compares with other implementations and writes BENCHMARKS.md: 40 minutes
-# make soak       kills, changes of shape and hostile answers at random, outside the tests: 20 minutes
+# make soak       kills and changes of shape at random, outside the tests: 15 minutes
 # make lint       style and names
 
 PYTHON ?= python3

@@ -1,4 +1,4 @@
-"""What no quick test can show: make soak (20 minutes on 2 cores).
+"""What no quick test can show: make soak (15 minutes on 2 cores).
 
     python tests/soak.py --parts kills shapes --seed 7   # some of it, at other moments
 
@@ -6,7 +6,6 @@ kills      20 kills with -9 at random moments, five each of SFT, OSW-FT, GRPO an
            2 ranks: in the end every file equals an undisturbed run's, to the last byte
 shapes     10 kills of one OSW-FT run, each followed by other ranks, another ZeRO stage and other
            memory flags: in the end the metrics equal the undisturbed run's, up to rounding
-verdicts   5,000 random hostile answers among as many honest ones: no verdict is another than alone
 """
 
 import os
@@ -21,14 +20,11 @@ from statistics import median
 
 import pytest
 import tyro
-from tqdm import tqdm
 
 # conftest.py finds the modules, too, and hides a GPU: two ranks cannot share one
 from conftest import NO_CPU_VLLM, OFTEN, SCRIPTS, SETTING, TINY_LENGTHS, metrics, start
 from demo.tiny import copy
 from evaluate import read_samples
-from test_verify import HOSTILE
-from verify import Verifier
 
 STEPS = {"train_sft.py": 240, "train_oswft.py": 48, "train_grpo.py": 24}
 LENGTHS = [*TINY_LENGTHS, "--learning_rate", "1e-3"]
@@ -143,42 +139,7 @@ def soak_shapes(tiny: Path, folder: Path, rng: random.Random) -> None:
     print(f"loss: relative difference, median {median(gaps):.1e}, most {max(gaps):.1e}", flush=True)
 
 
-def random_hostile(rng: random.Random) -> str:
-    """A known hostile answer as it is, inside of another, cut in two, or with noise in it."""
-    first, second = rng.choice(HOSTILE), rng.choice(HOSTILE)
-    cut = rng.randrange(len(first))
-    noise = "".join(rng.choice("\\{}^_$()0123456789abcxyz!+-*/= \n") for _ in range(40))
-    power = rf"\boxed{{{rng.randrange(2, 99)}^{{{rng.randrange(10**6, 10**12)}^{{{cut + 2}}}}}}}"
-    made = [first, f"{first} so {second}", first[:cut] + second, power]
-    return rng.choice([*made, first[:cut] + noise + first[cut:]])
-
-
-def soak_verdicts(tiny: Path, folder: Path, rng: random.Random, count: int = 5000) -> None:
-    honest = []
-    for n in range(count):
-        value, said = rng.randrange(-99, 999), rng.randrange(3)
-        answers = (str(value), rf"\frac{{{2 * value}}}{{2}}", str(value + 1 + n % 7))
-        honest.append((rf"So the answer is \boxed{{{answers[said]}}}.", str(value)))
-    # no hostile answer has such a value by chance
-    hostile = [(random_hostile(rng), f"{rng.randrange(10**8)}/7919") for _ in range(count)]
-    mixed = [*((pair, True) for pair in honest), *((pair, False) for pair in hostile)]
-    rng.shuffle(mixed)
-    with Verifier(2) as verifier:
-        alone = dict(zip(honest, verifier.score(*zip(*honest, strict=True)), strict=True))
-        started, verdicts = time.monotonic(), []
-        for begin in tqdm(range(0, len(mixed), 200), desc="verdicts", unit="200 answers"):
-            pairs = [pair for pair, _ in mixed[begin : begin + 200]]
-            verdicts += verifier.score(*zip(*pairs, strict=True))
-        seconds = time.monotonic() - started
-    judged = [(*one, verdict) for one, verdict in zip(mixed, verdicts, strict=True)]
-    wrong = [pair for pair, honest, verdict in judged if honest and verdict != alone[pair]]
-    fooled = [pair for pair, honest, verdict in judged if not honest and verdict]
-    right = sum(alone[pair] for pair in honest)
-    print(f"{count} honest answers ({right} right) among {count} hostile ones, {seconds:.0f} s")
-    assert not wrong and not fooled, (wrong[:3], [pair[0][:80] for pair in fooled[:3]])
-
-
-PARTS = {"kills": soak_kills, "shapes": soak_shapes, "verdicts": soak_verdicts}
+PARTS = {"kills": soak_kills, "shapes": soak_shapes}
 
 
 def main(
@@ -187,8 +148,8 @@ def main(
     """Soak; the folder is emptied first.
 
     Args:
-        parts: kills, shapes, verdicts.
-        seed: of the moments, the shapes and the answers.
+        parts: kills, shapes.
+        seed: of the moments and the shapes.
     """
     shutil.rmtree(output_dir, ignore_errors=True)
     folder = output_dir.absolute()

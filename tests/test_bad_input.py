@@ -21,16 +21,16 @@ import run
 import train_grpo
 import train_oswft
 import train_sft
-from conftest import SCRIPTS, call_of, output_of, run_alone
+from conftest import SCRIPTS, call_of, metrics, output_of, run_alone
 from data import (
     Example,
     InputError,
     TokenizedExample,
     hash_examples,
     load_tokenizer,
+    read_rows,
     write_rows,
 )
-from paper.plot import read_numbers
 from run import Run, checkpoints, claim_or_resume, load_training_data, settings, write_args
 from train_oswft import Args
 
@@ -88,10 +88,14 @@ def test_arguments_are_checked_before_the_slow_imports():
 
 
 def test_a_run_works_without_git_and_with_two_numbers_of_threads(tiny, tmp_path):
+    rows = [row for _, row in read_rows(str(tiny / "train.jsonl"))]
+    write_rows([{**row, "weight": 0.5} for row in rows], tmp_path / "weighted.jsonl")
     call = [*call_of("train_sft.py", tiny, tmp_path / "run"), "--max_steps", "1"]
+    call += ["--data", tmp_path / "weighted.jsonl", "--weight_column", "weight"]
     done = run_alone(*call, env={**os.environ, "PATH": "", "OMP_NUM_THREADS": "1,1"})
     assert done.returncode == 0, done.stderr
     assert run.read_args(tmp_path / "run")["git_commit"] is None
+    assert [row["mean_weight"] for row in metrics(tmp_path / "run")] == [0.5]
 
 
 @pytest.mark.parametrize(
@@ -214,14 +218,6 @@ def test_a_token_without_a_row_in_the_embedding_is_refused(
         args = evaluate.Args(model=model, benchmark_file=(Path(rows),), max_completion_length=48)
         with pytest.raises(InputError, match="the embedding has no row for token 64:"):
             evaluate.find_missing(args, tmp_path, tokenizer, evaluate.load_problems(args))
-
-
-def test_the_table_and_the_pictures_of_a_run_that_lost_a_metric_still_come(tmp_path):
-    rows = [{"loss": 2.0, "train_tokens": 9, "mean_weight": 0.5}, {"loss": 1.0, "train_tokens": 9}]
-    assert re.search(r"mean_weight +0.5 +0.5\n?", run.metrics_table(rows))
-    write_rows(rows, tmp_path / "metrics.jsonl")
-    numbers = read_numbers(tmp_path)
-    assert numbers["loss"] == [2, 1] and "mean_weight" not in numbers
 
 
 class StandInEngine:

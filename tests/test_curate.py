@@ -252,7 +252,6 @@ def test_only_a_few_blocks_are_read_ahead(make_sifter, monkeypatch):
         {"num_examples": 0},
         {"output": ROOT},
         {"output": Path("math.jsonl")},  # would replace the input
-        {"source": "other"},
     ],
 )
 def test_what_cannot_work_is_refused_and_nothing_is_written(curate, tmp_path, monkeypatch, args):

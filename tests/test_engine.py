@@ -37,9 +37,10 @@ def test_a_state_goes_on_over_other_ranks_and_stages_and_no_bad_gradient_touches
     model_copy, tmp_path
 ):
     launch("tests/states.py", "save", tmp_path, ranks=2)
-    for ranks, count in ((1, 8), (3, 10)):  # stage 3 needs ranks; with three, shards are padded
+    for ranks, count in ((1, 6), (3, 8)):  # stage 3 needs ranks; with three, shards are padded
         output = launch("tests/states.py", "go_on", tmp_path, ranks=ranks)
-        assert output.count("went on") == count and output.count("refused") == 2
+        assert output.count("went on") == count
+        assert output.count("refused") == (2 if ranks == 1 else 0)
 
 
 @pytest.mark.parametrize("call", ["keep_freed_memory", "share_cores"])  # the second is the control

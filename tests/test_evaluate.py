@@ -7,8 +7,6 @@ import math
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +17,7 @@ import pytest
 
 import data
 import evaluate
-from conftest import NO_CPU_VLLM, OFTEN, ROOT, SHARED, launch, needs_shared
+from conftest import NO_CPU_VLLM, OFTEN, SHARED, launch, needs_shared, start
 from data import ASK_FREE, ASK_LETTER, Example, InputError, load_tokenizer, write_rows
 from demo.world import NUM_HELDOUT
 from evaluate import BENCHMARKS, Args, load_benchmark, load_own, pass_at_k, with_options
@@ -155,21 +153,6 @@ def settings(tiny: Path, folder: Path) -> list:
     return [*call, "--benchmark_file", *problems]
 
 
-def stop(signum: int, folder: Path, tiny: Path) -> tuple[int, str]:
-    """Send an evaluation a signal when it has written some hundred answers; its code and errors."""
-    written = lambda: sum(path.stat().st_size for path in folder.glob("samples.*.jsonl"))  # noqa: E731
-    enough = written() + 50_000
-    command = [sys.executable, "-c", OFTEN, *map(str, settings(tiny, folder))]
-    streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True, **streams)
-    while written() < enough:
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.02)
-    os.killpg(process.pid, signum)
-    _, errors = process.communicate(timeout=60)
-    return process.returncode, errors
-
-
 def results_of(folder: Path) -> dict[str, dict]:
     return json.loads((folder / "results.json").read_text())
 
@@ -208,13 +191,17 @@ def test_the_tiny_model_knows_the_easy_tier_and_the_middle_and_the_hard_partly(f
         assert curve == sorted(curve)
 
 
-def test_a_killed_and_a_stopped_evaluation_go_on_over_two_ranks_as_if_nothing_had_happened(
+def test_a_stopped_evaluation_goes_on_over_two_ranks_as_if_nothing_had_happened(
     finished, tiny, tmp_path
 ):
     folder = tmp_path / "an evaluation"
-    stop(signal.SIGKILL, folder, tiny)
-    code, errors = stop(signal.SIGINT, folder, tiny)  # as Ctrl-C does
-    assert code == 130 and "Traceback" not in errors
+    process = start("-c", OFTEN, *settings(tiny, folder), start_new_session=True)
+    while not any(path.stat().st_size > 50_000 for path in folder.glob("samples.*")):
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in output
     [path] = folder.glob("samples.*")
     kept = path.read_bytes()
     assert kept.endswith(b"\n")

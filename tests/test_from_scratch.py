@@ -1,51 +1,36 @@
 """demo/from_scratch.py: the same gradients as the real scripts, from three packages alone."""
 
-import json
 import os
 
 import pytest
 import torch
-from safetensors import safe_open
-from transformers import AutoModelForCausalLM
 
-from conftest import SCRIPTS, call_of, launch, link_packages, output_of
-from data import Trajectory, batch_indices, load_examples, load_tokenizer, tokenize_examples
+import train_grpo
+from conftest import link_packages, output_of
 from demo import from_scratch
 from demo.from_scratch import NUM_ROLLOUTS, compute_loss
+from gradients import dense_grpo_loss, dense_logprobs, dense_oswft_loss, make_model, make_rows
+from rounding import assert_same
 
-BATCH = 24
 
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_from_the_same_rewards_the_gradient_is_that_of_the_real_script(script, tiny, tmp_path):
-    method = script.removeprefix("train_").removesuffix(".py")
-    call = [*call_of(script, tiny, tmp_path), "--max_steps", 1, "--save_every", 1]
-    call += ["--train_batch_size", BATCH, "--max_grad_norm", 1e9]  # nothing is clipped
-    call += ["--num_rollouts", NUM_ROLLOUTS[method]] if method != "sft" else []
-    launch(*call)
-
-    tokenizer = load_tokenizer(str(tiny / "model"))
-    examples = load_examples(str(tiny / "train.jsonl"))
-    data, _ = tokenize_examples(examples, tokenizer, max_length=128, max_completion_length=48)
-    queries = [data[i] for i in batch_indices(len(data), BATCH, batch=0, seed=0)]
-    answers, rewards = [], torch.zeros(BATCH, 0)
-    if method != "sft":
-        rows = (tmp_path / "rollouts" / "step_000001.jsonl").read_text().splitlines()
-        rows = [json.loads(row) for row in rows]
-        prompts = {query.id: query.prompt_ids for query in queries}
-        answers = [Trajectory(row["id"], prompts[row["id"]], row["token_ids"]) for row in rows]
-        rewards = torch.tensor([row["correct"] for row in rows]).float().view(BATCH, -1)
-        assert rewards.shape[1] == NUM_ROLLOUTS[method]
-    model = AutoModelForCausalLM.from_pretrained(tiny / "model")
-    compute_loss(method, model, queries, answers, rewards).backward()
-
-    [path] = (tmp_path / "checkpoint-000001" / "state").glob("*.safetensors")
-    with safe_open(path, "pt") as state:  # after one step Adam's first moment is 0.1 * gradient
-        for name, parameter in model.named_parameters():
-            theirs = 10 * state.get_tensor(f"{name}.exp_avg")
-            assert theirs.abs().max() > 0
-            difference = (parameter.grad - theirs).norm() / theirs.norm()
-            assert difference < 1e-4, (name, difference)
+@pytest.mark.parametrize("method", NUM_ROLLOUTS)
+def test_from_the_same_rewards_the_gradient_is_that_of_the_real_scripts(method):
+    """Whose dense reference this is (gradients.py); SFT takes OSW-FT's steps at weight one."""
+    model, answers = make_model(), make_rows(torch.Generator().manual_seed(0), count=12)
+    queries, rewards = answers[::3], torch.tensor([[1.0, 0, 0], [1, 1, 1], [0, 0, 1], [0, 0, 0]])
+    ours = compute_loss(method, model, queries, answers, rewards)
+    if method == "grpo":
+        advantages = train_grpo.grpo_advantages(rewards).flatten().tolist()
+        old = [dense_logprobs(model, row).detach() for row in answers]
+        args = train_grpo.Args(model="", data="")
+        dense, *_ = dense_grpo_loss(model, answers, advantages, old, args)
+    else:
+        weights = 1 - rewards.mean(dim=1) if method == "oswft" else torch.ones(4)
+        tokens = sum(len(query.completion_ids) for query in queries)
+        dense = dense_oswft_loss(model, queries, weights, tokens)
+    gradients = (torch.autograd.grad(loss, list(model.parameters())) for loss in (ours, dense))
+    for gradient, reference in zip(*gradients, strict=True):
+        assert_same(gradient, reference)
 
 
 def test_three_packages_are_enough(tiny, tmp_path):

@@ -25,14 +25,14 @@ def main(args):
     dist.barrier()  # all ranks are here
     print("here", flush=True)
     match (args.plan, dist.get_rank()):
-        case ("one fails", 1) | ("all fail", _):
+        case ("all fail", _):
             raise InputError("no such file")
         case ("one breaks", 1):
             raise AssertionError("a bug")
         case ("one is killed", 1):
             os.kill(os.getpid(), signal.SIGKILL)
         case ("works", rank):
-            time.sleep(2 * rank)
+            time.sleep(rank)
             return 0
     while not asked:  # at work, not in a collective
         time.sleep(0.1)
@@ -73,8 +73,7 @@ def run_ranks(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("launcher", "plan"),
-    [("deepspeed", "one fails"), ("deepspeed", "all fail"), ("torchrun", "one breaks")],
+    ("launcher", "plan"), [("deepspeed", "all fail"), ("torchrun", "one breaks")]
 )
 def test_an_error_of_one_rank_or_of_all_is_said_once_and_ends_all(run_ranks, launcher, plan):
     code, errors, seconds = run_ranks(launcher, plan)
@@ -92,7 +91,7 @@ def test_a_killed_rank_ends_the_others_of_its_host(run_ranks, launcher):
 
 def test_a_rank_that_is_done_ends_no_other(run_ranks):
     code, errors, seconds = run_ranks("deepspeed", "works")
-    assert code == 0 and "error" not in errors and seconds > 3
+    assert code == 0 and "error" not in errors and seconds > 1
 
 
 def test_without_a_launcher_a_process_is_the_only_rank():

@@ -9,7 +9,7 @@ from prepare.curate import Args, curate
 
 
 @needs_shared
-def test_real_problems_with_the_real_vocabulary_over_two_ranks(tmp_path):
+def test_real_problems_with_the_real_vocabulary(tmp_path):
     rows, release = tmp_path / "train.jsonl", tmp_path / "release.jsonl"
     tokenizer = str(SHARED / "qwen3_tokenizer")
     with (SHARED / "data" / "aqua_dev.jsonl").open() as source:
@@ -24,7 +24,6 @@ def test_real_problems_with_the_real_vocabulary_over_two_ranks(tmp_path):
         *("--model", tmp_path / "model", "--data", rows, "--output_dir", tmp_path / "run"),
         *("--max_steps", 2, "--rollout_batch_size", 8, "--max_tokens_per_micro_batch", 2048),
         *("--max_length", 1536, "--max_completion_length", 32),
-        ranks=2,
     )
     first, second = metrics(tmp_path / "run")
     assert 11 < first["loss"] < 13  # ln(151,936) = 11.9: nothing is known yet

@@ -109,12 +109,12 @@ def test_every_row_is_the_papers_setting_and_every_command_is_taken(tiny, tmp_pa
 def test_a_row_runs_end_to_end_and_is_not_run_twice(tiny, tmp_path):
     runs = tmp_path / "a folder"
     shutil.copytree(tiny, runs / "base")
-    call = ["--tiny", "table2/grpo/K2", "--", "--rollout_batch_size", "32"]
+    call = ["--tiny", "table2/grpo/K2", "--", "--rollout_batch_size", "32", "--max_steps", "10"]
     first = reproduce(*call, RUNS=str(runs))
     assert first.returncode == 0, first.stdout[-2000:] + first.stderr[-2000:]
     run = runs / "0.6B-grpo-G2-1e-6"
     model = read_args(run / "eval")["args"]["model"]
-    assert re.fullmatch(rf"{run}/checkpoint-0000(05|10|15|20)", model)
+    assert re.fullmatch(rf"{run}/checkpoint-0000(05|10)", model)
     again = reproduce(*call, RUNS=str(runs))
     assert again.returncode == 0 and again.stdout.count("done before") == 2
 

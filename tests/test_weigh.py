@@ -1,17 +1,13 @@
 """Weighing before training: static weights, own answers and suspect references."""
 
 import json
-import os
-import re
-import signal
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from conftest import launch, needs_vllm, start
+from conftest import launch, needs_vllm
 from data import Example, InputError, load_examples, load_tokenizer, read_rows, write_rows
 from demo.tiny import spoil_file
 from prepare import weigh
@@ -174,33 +170,16 @@ def test_a_column_that_cannot_be_written_is_refused_before_sampling(made, monkey
 
 
 @needs_vllm
-def test_a_killed_weighing_goes_on_finds_wrong_keys_and_its_weights_train(tiny, tmp_path):
+def test_a_set_is_weighed_over_two_ranks_and_most_suspects_are_wrong_keys(tiny, tmp_path):
     base, output = tmp_path / "base", tmp_path / "weighted.jsonl"
     base.mkdir()
     rows = [row for _, row in read_rows(str(tiny / "train.jsonl"))][:800]
     write_rows(rows, base / "train.jsonl")
     spoil_file(base)
-    call = ["--module", "prepare.weigh", "--model", tiny / "model", "--output", output]
-    call += ["--data", base / "train-wrong.jsonl"]
+    call = ["--model", tiny / "model", "--data", base / "train-wrong.jsonl", "--output", output]
     call += [x for name, value in SHORT.items() for x in (f"--{name}", value)]
-    killed = start(*call, ranks=2, start_new_session=True)
-    deadline = time.monotonic() + 300
-    while not any(p.stat().st_size > 10_000 for p in tmp_path.glob("weighted.answers/samples.*")):
-        assert killed.poll() is None and time.monotonic() < deadline, killed.stdout.read()[-4000:]
-        time.sleep(0.05)
-    os.killpg(killed.pid, signal.SIGKILL)
-    killed.communicate()
-    assert not output.exists()
-
-    said = launch(*call, ranks=2)
-    left = re.search(r"([\d,]+) answers to sample", said)[1]
-    assert int(left.replace(",", "")) < 3200
-    weighted = load_examples(str(output))
-    assert [example.id for example in weighted] == [row["id"] for row in rows]
+    launch("--module", "prepare.weigh", *call, ranks=2)
+    assert [example.id for example in load_examples(str(output))] == [row["id"] for row in rows]
     suspects = [row for _, row in read_rows(str(output.with_suffix(".suspects.jsonl")))]
     assert 0.3 < sum(row["spoiled"] for row in suspects) / len(suspects) < 0.9
     assert sum(row["spoiled"] for row in suspects) > 0.5 * 80
-    flags = ["--weight_column", "weight", "--max_length", "160", "--precision", "fp32"]
-    flags += ["--max_steps", "2", "--train_batch_size", "64", "--output_dir", tmp_path / "run"]
-    launch("train_sft.py", "--model", tiny / "model", "--data", output, *flags)
-    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
