@@ -112,7 +112,7 @@ def get_texts(where: str, row: dict, *names: str) -> list[str]:
         try:
             text = as_text(row[name]).strip()
             text.encode()
-        except (KeyError, TypeError, UnicodeError):  # pandas writes NaN for none; half a surrogate
+        except (KeyError, TypeError, UnicodeError):  # none; pandas' NaN; half an emoji
             text = ""
         texts.append(text)
         if not text:

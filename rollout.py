@@ -202,12 +202,11 @@ class Rollout:
     def _completion(self, query: int, sample) -> Completion:
         token_ids = list(sample.token_ids)
         text_ids = token_ids[:-1] if sample.finish_reason == "stop" else token_ids
+        text = self.tokenizer.decode(text_ids, skip_special_tokens=False)  # unknown ids have none
         return Completion(
             query=query,
             token_ids=token_ids,
-            text=self.tokenizer.decode(
-                text_ids, skip_special_tokens=False
-            ),  # unknown ids have none
+            text=text,
             finish_reason=sample.finish_reason,
             logprobs=list(sample.logprobs.logprobs) if sample.logprobs else [],
         )

@@ -120,6 +120,18 @@ def test_the_mean_weight_does_not_depend_on_k_but_that_of_hard_weights_does(k):
             assert (probability @ each.double()).item() == pytest.approx(mean)
 
 
+def test_chance_takes_a_quarter_off_the_weight_of_an_unsolved_question_with_four_options():
+    rewards, probability = enumerate_rollouts(2, 1 / 4)
+    assert (probability @ oswft_weights(rewards).double()).item() == pytest.approx(0.75)
+
+
+def test_a_tenth_of_wrong_references_carries_45_percent_of_the_weight_where_most_is_solved():
+    rewards = torch.zeros(1000, 1000)  # the share of a row's ones is its pass rate
+    rewards[100:, :866] = 1  # mean weight 0.134; no answer is the wrong reference's
+    weights = oswft_weights(rewards)
+    assert (weights[:100].sum() / weights.sum()).item() == pytest.approx(0.45, abs=0.005)
+
+
 # ---- Section 2.1: the constant c, and Equation 6 -------------------------------------------------
 
 
