@@ -4,6 +4,8 @@ Prints Markdown for docs/study/fourth.md, and draws docs/study/kl.png. Runs are 
 base, and the same seed of data order and sampling.
 """
 
+from pathlib import Path
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -12,9 +14,9 @@ from scipy import stats
 from data import read_rows
 from demo.rows import at_level
 from paper.plot import STYLE
-from real.study import ROWS
 from run import one_line_errors
 
+ROWS = Path(__file__).parent.parent / "docs" / "study" / "fourth.jsonl"
 ARMS = {"sft": "SFT", "oswft": "OSW-FT", "half": "SFT at r / 2", "static": "static weights"}
 COLORS = dict(zip(ARMS, ("#c44e52", "#4c72b0", "#dd8452", "#55a868"), strict=True))
 TESTS = {  # score at equal gain, or at the end; two arms; the alternative
