@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from data import read_rows
 from real import report
 
 
@@ -30,3 +31,21 @@ def test_runs_are_compared_at_equal_gain_and_in_pairs():
     lines = [line.split(" | ") for line in report.tests(curves, levels)]
     assert [line[4] for line in lines] == ["-0.250 ± 0.000", *3 * ["+0.000 ± 0.000"]]
     assert [line[5] for line in lines] == 4 * ["2"]  # pairs
+
+
+def test_the_page_has_the_results_of_the_rows():
+    page = (report.ROWS.parent / "fourth.md").read_text()
+    rows = [row for _, row in read_rows(str(report.ROWS))]
+    ends = [row["checkpoints"][-1] for row in rows if row["run"] in report.ARMS]
+    assert len(ends) == 10
+    for end in ends:
+        gain, many, easy, skill = (100 * end[name] for name in ("gain", "pass@4", "easy", "skill"))
+        kl, trained = end["kl"], end["train_tokens"]
+        cells = f"{gain:.1f} | {many:.1f} | {kl:.3f} | {easy:.1f} | {skill:.1f} | {trained:,}"
+        assert f" | {cells} | " in page
+    curves, levels = report.read_curves(rows), report.levels_of(rows)
+    for name, *_, mean, pairs, p, holm, exact in [
+        line.strip("| ").split(" | ") for line in report.tests(curves, levels)
+    ]:
+        mean = {"R3": "−1.8 ± 2.4", "R4": "−0.1 ± 0.5"}.get(name, mean)  # in points
+        assert f" | {mean} | {pairs} | {p} | {holm} | {exact} |" in page
