@@ -1,9 +1,12 @@
 """The fourth study's verdicts, from its rows (real/report.py)."""
 
 import itertools
+import statistics
 
+import numpy as np
 import pytest
 
+from conftest import ROOT
 from data import read_rows
 from real import report
 
@@ -51,3 +54,77 @@ def test_the_page_has_the_results_of_the_rows():
             mean = "{:+.1f} ± {:.1f}".format(*(100 * float(x) for x in mean.split(" ± ")))
         mean = mean.replace("-", "−")
         assert f" | {mean} | {pairs} | {p} | {holm} | {exact} |" in page
+
+
+@pytest.fixture(scope="module")
+def curves():
+    """By (arm, seed): the base, then the run's checkpoints."""
+    rows = [row for _, row in read_rows(str(report.ROWS))]
+    return {(arm, seed): curve for (arm, _, seed), curve in report.read_curves(rows).items()}
+
+
+@pytest.fixture(scope="module")
+def at_equal_gain(curves):
+    levels = report.levels_of([row for _, row in read_rows(str(report.ROWS))])
+    return {
+        key: {x: report.score(c, x, levels) for x in report.SCORES} for key, c in curves.items()
+    }
+
+
+def said(page: str) -> str:
+    return " ".join((ROOT / page).read_text().split())
+
+
+def interval(values: list[float]) -> str:
+    width = {2: 12.706, 3: 4.303}[len(values)] * statistics.stdev(values) / len(values) ** 0.5
+    return f"{statistics.mean(values):+.1f} ± {width:.1f}".replace("-", "−")
+
+
+def test_means_of_arms_are_over_the_seeds_that_have_all_of_them(curves, at_equal_gain):
+    for arm in report.ARMS:
+        end = sum(curves[arm, seed].iloc[-1][["gain", "pass@4", "easy"]] for seed in (1, 2)) * 50
+        kl, trained = (
+            statistics.fmean(curves[arm, seed][name].iloc[-1] for seed in (1, 2))
+            for name in ("kl", "train_tokens")
+        )
+        gain, many, easy = (f"{value:.1f}" for value in end)
+        assert f" | {gain} | {many} | {kl:.3f} | {easy} | {trained:,.0f} |" in said("docs/study.md")
+        assert arm == "static" or f" {gain} %" in said("README.md").split("complete seeds")[1]
+        mean = {x: statistics.mean(at_equal_gain[arm, n][x] for n in (1, 2)) for x in report.SCORES}
+        names = ("pass@4", "easy", "skill", "multiarith", "commonsense")
+        many, *cells = (f"{100 * mean[name]:.1f}" for name in names)
+        cells = [many, f"{mean['kl']:.3f}", *cells, f"{mean['TFLOPs']:.0f}"]
+        cells += [f"{at_equal_gain[arm, 1]['seconds']:,.0f}"]
+        assert f" | {' | '.join(cells)} |" in said("docs/study/fourth.md")
+
+
+def test_the_page_says_how_far_the_arms_are_apart(curves, at_equal_gain):
+    page = said("docs/study/fourth.md")
+    easy = {key: 100 * curve.easy for key, curve in curves.items()}
+    below = [(easy["sft", n] - easy["oswft", n])[2:].mean() for n in (0, 1, 2)]  # steps 20 to 60
+    assert f"OSW-FT is {interval(below)[1:]} points below SFT" in page
+    assert f"easy {interval([-value for value in below[1:]])}" in page
+    ends = [easy["sft", n].iloc[-1] - easy["static", n].iloc[-1] for n in (1, 2)]
+    assert "they end {:.1f} and {:.1f} points below SFT".format(*ends) in page
+    for arm, where in (
+        ("half", "is itself {} below SFT's"),
+        ("static", "at equal gain is {} above"),
+    ):
+        kl = [abs(at_equal_gain[arm, n]["kl"] - at_equal_gain["sft", n]["kl"]) for n in (1, 2)]
+        assert where.format("{:.3f} and {:.3f}".format(*kl)) in page
+    plateau = [kl for (arm, _), curve in curves.items() if arm != "half" for kl in curve.kl[2:]]
+    assert f"from step 20 on ({min(plateau):.2f} to {max(plateau):.2f})" in page
+
+
+def test_oswft_is_compared_with_sft_after_as_many_tokens(curves):
+    page, gains, shares = said("docs/study/fourth.md"), [], []
+    for seed in (0, 1, 2):
+        sft, end = curves["sft", seed], curves["oswft", seed].iloc[-1]
+        same = np.interp(end.train_tokens, sft.train_tokens, sft.gain)
+        gains.append((100 * end.gain, 100 * same))
+        shares.append(100 * end.train_tokens / sft.train_tokens.iloc[-1])
+    difference = interval([ours - theirs for ours, theirs in gains])
+    means = "{:.1f} and {:.1f} %".format(*map(statistics.mean, zip(*gains, strict=True)))
+    assert f"on {statistics.mean(shares):.0f} % of SFT's tokens" in page
+    assert f"{means} ({difference}, three pairs)" in page
+    assert f"from as many ({difference})" in said("docs/study.md")

@@ -6,6 +6,7 @@ import statistics
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from conftest import ROOT
 from data import load_examples
@@ -166,15 +167,62 @@ def test_the_table_is_that_of_the_rows_and_the_page_has_no_other_differences(tmp
 
 
 def test_retention_falls_with_the_share_of_answers_in_the_experts_style():
-    points = [point["tiers"] for row in ROWS["second"] for point in row["checkpoints"]]
-    style, kept = (
-        np.array([tiers["keep"][name] + tiers["long"][name] for tiers in points])
-        for name in ("scratch", "pass@1")
-    )
-    assert (
-        f"r² = {np.corrcoef(style, kept)[0, 1] ** 2:.2f} over {len(points):,}"
-        in (ROOT / "docs" / "study.md").read_text()
-    )
+    page, found = (ROOT / "docs" / "study.md").read_text(), []
+    everything = [row for rows in ROWS.values() for row in rows]
+    for rows in (ROWS["second"], everything):
+        points = [point["tiers"] for row in rows for point in row["checkpoints"]]
+        style, kept = (
+            np.array([tiers["keep"][name] + tiers["long"][name] for tiers in points])
+            for name in ("scratch", "pass@1")
+        )
+        found.append(f"{np.corrcoef(style, kept)[0, 1] ** 2:.2f} over {len(points):,}")
+    assert f"r² = {found[0]} checkpoints of the second study, {found[1]} of all three" in page
+    bases = [row for row in everything if (row["world"], row["method"]) == ("style", "base")]
+    kept = statistics.mean(score_of("retention", [row]) for row in bases)
+    assert f"The bases have {kept:.1f} %" in page
+
+
+def planned(family: str) -> list[tuple]:
+    """Of the table of tests: name, score, two runs."""
+    cells = rf"\| ([{family}]\d)[^|]*\| (kept|gain|TFLOPs) \| (\S+ \S+) − (\S+ \S+) \|"
+    return re.findall(cells, DETAILS)
+
+
+def test_what_holds_with_one_seed_left_out_is_said():
+    scores, held = read_scores(), dict.fromkeys(range(9), "")  # by how often, of eight
+    for family, first in (("H", 18), ("ABC", 26)):
+        times = {name: 0 for name, *_ in planned(family)}
+        for left_out in range(first, first + 8):
+            seeds = [seed for seed in range(first, first + 8) if seed != left_out]
+            p = {
+                name: stats.ttest_1samp(scores[what][a][seeds] - scores[what][b][seeds], 0).pvalue
+                for name, what, a, b in planned(family)
+            }
+            for rank, name in enumerate(sorted(p, key=p.get)):
+                if (len(p) - rank) * p[name] >= 0.05:  # Holm: no larger p counts, either
+                    break
+                times[name] += 1
+        for name, count in times.items():
+            held[count] += name
+    assert (held[8], held[3], held[2]) == ("H5H6A1A2A3B2", "H1H3", "H2H7B1")
+    assert "left out, H5, H6, A1 to A3 and B2 hold whichever it is" in DETAILS
+    assert "H1 and H3 hold in three, and\nfail in five; H2, H7 and B1 hold in two" in DETAILS
+
+
+def test_checkpoints_and_mixed_commits_are_counted():
+    counts = [{len(r["checkpoints"]) for r in rows if r["steps"]} for rows in ROWS.values()]
+    assert counts == [{1, 2, 3, 4, 5}, {12}, {6, 9, 12}]
+    assert "checkpoints in the second study, at most five in the first, six to twelve" in DETAILS
+    commits = {}
+    for row in ROWS["third"]:
+        world = re.sub("style|clean-?", "", row["world"])
+        run = f"{world and world + '/'}{row['method']}", row["rate"], row["seed"]
+        commits[run] = row["git_commit"]
+    mixed = []
+    for _, _, *runs in planned("ABC"):
+        (a, r), (b, s) = (run.split() for run in runs)
+        mixed += [commits[a, float(r), n] != commits[b, float(s), n] for n in range(26, 34)]
+    assert f"{sum(mixed)} of the third study's {len(mixed)} pairs mix two commits" in DETAILS
 
 
 def test_in_the_models_own_style_sft_gains_and_keeps():
