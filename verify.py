@@ -72,14 +72,27 @@ def grade(completion: str, answer: str, limit_s: int | None = None) -> Grade:
     pair = [rf"\boxed{{{answer}}}", closing if read is None else rf"\boxed{{{read}}}"]
     if len(pair[1]) > MAX_CHARS:
         return Grade(False, read)
+    gold, parsed = (parse_values(text, limit_s) for text in pair)
+    right = are_equal(gold, parsed, limit_s)
+    if not right and (wider := [widen(text) for text in pair]) != pair:
+        right = are_equal(*(parse_values(text, limit_s) for text in wider), limit_s)
+    return Grade(right, str(parsed[-1]) if read is None and parsed else read)
+
+
+def are_equal(gold: list, parsed: list, limit_s: int | None) -> bool:
+    """Whether Math-Verify finds the values equal: to six decimals, or below 1e-5 to six digits."""
     from math_verify import verify
 
-    gold, parsed = (parse_values(text, limit_s) for text in pair)
-    right = verify(gold, parsed, timeout_seconds=limit_s)
-    if not right and "%" in "".join(pair):  # 35.0% is 35, too; Math-Verify knows that of 35%
-        bare = (parse_values(re.sub(r"\\?%", "", text), limit_s) for text in pair)
-        right = verify(*bare, timeout_seconds=limit_s)
-    return Grade(right, str(parsed[-1]) if read is None and parsed else read)
+    equal = verify(gold, parsed, timeout_seconds=limit_s)
+    if equal and all(getattr(values[0], "is_comparable", False) for values in (gold, parsed)):
+        return not 0 < abs(gold[0]) < 1e-5 or bool(abs(parsed[0] / gold[0] - 1) < 1e-6)
+    return equal
+
+
+def widen(text: str) -> str:
+    """What Math-Verify reads otherwise: 35.0% as 35, too, 4.5e33 as a number, 60. as 60."""
+    text = re.sub(r"\\?%|\.(?=\s*}*$)", "", text)
+    return re.sub(r"(?<=\d)[eE]([+-]?\d+)", r"\\times 10^{\1}", text)
 
 
 def extract(completion: str, answer: str) -> str | None:
@@ -93,7 +106,7 @@ def extract(completion: str, answer: str) -> str | None:
     box = text[start:end].strip()
     if not reference_letter(answer):
         return box or None
-    return read_letter(box) or said_letter(text[end:][-CLOSING_CHARS:]) or box or None
+    return read_letter(box) or said_letter(text[end:][-CLOSING_CHARS:])
 
 
 @lru_cache(maxsize=4096)  # several completions have the same reference
@@ -144,9 +157,10 @@ IN_BOX = re.compile(  # C | (C) | C) 12 | C. none of these | Option C | The answ
     r"[(\[]?([A-J])(?:[)\].:]+.*)?|[^A-Z]* \(([A-J])\)\.?"
 )
 SAID = re.compile(  # The answer is (C) | the closest option would be C | 答案是C | 【答案】C
-    r"(?i:\banswer\b|\bans\b|(?:correct|right|best|closest) (?:option|choice)|答案|选项)"
-    r"(?i:[ :是为】]| is| (?:would|must|should) be| option| choice| therefore)*"
-    r"[(\[]*([A-J])(?![A-Za-z0-9'’]|[(\[]\w| ?[=^_+*/])"
+    r"(?i:\banswer\b|\bans\b|(?:correct|right|best|closest) (?:option|choice|letter)|答案|选项)"
+    r"(?i:[ :是为】]| is| (?:would|must|should) be| option| choice| letter| therefore"
+    r"| most likely| probably)*"
+    r"[(\[]*([A-J])(?![A-Za-z0-9'’]|[(\[]\w| ?[=^_+*/]|[)\]]* ?是?[错不])"  # 选项B是错误的
 )
 ALONE = re.compile(r"(?:^|[.!?:#] ?|\b(?i:so|thus|hence|therefore),? )[(\[]?([A-J])[)\].]*$")  # C
 

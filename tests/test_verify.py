@@ -67,7 +67,9 @@ The answer is C – as shown.|The answer is C, which is 12.|The closest option w
 The answer is C. Option B is wrong.|The answer is (C). None of A, B, D is correct.
 The answer is B. Wait, 2 is odd. Actually the answer is C
 Therefore B.⏎No, the correct option is C.|Is it C or D? The answer is C.
-The answer is C because A and B are too small.|No way the answer is C.|Is the answer C? No."""),
+The answer is C because A and B are too small.|No way the answer is C.|Is the answer C? No.
+The answer is most likely C.|The answer is probably (C).|The correct option letter is C
+The correct letter is C.|The answer letter: C|选项 (C) 正确。|正确选项为C"""),
 )
 def test_a_closing_without_a_box_names_the_letter(closing):
     assert said_letter(closing) == "C"
@@ -85,7 +87,7 @@ The answer is 25°C|The answer is P(C) = 0.5
 The answer is C's age.|So C and D are equal.|Therefore C is a right angle.|The answer is on line C.
 The answer is \boxed{C|The answer is not C.|The answer isn’t (C).|The answer is neither C nor B
 It is not true that C is correct.|Option C is incorrect.|C is not the answer.
-答案不是C|Answer: C⏎A
+答案不是C|Answer: C⏎A|选项C是错误的|选项 (C) 不正确。|选项C错误
 c|Option C|<answer> C </answer>|故选C。|So it is C|C is correct, as 12 is even."""),
 )
 def test_a_closing_without_a_box_names_no_letter(closing):
@@ -127,6 +129,10 @@ def test_all_letters_from_a_to_j_are_options():
 1~\frac59 ≠> \frac{5}{9} | e^{1} => e | −5 => -5 | π => \pi
 35.0\% => 35 | 35 => 35.0\% | 7.2 => 7.2\% | 7.2\% => 7.2 | 12.5% => 12.5\% | 7.2\% => 0.072
 7.2\% ≠> 72 | 5\% ≠> 500 | 500\% ≠> 5\% | 5e-05 ≠> 0.00006 | 1.5E3 => 1500
+4.5\times 10^{33} => 4.5e33 | 4.5\times 10^{32} ≠> 4.5e33 | 4.5e33 => 4.5\times 10^{33}
+6.63\times 10^{-34} => 6.63e-34 | 2e => 2e | 60. => 60 | 60 => 60. | 61. ≠> 60 | 60.5 ≠> 60.
+1.6\times 10^{-19} ≠> 9.1\times 10^{-31} | 1.6\times 10^{-19} => 0.16\times 10^{-18}
+0.0000012 ≠> 0.0000014 | 0 ≠> 1.6\times 10^{-19} | \frac{1}{200000} => 0.000005
 \sqrt{8} => 2\sqrt{2} | 2\sqrt{3} ≠> 3\sqrt{2} | x^2+2x+1 => (x+1)^2 | x+2 ≠> x+1
 \sum_{n=1}^{5} n => 15 | 1100_{2} => 1100_2
 x=5 => 5 | f'(x) = 2x => 2x | x_{\max} = 3 => 3 | \left(x, y\right) = (1, 2) => (1,2)
