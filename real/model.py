@@ -26,6 +26,7 @@ def write_model(output: Path = Path("runs/smollm2")) -> None:
     missing = [name for name in needed if not importlib.util.find_spec(name)]
     if missing:
         raise InputError(f"{' and '.join(missing)} not installed; see python -m real.model --help")
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     # The package is not imported: it would ask for the program that it is a plugin of.
@@ -36,7 +37,11 @@ def write_model(output: Path = Path("runs/smollm2")) -> None:
     model.load_state_dict(read.state_dict())
     model.generation_config = read.generation_config
     model.to(torch.bfloat16).save_pretrained(output)
-    AutoTokenizer.from_pretrained(folder, gguf_file=FILE).save_pretrained(output)
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=FILE)
+    # "smollm" in the file's tokenizer.ggml.pre, which transformers does not read
+    digits, bytes_ = Digits(individual_digits=True), ByteLevel(add_prefix_space=False)
+    tokenizer.backend_tokenizer.pre_tokenizer = Sequence([digits, bytes_])
+    tokenizer.save_pretrained(output)
     print(f"{model.num_parameters():,} parameters -> {output}")
 
 

@@ -54,6 +54,13 @@ def sft(real) -> Path:
 def test_the_ids_of_prompt_and_solution_are_the_template_s(real):
     tokenizer = data.load_tokenizer(str(real / "model"))
     assert len(tokenizer) == 49_152
+    # as the model was pre-trained: each digit alone, two line breaks together
+    read = {
+        "\n\n1.": [1116, 33, 30],
+        "12 - 4": [33, 34, 731, 216, 36],
+        " add 10": [803, 216, 33, 32],
+    }
+    assert {text: tokenizer(text).input_ids for text in read} == read
     examples = data.load_examples(str(real / "svamp.jsonl"))
     rows, dropped = data.tokenize_examples(examples, tokenizer, 512, 128)
     assert len(rows) == 999 and not any(dropped.values())
