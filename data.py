@@ -12,6 +12,7 @@ import functools
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -43,6 +44,15 @@ MAX_PADDING = 512  # padding tokens that cost as much as one extra micro-batch
 
 class InputError(ValueError):
     """Something the user gave is wrong; the message is one line that says what and where."""
+
+
+@contextmanager
+def named(what: str) -> Iterator[None]:
+    """Make one line that begins with `what` of whatever a library raises."""
+    try:
+        yield
+    except Exception as error:
+        raise InputError(f"{what}: {' '.join(str(error).split())[:500]}") from error
 
 
 # ---- Files ---------------------------------------------------------------------------------------
@@ -94,11 +104,8 @@ def read_rows(path_or_hub_id: str, split: str = "train") -> Iterator[tuple[str, 
         import datasets  # takes seconds to import, and only hub ids need it
 
         name, _, config = path_or_hub_id.partition(":")
-        try:
+        with named(f"{name}: no such file, and as a hub id"):
             rows = datasets.load_dataset(name, config or None, split=split)
-        except Exception as error:  # the hub client raises dozens of types
-            reason = " ".join(str(error).split())[:300]
-            raise InputError(f"{name}: no such file, and as a hub id: {reason}") from error
         for number, row in enumerate(rows, start=1):
             yield f"{path_or_hub_id}:{number}", row
     else:
@@ -180,39 +187,40 @@ def prompt_text(tokenizer: Tokenizer, question: str, ask: str) -> str:
 
 
 def render(tokenizer: Tokenizer, turns: list[dict], **options) -> str:
-    """What the chat template makes of the turns."""
+    """What the chat template makes of the turns. Raises InputError if it fails."""
     options |= {"tokenize": False, "strftime_now": TODAY.strftime}
-    return tokenizer.apply_chat_template(turns, **options)
+    with named(f"{tokenizer.name_or_path}: the chat template fails"):
+        return tokenizer.apply_chat_template(turns, **options)
 
 
 def load_tokenizer(path_or_hub_id: str) -> Tokenizer:
-    """Load a tokenizer. Raises InputError if its template cannot be trained or sampled with."""
-    from transformers import AutoTokenizer
+    """Load the model's tokenizer.json as it is: `AutoTokenizer` may build another one.
 
-    folder = Path(path_or_hub_id)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path_or_hub_id, trust_remote_code=False)
-    except (OSError, ValueError) as error:  # often a path that is mistyped
-        reason = "no model that can be loaded" if folder.is_dir() else "no such folder or hub id"
-        reason += ": " + re.split(r"\.\s|\n", str(error).strip())[0]
-        if inside := sorted(folder.glob("*/tokenizer_config.json")):
-            reason = f"is no model's folder; {inside[-1].parent}?"
-        raise InputError(f"{path_or_hub_id}: {reason}") from error
-    try:
-        tokenizer.get_chat_template()
-    except ValueError as error:  # none, or several without a default
-        raise InputError(f"{path_or_hub_id}: the tokenizer has no default chat template") from error
+    Raises InputError if it cannot be trained or sampled with.
+    """
+    from transformers import PreTrainedTokenizerFast
+    from transformers.utils import has_file
+
+    nothing = f"{path_or_hub_id}: no folder or hub id with a tokenizer.json"  # it may be mistyped
+    with named(nothing):
+        found = has_file(path_or_hub_id, "tokenizer.json")  # other files may give other ids
+    if not found:
+        inside = sorted(Path(path_or_hub_id).glob("*/tokenizer.json"))
+        raise InputError(f"{nothing}; {inside[-1].parent}?" if inside else nothing)
+    options = {"clean_up_tokenization_spaces": False}  # what is graded is what was sampled
+    with named(f"{path_or_hub_id}: its tokenizer cannot be loaded"):
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(path_or_hub_id, **options)
     end_of_turn_id(tokenizer)
-    asked = prompt_text(tokenizer, "1", ASK_FREE)
+    asked, before = prompt_text(tokenizer, "1", ASK_FREE), around_answer(tokenizer)[0]
     thinking = r"(\s|</?think>)+$"  # either side may hold an opened or an empty <think>
-    if re.sub(thinking, "", asked) != re.sub(thinking, "", around_answer(tokenizer)[0]):
-        reason = "the chat template does not end the prompt where it begins the assistant's turn"
-        raise InputError(f"{path_or_hub_id}: {reason}")
+    fits = re.sub(thinking, "", asked) == re.sub(thinking, "", before)
     whole = prompt_text(tokenizer, MARK, ASK_FREE)
-    if MARK not in whole or SYSTEM_PROMPT not in whole:
-        raise InputError(f"{path_or_hub_id}: the chat template drops question or system prompt")
-    read = tokenizer.decode(tokenizer(asked, add_special_tokens=False).input_ids)
-    if "".join(read.split()) != "".join(asked.split()):  # e.g. loaded as another class
+    if not fits or MARK not in whole or SYSTEM_PROMPT not in whole:
+        reason = "drops text, or does not end the prompt where it begins the assistant's turn"
+        raise InputError(f"{path_or_hub_id}: the chat template {reason}")
+    text = messages("1", ASK_FREE)[-1]["content"]
+    read = tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids)
+    if read != text:
         raise InputError(f"{path_or_hub_id}: the tokenizer loses text, and leaves {read!r}")
     return tokenizer
 
@@ -266,6 +274,16 @@ def refuse_special_tokens(tokenizer: Tokenizer, texts: Iterable[tuple[str, str]]
     for what, text in texts:
         if found := pattern.search(text):
             raise InputError(f"{what} holds the special token '{found[0]}'")
+
+
+def warn_of_unknown(tokenizer: Tokenizer, rows: Sequence[tuple[str, Sequence[int]]]) -> None:
+    """Say how many rows, given as (where, token ids), hold text that the vocabulary lacks."""
+    unknown = tokenizer.unk_token_id
+    if unknown is None or unknown in stop_token_ids(tokenizer):  # then no text is read as it
+        return
+    if lacking := [(where, tokenizer.decode(ids)) for where, ids in rows if unknown in ids]:
+        count = f"{len(lacking):,} of {len(rows):,} rows hold text that the vocabulary lacks"
+        print(f"warning: {count}: {lacking[0][0]}: {lacking[0][1]!r:.200}", file=sys.stderr)
 
 
 # ---- Token ids -----------------------------------------------------------------------------------
@@ -382,9 +400,7 @@ def derive_seed(*parts: int | str) -> int:
     return int.from_bytes(digest[:4], "big") >> 1
 
 
-def split_micro_batches(
-    lengths: Sequence[int], world_size: int, max_tokens: int
-) -> list[list[list[int]]]:
+def split_rows(lengths: Sequence[int], world_size: int, max_tokens: int) -> list[list[list[int]]]:
     """Spread rows over ranks and micro-batches: `result[n][rank]` lists indices into `lengths`.
 
     Rows are sorted by length and dealt out to the ranks, longest first, so ranks do equal work. A

@@ -33,7 +33,7 @@ from safetensors.torch import save_file
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.nn import Module
 
-from data import InputError, MicroBatch, Trajectory, collate, split_micro_batches, stop_token_ids
+from data import InputError, MicroBatch, Trajectory, collate, named, split_rows, stop_token_ids
 from logprobs import LogprobModel
 
 if TYPE_CHECKING:
@@ -116,35 +116,42 @@ def gather(items: list) -> list:
 def load_config(model: str, max_length: int, highest_id: int = 0) -> PreTrainedConfig:
     """Load a config. Raises InputError if the model cannot read such a length or token id."""
     from transformers import AutoConfig
+    from transformers.utils import has_file
 
-    try:
+    with named(model):  # e.g. a type that transformers does not know, or code of its own
         config = AutoConfig.from_pretrained(model, trust_remote_code=False)
-    except ValueError as error:  # a type that transformers does not know, or code of its own
-        raise InputError(f"{model}: {' '.join(str(error).split())}") from error
     if config.get_text_config() is not config:
         raise InputError(f"{model}: reads more than text ({config.model_type})")
     limit = getattr(config, "max_position_embeddings", None) or math.inf  # some models have none
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":  # beyond, a row would depend on those beside it
+        limit = rope["original_max_position_embeddings"]
     if max_length > limit:
         raise InputError(f"{model}: reads {limit} tokens, not {max_length}: lower the lengths")
     if highest_id >= config.vocab_size:
         raise InputError(f"{model}: the embedding has no row for token {highest_id}: resize it")
+    one, several = "model.safetensors", "model.safetensors.index.json"
+    if has_file(model, one) and has_file(model, several):  # transformers reads one, vLLM the other
+        raise InputError(f"{model}: holds {one} and {several}: delete the one that is out of date")
     return config
 
 
-def load_model(path_or_hub_id: str, max_length: int) -> PreTrainedModel:
-    """Load a causal language model. Raises InputError if it would silently train something else."""
+def load_model(path_or_hub_id: str, max_length: int, precision: str = "auto") -> PreTrainedModel:
+    """Load a causal language model. Raises InputError if it would silently be another one."""
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     config = load_config(path_or_hub_id, max_length)
     if getattr(config, "quantization_config", None):  # the cast to fp32 would lose the scales
-        raise InputError(f"{path_or_hub_id}: is quantized: train the model it was made from")
+        raise InputError(f"{path_or_hub_id}: is quantized: take the model it was made from")
+    for name, value in vars(config).items():
+        if "drop" in name and isinstance(value, float):  # else checkpointed layers would use it
+            setattr(config, name, 0.0)
+    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}.get(precision, "auto")
     options = {"config": config, "output_loading_info": True, "trust_remote_code": False}
-    try:
-        model, report = AutoModelForCausalLM.from_pretrained(path_or_hub_id, **options)
-    except SafetensorError as error:
-        raise OSError(f"{path_or_hub_id}: {error}") from error  # a file is cut off
+    with named(path_or_hub_id):  # e.g. a file that is cut off
+        model, report = AutoModelForCausalLM.from_pretrained(path_or_hub_id, dtype=dtype, **options)
     if missing := sorted(report["missing_keys"]):  # transformers makes random ones in their place
         raise InputError(f"{path_or_hub_id}: {len(missing)} weights are missing: {missing[0]} ...")
     if getattr(model, "_hf_peft_config_loaded", False):
@@ -153,10 +160,6 @@ def load_model(path_or_hub_id: str, max_length: int) -> PreTrainedModel:
     tied = getattr(config, "tie_word_embeddings", False)
     if tied and head and head.weight is not embedding.weight:  # vLLM would tie them
         raise InputError(f"{path_or_hub_id}: config.json ties head and embedding, which differ")
-    try:
-        model.generation_config.validate(strict=True)  # else the first save would fail
-    except ValueError as error:
-        raise InputError(f"{path_or_hub_id}: {' '.join(str(error).split())}") from error
     return model
 
 
@@ -168,7 +171,10 @@ def cast_parameters(model: Module, dtype: torch.dtype) -> None:
 
 def load_engine(args: TrainArgs, checkpoint: Path | None = None) -> Engine:
     """An engine for `--model`, or one that continues from a checkpoint. A collective."""
-    engine = Engine(load_model(str(checkpoint or args.model), args.max_length), args)
+    model = load_model(str(checkpoint or args.model), args.max_length, args.precision)
+    with named(args.model):
+        model.generation_config.validate(strict=True)  # else the first save would fail
+    engine = Engine(model, args)
     if checkpoint:
         engine.load_state(checkpoint)
     return engine
@@ -191,30 +197,22 @@ def import_deepspeed():
 
 
 class Engine:
-    """A DeepSpeed engine around a causal language model: AdamW and ZeRO.
-
-    A single rank runs stage 3 as 2: it would only add waiting, and a second copy of the weights.
-    """
-
-    max_stage_alone = 2  # the tests on one GPU set 3
+    """A DeepSpeed engine around a causal language model: AdamW and ZeRO."""
 
     def __init__(self, model: PreTrainedModel, args: TrainArgs):
         if args.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         self.max_grad_norm = args.max_grad_norm
-        alone = dist.get_world_size() == 1
-        self.zero_stage = min(args.zero_stage, self.max_stage_alone if alone else 3)
-        bf16 = args.precision == "bf16"
+        self.zero_stage = args.zero_stage
+        bf16, several = args.precision == "bf16", dist.get_world_size() > 1
         if torch.cuda.is_available():
             model.cuda()  # in fp32, all ranks' copies would fill the host's memory
         cast_parameters(model, torch.float32)  # the check is sharp without rounding
-        try:
+        with named(args.model):
             model = LogprobModel.checked(model)
             cast_parameters(model, torch.bfloat16 if bf16 else torch.float32)
             if args.attn != "sdpa":
                 model.model.set_attn_implementation(args.attn)
-        except (ValueError, ImportError) as error:
-            raise InputError(str(error)) from error
         # fused: one kernel, on CPUs too
         self.adam = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
         config = {
@@ -222,7 +220,7 @@ class Engine:
             "bf16": {"enabled": bf16},
             "data_types": {"grad_accum_dtype": "fp32"},
             "gradient_clipping": args.max_grad_norm,
-            "zero_optimization": {"stage": self.zero_stage, "overlap_comm": not alone},
+            "zero_optimization": {"stage": self.zero_stage, "overlap_comm": several},
             "zero_force_ds_cpu_optimizer": False,  # torch's AdamW needs no compiler at run time
         }
         if not torch.cuda.is_available():
@@ -236,7 +234,6 @@ class Engine:
         self.total_loss = torch.zeros((), device=self.device)  # of this rank's micro-batches so far
         self.num_steps = 0  # optimizer steps done
         self._allocate_moments()
-        self.held_bytes = torch.cuda.memory_allocated()  # of a GPU, between steps; 0 without one
 
     @property
     def model(self) -> PreTrainedModel:
@@ -259,7 +256,7 @@ class Engine:
         kept = range(len(rows)) if keep is None else keep.nonzero()[:, 0].tolist()
         lengths = [len(rows[i]) for i in kept]
         self.counts = {"skipped_sequences": len(rows) - len(kept), "train_tokens": sum(lengths)}
-        shares = split_micro_batches(lengths, dist.get_world_size(), max_tokens)
+        shares = split_rows(lengths, dist.get_world_size(), max_tokens)
         shares = [[kept[n] for n in share[dist.get_rank()]] for share in shares] or [[]]
         for number, share in enumerate(shares, start=1):
             self.engine.set_gradient_accumulation_boundary(number == len(shares))
@@ -392,6 +389,7 @@ class Engine:
                     tensor = self._get_state(parameter, key)  # a collective
                     if writes:
                         tensors[f"{name}.{key}"] = tensor.cpu()
+                    del tensor  # on a GPU, before the next one is made
             if writes:
                 path = folder / "state" / f"{number:05d}.safetensors"
                 save_file(tensors, path, metadata={"step": str(self.num_steps)})

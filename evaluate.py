@@ -48,15 +48,15 @@ from data import (
     prompt_text,
     read_rows,
     refuse_special_tokens,
+    warn_of_unknown,
     write_json,
 )
-from engine import init_ranks, load_config, on_rank_0
+from engine import init_ranks, load_config, load_model, on_rank_0
 from rollout import Rollout
 from run import claim, read_args, run_script, write_args
-from verify import Verifier
+from verify import Verifier, extract
 
-RESAMPLES = 10_000  # of a bootstrap or a permutation test
-DRAWN = 100  # of them at a time: all at once take gigabytes
+Z = 1.96  # standard deviations on either side of 95 %
 WRITE_EVERY_S = 5  # seconds between writes: a kill loses no more
 
 
@@ -113,39 +113,20 @@ def pass_at_k_curve(num_samples: int, k: int) -> np.ndarray:
     return np.array([pass_at_k(num_samples, c, k) for c in range(num_samples + 1)])
 
 
-def resample(
-    counts: np.ndarray, num_samples: int, problems: np.ndarray, k: int, rng: np.random.Generator
-) -> np.ndarray:
-    """pass@k of every problem in R data sets of the drawn problems (R, N): (R, N).
-
-    The counts (N,) are of right answers to each problem, of `num_samples`. For k > 1 the answers
-    are drawn anew too: of n answers, c of them right, a binomial number of right ones.
-    """
-    drawn = counts[problems]
-    if k > 1:
-        drawn = rng.binomial(num_samples, drawn / num_samples)
-    return pass_at_k_curve(num_samples, k)[drawn]
-
-
-def middle_95(means: np.ndarray, estimate: float, least: float, most: float) -> tuple:
-    """The middle 95 % of the resampled means, moved so that they centre on the estimate.
-
-    It is unbiased and they are not: drawing with replacement loses some rare right answers.
-    """
-    low, high = np.quantile(means, (0.025, 0.975)) + (estimate - means.mean())
-    return max(least, min(estimate, float(low))), min(most, max(estimate, float(high)))
-
-
 def score_with_interval(
     counts: np.ndarray, num_samples: int, k: int
 ) -> tuple[float, tuple[float, float]]:
-    """pass@k in [0, 1] from counts (N,) of right answers, and its 95 % bootstrap interval."""
-    estimate = float(pass_at_k_curve(num_samples, k)[counts].mean())
-    rng, means = np.random.default_rng(0), []
-    for _ in range(0, RESAMPLES, DRAWN):
-        problems = rng.integers(len(counts), size=(DRAWN, len(counts)))
-        means.append(resample(counts, num_samples, problems, k, rng).mean(axis=1))
-    return estimate, middle_95(np.concatenate(means), estimate, 0.0, 1.0)
+    """pass@k in [0, 1] from counts (N,) of right answers, and its 95 % interval.
+
+    Wilson's, for as many independent answers as would vary like the problems: N to all of them.
+    """
+    scores, size = pass_at_k_curve(num_samples, k)[counts], len(counts)
+    mean, variance = float(scores.mean()), float(scores.var())
+    n = size * mean * (1 - mean) / variance if variance else size
+    n = min(max(n, size), size * num_samples)
+    centre, spread = mean + Z**2 / (2 * n), Z * math.sqrt(mean * (1 - mean) / n + (Z / n / 2) ** 2)
+    low, high = ((centre + side * spread) / (1 + Z**2 / n) for side in (-1, 1))
+    return mean, (max(0.0, low), min(1.0, high))
 
 
 # ---- Problems: examples without a solution, whose source is the benchmark ------------------------
@@ -330,6 +311,7 @@ def open_folder(
         raise InputError("--num_samples is at least 1, --vllm_memory a share above 0, at most 1")
     refuse_special_tokens(tokenizer, ((problem.where, problem.question) for problem in problems))
     ids = tokenize_prompts(tokenizer, problems)
+    warn_of_unknown(tokenizer, [*zip((problem.where for problem in problems), ids, strict=True)])
     load_config(args.model, max(map(len, ids)) + args.max_completion_length, max(map(max, ids)))
 
     claim(folder)
@@ -380,10 +362,12 @@ def answer_missing(
     prompts = tokenize_prompts(tokenizer, [problem for problem, _ in missing])
     seeds = [derive_seed(args.seed, p.source, p.id, sample) for p, sample in missing]
     longest = max(map(len, prompts)) + args.max_completion_length
+    # Checked as before training: of some folders vLLM would silently make another model.
+    on_rank_0(lambda: load_model(args.model, longest) and None)
     path = folder / f"samples.rank{dist.get_rank()}.jsonl"
     with Verifier(args.verifier_workers, reward=args.reward) as verifier, path.open("ab") as out:
         out.truncate(path.read_bytes().rfind(b"\n") + 1)  # a kill may leave half a row
-        rollout = Rollout(args, tokenizer, max_length=longest, load_weights_from_disk=True)
+        rollout = Rollout(args, tokenizer, longest, len(missing), load_weights_from_disk=True)
         if dist.get_rank() == 0:
             write_args(folder, **{**read_args(folder), "vllm_runner": rollout.model_runner})
             print(f"{len(missing):,} answers to sample", file=sys.stderr)
@@ -431,10 +415,13 @@ def summarize(rows: Sequence[dict]) -> dict:
     for k in range(1, num_samples + 1):
         score, bounds = score_with_interval(counts, num_samples, k)
         results |= {f"pass@{k}": score, f"pass@{k}_interval": bounds}
+    truncated = [row for row in rows if row["finish_reason"] == "length"]
+    boxed = [extract(row["text"], row["answer"]) for row in rows]  # or letters, where these count
     return {
         **results,
-        "truncated_share": sum(row["finish_reason"] == "length" for row in rows) / len(rows),
-        "no_answer_share": sum(row["extracted"] is None for row in rows) / len(rows),
+        "truncated_share": len(truncated) / len(rows),
+        "truncated_right_share": sum(row["correct"] for row in truncated) / len(rows),
+        "without_box_share": sum(read is None for read in boxed) / len(rows),
         "completion_length_mean": sum(row["tokens"] for row in rows) / len(rows),
     }
 
@@ -445,13 +432,15 @@ def score_and_print(folder: Path) -> None:
     results = {name: summarize(rows) for name, rows in samples.items()}
     write_json(results, folder / "results.json")
 
-    print(f"\n{'':16}problems answers truncated no answer tokens  pass@k in % [95 % interval]")
+    head = "problems answers truncated (right) no box tokens  pass@k in % [95 % interval]"
+    print(f"\n{'':16}{head}")
     for name, r in results.items():
         k = dict.fromkeys((1, r["samples"]))
         scores = [f"@{n} {percent(r[f'pass@{n}'], r[f'pass@{n}_interval'])}" for n in k]
         print(
             f"{name:16}{r['problems']:8}{r['samples']:8}{r['truncated_share']:10.1%}"
-            f"{r['no_answer_share']:10.1%}{r['completion_length_mean']:7.0f}  {'  '.join(scores)}"
+            f"{r['truncated_right_share']:8.1%}{r['without_box_share']:7.1%}"
+            f"{r['completion_length_mean']:7.0f}  {'  '.join(scores)}"
         )
 
 

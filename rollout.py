@@ -10,7 +10,7 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,12 +26,12 @@ from data import (
     pad_completions,
     stop_token_ids,
 )
-from engine import Engine, gather
+from engine import Engine, gather, load_config
 from run import RolloutArgs
 from verify import Verifier
 
 MAX_SEQUENCES = {"cpu": 256, "cuda": 512}  # at a time; for more vLLM has no CUDA graph
-RESERVE = 3 * 2**30  # bytes of a GPU for CUDA's context, NCCL and fragments: assumed
+MARGIN = 2 * 2**30  # bytes of a GPU for what vLLM does not count, as CUDA graphs: assumed
 MAX_VLLM_GAP = {"bf16": 0.1, "fp32": 1e-4}  # nats a token: rounding gives 0.01 and 3e-7
 
 
@@ -67,7 +67,7 @@ class Rollout:
         args: with the model (without `load_weights_from_disk` its config alone is read), and
             vLLM's flags.
         max_length: tokens of prompt and completion together.
-        held_bytes: of the GPU, by the trainer; with `--vllm_sleep` vLLM gets what is left.
+        num_answers: of all ranks, sampled at a time; of more, some wait.
         load_weights_from_disk: start with the model's own weights (for evaluation).
     """
 
@@ -76,7 +76,7 @@ class Rollout:
         args: RolloutArgs,
         tokenizer: Tokenizer,
         max_length: int,
-        held_bytes: int = 0,
+        num_answers: int = 512,
         load_weights_from_disk: bool = False,
     ):
         self.args, self.tokenizer, self.max_length = args, tokenizer, max_length
@@ -85,6 +85,10 @@ class Rollout:
         self.sleeps = args.vllm_sleep and torch.cuda.is_available()
         self.replica, self.member = divmod(dist.get_rank(), args.vllm_tensor_parallel)
         self.num_replicas = dist.get_world_size() // args.vllm_tensor_parallel
+        device, make_options = "cpu", cpu_options
+        if torch.cuda.is_available():
+            device, make_options = "cuda", gpu_options
+        num_sequences = min(MAX_SEQUENCES[device], -(-num_answers // self.num_replicas))
         llm_class = self.vllm.LLM  # most of vLLM is imported here
         gc.freeze()  # else vLLM searches through everything that was imported, five times
         self.llm = llm_class(
@@ -100,14 +104,12 @@ class Rollout:
             logprobs_mode="processed_logprobs",  # of the distribution that is sampled from
             seed=0,  # of the engine; every request has its own
             use_tqdm_on_load=False,
-            **(
-                gpu_options(args, max_length, held_bytes)
-                if torch.cuda.is_available()
-                else cpu_options(args, max_length)
-            ),
+            max_num_seqs=num_sequences,
+            **make_options(args, max_length, num_sequences),
         )
         # When it is freed, vLLM would destroy all process groups, which are not its own.
-        self.llm.llm_engine.engine_core._finalizer.detach()
+        if finalizer := getattr(self.llm.llm_engine.engine_core, "_finalizer", None):
+            finalizer.detach()
         v2 = self.llm.llm_engine.vllm_config.use_v2_model_runner
         self.model_runner = "V2" if v2 else "V1"  # from one seed they draw different numbers
         self.sleep()
@@ -132,18 +134,24 @@ class Rollout:
         if self.sleeps:
             self.llm.sleep(level=2)
 
-    def answer(self, queries: Sequence[TokenizedExample], batch: int) -> list[Completion]:
-        """Sample `num_rollouts` answers to each query of a batch, and sleep; this rank's share."""
+    def answer(
+        self, queries: Sequence, batch: int, stop: Callable | None = None
+    ) -> list[Completion]:
+        """Sample `num_rollouts` answers to each query of a batch, and sleep; this rank's share.
+
+        It ends early if `stop()` says so, but ranks that sample together cannot leave each other.
+        """
         args = self.args
         completions = self.generate(
             [query.prompt_ids for query in queries],
             num_samples=args.num_rollouts,
             max_tokens=args.max_completion_length,
             seeds=[derive_seed(args.seed, batch, n, q.id) for n, q in enumerate(queries)],
+            stop=stop if args.vllm_tensor_parallel == 1 else None,
             temperature=args.temperature,
             logprobs=num_checked(queries),
         )
-        self.sleep()
+        self.sleep()  # a checkpoint, too, needs the memory
         return completions
 
     def generate(self, *args, **options) -> list[Completion]:
@@ -158,6 +166,7 @@ class Rollout:
         max_tokens: int,
         seeds: Sequence[int],
         logprobs: int = 0,
+        stop: Callable[[], bool] | None = None,
         **sampling: float,
     ) -> Iterator[list[Completion]]:
         """Sample `num_samples` completions of each prompt; yield them as they end.
@@ -169,6 +178,7 @@ class Rollout:
             max_tokens: of a completion; prompt and completion together fit into `max_length`.
             seeds: one per prompt.
             logprobs: how many prompts' completions carry log-probabilities. These take time.
+            stop: asked before each step of vLLM whether to leave the rest.
             sampling: temperature, top_p, top_k.
         """
         share = range(self.replica, len(prompts), self.num_replicas)
@@ -192,7 +202,7 @@ class Rollout:
         every = 0.5 if sys.stderr.isatty() else 10  # seconds
         shown = {"unit": "answer", "leave": False, "mininterval": every, "delay": every}
         bar = tqdm(total=len(share) * num_samples, disable=dist.get_rank() > 0, **shown)
-        while self.llm.llm_engine.has_unfinished_requests():
+        while self.llm.llm_engine.has_unfinished_requests() and not (stop and stop()):
             ended = self.llm.llm_engine.step()
             bar.update(len(ended) * num_samples)
             mine = ended if self.member == 0 else []
@@ -284,25 +294,20 @@ def vllm_gap(
 # ---- On a GPU, and on a CPU ----------------------------------------------------------------------
 
 
-def gpu_options(args: RolloutArgs, max_length: int, held_bytes: int) -> dict:
+def gpu_options(args: RolloutArgs, max_length: int, num_sequences: int) -> dict:
     """These are from reading vLLM's source: no GPU has measured them yet."""
-    total = torch.cuda.mem_get_info()[1]
-    cache = MAX_SEQUENCES["cuda"] * kv_cache_bytes(args.model, max_length, args.precision)
-    share = args.vllm_memory or memory_share(held_bytes, total, args.vllm_sleep)
+    torch.cuda.empty_cache()  # at its start vLLM compares its share with what is free
+    free, total = torch.cuda.mem_get_info()
+    cache = (num_sequences + 1) * kv_cache_bytes(args.model, max_length, args.precision)
+    share = args.vllm_memory or ((free - MARGIN) / total if args.vllm_sleep else 0.3)
     if share <= 0:
         raise InputError("the trainer leaves vLLM no memory; python -m bench.plan says what fits")
     return {
         "gpu_memory_utilization": share,
         # of a tiny model it would be millions of blocks, an object of Python for each
         "kv_cache_memory_bytes": cache if cache < share * total / 2 else None,
-        "max_num_seqs": MAX_SEQUENCES["cuda"],
         "compilation_config": {"pass_config": {"fuse_allreduce_rms": False}},  # flashinfer's, too
     }
-
-
-def memory_share(held_bytes: float, total: float, sleeps: bool) -> float:
-    """vLLM's share of a GPU: 0.3, or with sleep what the trainer leaves."""
-    return 1 - (held_bytes + RESERVE) / total if sleeps else 0.3
 
 
 def prepare_cpu() -> None:
@@ -315,15 +320,14 @@ def prepare_cpu() -> None:
     CpuCommunicator._all_group_ranks_share_shm_group_name = lambda self: False
 
 
-def cpu_options(args: RolloutArgs, max_length: int) -> dict:
+def cpu_options(args: RolloutArgs, max_length: int, num_sequences: int) -> dict:
     """What vLLM needs to be told on a CPU."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     ranks_here = int(os.environ.get("LOCAL_SIZE", 1))
-    cache = MAX_SEQUENCES["cpu"] * kv_cache_bytes(args.model, max_length, args.precision)
+    cache = (num_sequences + 1) * kv_cache_bytes(args.model, max_length, args.precision)
     return {
         # vLLM touches all of it at the start: ask for no more than can be used
         "kv_cache_memory_bytes": min(cache, int((args.vllm_memory or 0.3) * memory / ranks_here)),
-        "max_num_seqs": MAX_SEQUENCES["cpu"],
         "block_size": 32,  # not 128: only whole blocks of a prompt are shared by its answers
         "enforce_eager": True,
         # A CPU generator cannot take back the number drawn at a half-read prompt.
@@ -334,9 +338,7 @@ def cpu_options(args: RolloutArgs, max_length: int) -> dict:
 
 def kv_cache_bytes(model: str, max_length: int, precision: str) -> int:
     """Of one sequence of `max_length` tokens, in whole blocks of 128."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+    config = load_config(model, max_length)
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     key_value_heads = getattr(config, "num_key_value_heads", None) or heads

@@ -25,6 +25,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Literal, NoReturn
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from tqdm import tqdm
@@ -39,13 +40,18 @@ from data import (
     hash_examples,
     load_examples,
     load_tokenizer,
+    named,
     read_rows,
     tokenize_examples,
+    warn_of_unknown,
     write_json,
     write_rows,
 )
 from engine import Engine, fail, finish, load_config, on_rank_0
 from verify import RewardError
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS += (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)  # Slurm's, near a time limit
 
 # ---- Arguments -----------------------------------------------------------------------------------
 
@@ -63,7 +69,7 @@ class TrainArgs:
     learning_rate: float
     train_batch_size: int | None
     num_epochs: int = 1  # times that each row is read
-    max_steps: int | None = None  # optimizer steps, instead of num_epochs
+    max_steps: int | None = None  # optimizer steps (whole batches of answers), not num_epochs
     max_grad_norm: float = 1.0  # gradients are clipped to this norm
 
     # Lengths, in tokens
@@ -132,8 +138,6 @@ class RolloutArgs(TrainArgs):
             raise InputError(f"--vllm_memory is a share, at most 1, got {self.vllm_memory}")
         if self.rollout_batch_size % self.train_batch_size:
             raise InputError("--train_batch_size does not divide --rollout_batch_size")
-        if (self.max_steps or 0) % self.steps_per_batch:
-            raise InputError(f"--max_steps ends within a batch of {self.steps_per_batch} steps")
         ranks_here = int(os.environ.get("LOCAL_SIZE", 1))  # the ranks of one engine share a host
         if ranks_here % self.vllm_tensor_parallel:
             raise InputError(f"--vllm_tensor_parallel does not divide {ranks_here} ranks of a host")
@@ -284,8 +288,8 @@ def load_training_data(args: TrainArgs) -> tuple[Tokenizer, list[TokenizedExampl
     tokenizer = load_tokenizer(args.model)
     lengths = args.max_length, args.max_completion_length
     examples, dropped = tokenize_examples(read, tokenizer, *lengths)
-    highest = max((max(e.prompt_ids.max(), e.completion_ids.max()) for e in examples), default=0)
-    load_config(args.model, args.max_length, highest)
+    rows = [(e.example.where, np.concatenate([e.prompt_ids, e.completion_ids])) for e in examples]
+    load_config(args.model, args.max_length, max((ids.max() for _, ids in rows), default=0))
     if not examples or (not args.max_steps and len(examples) * args.num_epochs < args.batch_size):
         left = f"{len(examples)} examples are left (dropped: {dropped})"
         raise InputError(f"{args.data}: {left}, too few for a batch of {args.batch_size}")
@@ -293,6 +297,7 @@ def load_training_data(args: TrainArgs) -> tuple[Tokenizer, list[TokenizedExampl
         unused = 0 if args.max_steps else len(examples) * args.num_epochs % args.batch_size
         unused = f"; the last {unused} do not fill a batch, and are not used" if unused else ""
         print(f"{len(examples):,} examples, dropped: {dropped}{unused}", file=sys.stderr)
+        warn_of_unknown(tokenizer, rows)
         before = read_args(Path(args.output_dir)).get("data_hash")
         if before and before != hash_examples(examples):
             raise InputError(f"{args.data} and these lengths give other rows than before")
@@ -309,16 +314,10 @@ def start_logger(name: str, folder: Path, run_id: str, config: dict):
         options |= {"id": run_id, "name": folder.name, "dir": folder}
     else:  # it reads the variable at import
         os.environ.setdefault("TRACKIO_DIR", str(folder.absolute() / "trackio"))
-    try:
+    with named(f"--logger {name}"):
         logger = importlib.import_module(name)
         logger.init(**options)
-    except Exception as error:  # they have their own types
-        raise InputError(f"--logger {name}: {error}") from error
     return logger
-
-
-class Stop(BaseException):
-    """Ctrl-C or SIGTERM, in a block that may be left at any point."""
 
 
 class Run(contextlib.AbstractContextManager):
@@ -350,8 +349,8 @@ class Run(contextlib.AbstractContextManager):
         self.writes, self.logger = dist.get_rank() == 0, None
         if self.writes:
             self._open_files({"vllm_runner": rollout.model_runner} if rollout else {})
-        self.interrupted = self.interruptible = False
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP):
+        self.interrupted = False
+        for number in STOP_SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it
                 signal.signal(number, self._interrupt)
         every = 0.5 if sys.stderr.isatty() else 10  # seconds between redraws
@@ -502,34 +501,18 @@ class Run(contextlib.AbstractContextManager):
         if self.writes:
             for path in partial.rglob("*.safetensors"):  # else only their owner could read them
                 shutil.copymode(self.folder / "args.json", path)
-            if folder.exists():
-                shutil.rmtree(folder)
+            if folder.is_symlink():
+                folder.unlink()
+            shutil.rmtree(folder, ignore_errors=True)
             partial.rename(folder)
 
     def _interrupt(self, signum: int, frame) -> None:
         self.interrupted = True
         self.bar.disable = True  # the terminal may be gone
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait
-        if self.interruptible:
-            self.interruptible = False  # the launcher's SIGTERM follows Ctrl-C
-            raise Stop
-
-    @contextlib.contextmanager
-    def until_stopped(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM leave this block at once; ask `should_stop` after it."""
-        # Ranks that sample together cannot leave each other.
-        self.interruptible = self.args.vllm_tensor_parallel == 1
-        if self.interrupted:  # the signal came before this block, so a timer ends it
-            signal.setitimer(signal.ITIMER_REAL, 0.1)
-        try:
-            yield
-        except Stop:
-            pass
-        finally:
-            self.interruptible = False
 
     def should_stop(self) -> bool:
-        """Whether any rank has received Ctrl-C or SIGTERM. A collective."""
+        """Whether any rank has received one of `STOP_SIGNALS`, as Ctrl-C. A collective."""
         flag = torch.tensor([float(self.interrupted)], device=self.engine.device)
         dist.all_reduce(flag)
         return bool(flag)

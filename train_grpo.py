@@ -165,7 +165,7 @@ def main(args: Args) -> int:
     tokenizer, examples = load_training_data(args)
     verifier = Verifier(args.verifier_workers, reward=args.reward)  # starts while models load
     engine = load_engine(args, checkpoint)
-    rollout = Rollout(args, tokenizer, args.max_length, engine.held_bytes)
+    rollout = Rollout(args, tokenizer, args.max_length, args.rollout_batch_size * args.num_rollouts)
 
     with Run(args, engine, tokenizer, examples, checkpoint, rollout) as run, verifier:
         run.keep_models = True  # any of them may be the one that is evaluated
@@ -173,9 +173,8 @@ def main(args: Args) -> int:
             # ---- rollout: G answers to each query, from the current weights
             rollout.load_weights(engine.named_weights())
             run.lap("sync_s")
-            with run.until_stopped():
-                completions = rollout.answer(queries, batch)  # this rank's share
-            if run.should_stop():  # nothing was learnt since the last step
+            completions = rollout.answer(queries, batch, lambda: run.interrupted)  # this rank's
+            if run.should_stop():  # some are missing; nothing was learnt since the last step
                 break
             run.lap("rollout_s")
 

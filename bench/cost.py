@@ -13,7 +13,7 @@ from tyro.conf import OmitArgPrefixes
 
 from bench import plan
 from bench.measure import markdown_table, print_section
-from rollout import MAX_SEQUENCES, memory_share
+from rollout import MARGIN, MAX_SEQUENCES
 
 QWEN3_ALL = {"vocab_size": 151_936, "head_dim": 128, "num_key_value_heads": 8}
 QWEN3_ALL |= {"max_position_embeddings": 32_768, "tie_word_embeddings": True}
@@ -79,7 +79,7 @@ def sampling_seconds(
     size = 2 * num_parameters(config)
     cached = 4 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
     held = size + 6 * size / gpus  # bytes that the trainer holds: ZeRO-2
-    room = memory_share(held, MEMORY, sleeps=True) * MEMORY - plan.VLLM_OWN - size
+    room = MEMORY - held - plan.CONTEXT - MARGIN - plan.VLLM_OWN - size
     if room <= 0:
         return math.inf  # trainer and vLLM do not fit
     seconds = 0.0

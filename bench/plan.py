@@ -12,11 +12,12 @@ from tyro.conf import OmitArgPrefixes
 
 import train_oswft
 from bench.measure import markdown_table, print_section
-from engine import load_config
+from engine import GATHER_BYTES, load_config
 from logprobs import MAX_LOGITS, LogprobModel
-from rollout import RESERVE, kv_cache_bytes, memory_share
+from rollout import MARGIN, kv_cache_bytes
 from run import TrainArgs
 
+CONTEXT = 2**30  # bytes of CUDA's context and NCCL: assumed
 VLLM_OWN = 4 * 2**30  # bytes of vLLM's share for activations and CUDA graphs: assumed
 GRAPHS = 2**30  # bytes of CUDA graphs, which stay while vLLM sleeps: assumed
 LIVE_PARAMETERS, REDUCE_BUCKET = 10**9, 5 * 10**8  # what ZeRO gathers and reduces at a time
@@ -70,12 +71,16 @@ def kept_for_backward(config: PreTrainedConfig, dtype: torch.dtype, tokens: int 
 
 
 def memory(args: Args) -> dict[str, dict[str, float]]:
-    """Bytes of one GPU by part, in each phase of a step."""
+    """Bytes of one GPU by part, in each phase of a run.
+
+    While weights go into vLLM, less is held than in one of these phases. vLLM's start takes what
+    sampling takes. A checkpoint may be written when a run is stopped while it samples.
+    """
     config = load_config(args.model, args.max_length)
     count, per_token, per_layer = traced(args.model, args.precision)
     size, gpus = BYTES[args.precision], args.gpus
     layers, width = config.num_hidden_layers, config.hidden_size
-    stage = args.zero_stage if gpus > 1 else min(args.zero_stage, 2)
+    stage = args.zero_stage
     tokens = max(args.max_tokens_per_micro_batch, args.max_length)
 
     gradients = count * 4 / (gpus if stage >= 2 else 1)
@@ -110,8 +115,10 @@ def memory(args: Args) -> dict[str, dict[str, float]]:
     end = {"embedding's gradient": tied + gradient}
     end["reduce bucket"] = bucket + min(count, REDUCE_BUCKET) * 4
     total = args.gpu_memory * 2**30
-    left = memory_share(sum(held.values()), total, args.vllm_sleep)
-    vllm = total * (args.vllm_memory or max(0, left))
+    left = max(0, total - sum(held.values()) - CONTEXT - MARGIN)
+    vllm = left if args.vllm_sleep else 0.3 * total
+    if args.vllm_memory:
+        vllm = args.vllm_memory * total
     gathered = {"gathered weights": min(count, LIVE_PARAMETERS) * size} if stage == 3 else {}
     train = {
         **held,
@@ -120,10 +127,11 @@ def memory(args: Args) -> dict[str, dict[str, float]]:
         **max(start, middle, end, key=lambda parts: sum((held | parts).values())),
         "vLLM": GRAPHS if args.vllm_sleep else vllm,
     }
-    # While weights go into vLLM, less is held than in one of these two.
-    phases = {"start": {"weights": count * 4}}  # in fp32: the head is checked
-    phases |= {"train": train, "sample": {**held, "vLLM": vllm}}
-    return {phase: {**parts, "reserve": RESERVE} for phase, parts in phases.items()}
+    largest = config.vocab_size * width * 4  # a parameter's state, gathered in fp32
+    save = {**held, "gathered weights": max(largest, GATHER_BYTES), "vLLM": train["vLLM"]}
+    phases = {"load": {"weights": count * 4}}  # in fp32: the head is checked
+    phases |= {"train": train, "sample": {**held, "vLLM": vllm}, "save": save}
+    return {phase: {**parts, "reserve": CONTEXT + MARGIN} for phase, parts in phases.items()}
 
 
 def check_fit(args: Args) -> tuple[dict[str, dict[str, float]], list[str], float]:
@@ -162,14 +170,20 @@ def main(args: OmitArgPrefixes[Args]) -> list[str]:
     """The plan as Markdown paragraphs."""
     phases, complaints, sequences = check_fit(args)
     columns = [{**parts, "together": sum(parts.values())} for parts in phases.values()]
+    for sizes in columns:
+        sizes["left"] = args.gpu_memory * 2**30 - sizes["together"]
+    last = ("reserve", "together", "left")
+    names = dict.fromkeys(part for sizes in phases.values() for part in sizes if part not in last)
     rows = [
         [part, *(f"{sizes[part] / 2**30:.2f}" if part in sizes else "" for sizes in columns)]
-        for part in dict.fromkeys(part for sizes in reversed(columns[:2]) for part in sizes)
+        for part in (*names, *last)
     ]
     verdict = "**It fits.**"
     if complaints:
         verdict = f"**It does not fit**: {'; '.join(complaints)}. {remedy(args)}"
     share = phases["sample"]["vLLM"] / args.gpu_memory / 2**30
+    full = args.vllm_sleep and not args.vllm_memory
+    full = "; it takes all that the trainer leaves, less the reserve" if full else ""
     count = traced(args.model, args.precision)[0]  # offloaded: gradients, master, Adam's two
     host = count * (BYTES[args.precision] + 16 / args.gpus * args.cpu_offload) / 2**30
     return [
@@ -177,7 +191,8 @@ def main(args: OmitArgPrefixes[Args]) -> list[str]:
         f"of {args.gpu_memory:g} GiB, {args.precision}. GiB of one GPU, by phase of a step:",
         markdown_table(["", *phases], rows),
         f"vLLM's share (`--vllm_memory {share:.2f}`) holds {sequences:.0f} sequences of "
-        f"{args.max_length:,} tokens at once. Each rank takes {host:.1f} GiB of its host's memory.",
+        f"{args.max_length:,} tokens at once{full}. vLLM's start needs what `sample` does; `save` "
+        f"is a checkpoint. Each rank takes {host:.1f} GiB of its host's memory.",
         verdict,
     ]
 

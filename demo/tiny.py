@@ -33,7 +33,7 @@ from data import (
     load_examples,
     load_tokenizer,
     prompt_text,
-    split_micro_batches,
+    split_rows,
     stop_token_ids,
     write_rows,
 )
@@ -147,7 +147,7 @@ def pretrain(
     for step in progress:
         rows = [draw(*kinds[n]) for n in rng.choice(len(kinds), size=PRETRAIN_BATCH, p=shares)]
         tokens = sum(len(row.completion_ids) for row in rows)
-        for [share] in split_micro_batches([len(row) for row in rows], 1, 8192):  # less padding
+        for [share] in split_rows([len(row) for row in rows], 1, 8192):  # less padding
             batch = collate(rows, share)
             logits = model(input_ids=batch.input_ids).logits[batch.mask]
             loss = torch.nn.functional.cross_entropy(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import tyro
+from scipy import stats
 
 import evaluate
 from data import InputError
@@ -18,15 +19,16 @@ from evaluate import (
     BENCHMARKS,
     PROTOCOL,
     complete_samples,
-    middle_95,
     pass_at_k_curve,
     percent,
-    resample,
     right_counts,
     score_with_interval,
 )
 from paper import labels
 from run import one_line_errors, read_args
+
+SWAPS = 10_000  # of a permutation test
+DRAWN = 100  # of them at a time: all at once take gigabytes
 
 
 def score(folder: Path) -> None:
@@ -109,24 +111,21 @@ def paired_difference(
 ) -> tuple[float, tuple[float, float], float]:
     """pass@k of the second less the first: the difference, its 95 % interval, a p-value.
 
-    Each is (counts (N,), num_samples), of the same problems in the same order. The interval is a
-    bootstrap that draws the same problems for both. The p-value is that of a two-sided sign-flip
-    permutation test: it swaps the two at random in each problem. Where they disagree, trust the
-    p-value: with few problems the interval is too narrow.
+    Each is (counts (N,), num_samples), of the same problems in the same order. The interval is
+    Student's, over the problems. The p-value is that of a two-sided sign-flip permutation test: it
+    swaps the two at random in each problem. Where they disagree, trust the p-value.
     """
     differences = pass_at_k_curve(second[1], k)[second[0]] - pass_at_k_curve(first[1], k)[first[0]]
-    estimate, shape = float(differences.mean()), (evaluate.DRAWN, len(differences))
-    rng, means, swapped = np.random.default_rng(0), [], []
-    for _ in range(0, evaluate.RESAMPLES, evaluate.DRAWN):
-        problems = rng.integers(len(differences), size=shape)
-        after, before = (resample(*side, problems, k, rng) for side in (second, first))
-        means.append((after - before).mean(axis=1))
-        signs = rng.choice((-1, 1), size=shape)  # -1 swaps the two
-        swapped.append(np.abs((signs * differences).mean(axis=1)))
-
-    bounds = middle_95(np.concatenate(means), estimate, -1.0, 1.0)
-    as_large = int((np.concatenate(swapped) >= abs(estimate) - 1e-12).sum())  # up to rounding
-    return estimate, bounds, (1 + as_large) / (evaluate.RESAMPLES + 1)
+    estimate, size = float(differences.mean()), len(differences)
+    error = differences.std(ddof=1) / size**0.5 if size > 1 else np.inf
+    half = stats.t.ppf(0.975, size - 1) * error if error else 0.0
+    rng, as_large = np.random.default_rng(0), 0
+    for _ in range(0, SWAPS, DRAWN):
+        signs = rng.choice((-1, 1), size=(DRAWN, size))  # -1 swaps the two
+        swapped = np.abs((signs * differences).mean(axis=1))
+        as_large += int((swapped >= abs(estimate) - 1e-12).sum())  # up to rounding
+    bounds = max(-1.0, estimate - half), min(1.0, estimate + half)
+    return estimate, bounds, (1 + as_large) / (SWAPS + 1)
 
 
 def load_evaluations(

@@ -16,7 +16,7 @@ from data import (
     stop_token_ids,
     tokenize_examples,
 )
-from engine import cast_parameters, gather, init_ranks, load_model
+from engine import gather, init_ranks, load_model
 from recipes.oswft_mixin import Query
 from rollout import Rollout
 from train_oswft import oswft_weights
@@ -110,8 +110,7 @@ def run(
     tokenizer = load_tokenizer(args.model)
     lengths = (args.max_sequence_length, args.max_completion_length)
     examples, _ = tokenize_examples(load_examples(args.data), tokenizer, *lengths)
-    model = load_model(args.model, args.max_sequence_length)
-    cast_parameters(model, torch.float32)
+    model = load_model(args.model, args.max_sequence_length, "fp32")
     own = model.generation_config.eos_token_id
     model.generation_config.eos_token_id = stop_token_ids(tokenizer, own)
     rollout = Rollout(args, tokenizer, args.max_sequence_length)

@@ -234,7 +234,6 @@ if __name__ == "__main__":
     sys.argv = sys.argv[:1]
     init_distributed()
     if torch.cuda.is_available():
-        Engine.max_stage_alone = 3
         assert not torch.backends.cuda.cudnn_sdp_enabled()  # vLLM is not imported here
     pairs = itertools.product((True, False), (1, 60, 10_000))
     cases = [{"tied": tied, "max_tokens_per_micro_batch": tokens} for tied, tokens in pairs]

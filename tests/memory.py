@@ -25,6 +25,7 @@ args = train_sft.Args(model=folder, data="", max_length=length, zero_stage=3)
 args.gradient_checkpointing = bool(checkpointing)
 args.max_tokens_per_micro_batch = rows_per_rank * length
 engine = load_engine(args)
+between_steps = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
 
 resident = []  # after the embedding, and before the log-probabilities
 network = engine.model.base_model
@@ -43,7 +44,7 @@ if torch.cuda.is_available():
     train_sft.update(engine, rows, args)
     free, total = torch.cuda.mem_get_info()
     peak = {"allocated": torch.cuda.max_memory_allocated(), "of the GPU": total - free}
-    print("held", json.dumps({**peak, "between steps": engine.held_bytes}))
+    print("held", json.dumps({**peak, "between steps": between_steps}))
     finish(0)
 resident.clear()
 train_sft.update(engine, rows, args)

@@ -146,18 +146,16 @@ def notice_a_host_without_the_folder(folder: Path) -> None:
 if __name__ == "__main__":
     mode, folder = sys.argv[-2], Path(sys.argv[-1])
     init_distributed()
-    Engine.max_stage_alone = 3 if torch.cuda.is_available() else 2
     for precision in ("fp32", "bf16"):
         if mode == "save":
             save(folder, precision, zero_stage=3)
             continue
-        stages = (1, 2, 3) if dist.get_world_size() > 1 else range(1, Engine.max_stage_alone + 1)
-        for zero_stage in stages:
+        for zero_stage in (1, 2, 3):
             go_on(folder, precision, zero_stage)
         if precision == "bf16":  # the weights are rounded, too
-            save_before_the_first_step(folder, precision, stages[-1])
+            save_before_the_first_step(folder, precision, zero_stage)
             go_on(folder, precision, 1, cpu_offload=True)
-            go_on(folder, precision, stages[-1], cpu_offload=True)
+            go_on(folder, precision, zero_stage, cpu_offload=True)
     if mode == "go_on" and dist.get_world_size() == 1:
         refuse_damaged(folder)
     elif mode == "save" and dist.get_world_size() > 1:

@@ -103,7 +103,6 @@ def test_a_run_works_without_git_and_with_two_numbers_of_threads(tiny, tmp_path)
     [
         {"num_rollouts": 0},
         {"train_batch_size": 7},  # does not divide the rollout batch
-        {"train_batch_size": 64, "max_steps": 5},  # ends within a batch
         {"vllm_tensor_parallel": 2},  # of 3 ranks
         {"vllm_memory": 30.0},  # is a share
         {"learning_rate": 0.0},
@@ -239,8 +238,7 @@ class StandInEngine:
 
 @pytest.fixture
 def make_run(one_rank, tmp_path):
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP)
-    handlers = {number: signal.getsignal(number) for number in signals}
+    handlers = {number: signal.getsignal(number) for number in run.STOP_SIGNALS}
 
     def make_run(**values) -> Run:
         args = train_sft.Args(model="m", data="d", output_dir=str(tmp_path), **values)
@@ -266,13 +264,45 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before_it(make_run, 
     assert [*checkpoints(tmp_path)] == [1_000_000] and (tmp_path / "checkpoint-best").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+STOPS = ("INT", "TERM", "HUP", "USR1", "USR2", "XCPU")  # the last three are Slurm's
+
+
+@pytest.mark.parametrize("number", [signal.Signals[f"SIG{name}"] for name in STOPS])
 def test_a_signal_that_asks_a_run_to_end_is_not_the_end_of_the_step(make_run, number):
     for ignored in (False, True):  # as nohup sets it
         signal.signal(number, signal.SIG_IGN if ignored else signal.default_int_handler)
         with make_run() as run:
             signal.raise_signal(number)
             assert run.should_stop() == (not ignored)
+
+
+@pytest.mark.parametrize("leads", ["to a model", "nowhere"])
+def test_a_final_that_is_a_link_is_replaced_and_what_it_leads_to_stays(leads, make_run, tmp_path):
+    old = tmp_path / "elsewhere"
+    (tmp_path / "final").symlink_to(old)
+    if leads == "to a model":
+        old.mkdir()
+        (old / "model").touch()
+    with make_run(max_steps=1) as run:
+        run.step = 1
+    assert (tmp_path / "final").is_dir() and not (tmp_path / "final").is_symlink()
+    assert old.exists() == (leads == "to a model") and not [*tmp_path.glob("partial-*")]
+
+
+def test_rows_with_text_that_the_vocabulary_lacks_are_told(
+    sft_args, write, tmp_path, one_rank, capsys
+):
+    row = {"id": "1", "question": "What is 6 x 7?", "solution": "7", "answer": "7", "source": "s"}
+    easy = {**row, "question": "6+7="}
+    rows = write({**easy, "id": "2"}, row, {**easy, "id": "3", "solution": "ß"})
+    load_training_data(replace(sft_args, data=rows, max_steps=1))
+    said = capsys.readouterr().err
+    assert "warning: 2 of 3 rows hold text that the vocabulary lacks" in said
+    assert "rows.jsonl:2: '<|im_start|>user\\n<unk>" in said, said
+    args = evaluate.Args(model=sft_args.model, benchmark_file=(Path(rows),))
+    args.max_completion_length, tokenizer = 48, load_tokenizer(sft_args.model)
+    evaluate.find_missing(args, tmp_path / "eval", tokenizer, evaluate.load_problems(args))
+    assert "warning: 1 of 3 rows hold text that the vocabulary lacks" in capsys.readouterr().err
 
 
 def test_a_first_batch_with_hardly_a_right_answer_is_told(make_run, capsys):

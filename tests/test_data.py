@@ -212,7 +212,7 @@ def test_seeds_are_the_same_on_every_machine():
 def test_micro_batches_hold_every_sequence_once_within_the_budget(world_size, max_tokens):
     generator = torch.Generator().manual_seed(world_size)
     lengths = torch.randint(1, 300, (41,), generator=generator).tolist()
-    passes = data.split_micro_batches(lengths, world_size, max_tokens)
+    passes = data.split_rows(lengths, world_size, max_tokens)
     assert sorted(i for shares in passes for rows in shares for i in rows) == list(range(41))
     for shares in passes:
         assert len(shares) == world_size  # every rank takes part in every pass
@@ -221,9 +221,9 @@ def test_micro_batches_hold_every_sequence_once_within_the_budget(world_size, ma
         for rows in shares:
             padded = len(rows) * max((lengths[i] for i in rows), default=0)
             assert padded <= max_tokens or len(rows) == 1
-    assert data.split_micro_batches([], world_size, max_tokens) == []
+    assert data.split_rows([], world_size, max_tokens) == []
 
 
 def test_a_pass_ends_before_its_padding_costs_more_than_one_pass(monkeypatch):
     monkeypatch.setattr(data, "MAX_PADDING", 7)
-    assert data.split_micro_batches([10, 7, 6, 5], 1, 100) == [[[0, 1, 2]], [[3]]]
+    assert data.split_rows([10, 7, 6, 5], 1, 100) == [[[0, 1, 2]], [[3]]]

@@ -3,7 +3,6 @@
 import fcntl
 import itertools
 import json
-import math
 import os
 import shutil
 import signal
@@ -14,6 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 import data
 import evaluate
@@ -37,28 +37,42 @@ def test_pass_at_k_equals_the_mean_over_all_subsets(n, c):
             pass_at_k(n, c, k)
 
 
-@pytest.mark.parametrize("n, k, problems", [(1, 1, 100), (16, 1, 30), (16, 4, 30), (16, 16, 30)])
-def test_95_of_100_intervals_hold_the_true_score(n, k, problems, monkeypatch):
-    monkeypatch.setattr(evaluate, "RESAMPLES", 500)
+def random_problems(rng: np.random.Generator, mean: float, shape: float, size: int) -> np.ndarray:
+    """Chances of a right answer to each problem: the smaller the shape, the more unequal."""
+    a, b = shape * mean / (1 - mean), shape * (1 - mean) / mean
+    return rng.beta(max(a, shape), max(b, shape), size)  # Beta's smaller parameter is the shape
+
+
+@pytest.mark.parametrize("shape", [0.03, 0.1, 0.3, 1])
+@pytest.mark.parametrize(("problems", "n"), [(30, 16), (500, 1), (198, 1)])
+def test_95_of_100_intervals_hold_the_true_score(problems, n, shape):
     rng = np.random.default_rng(0)
-    truth = np.mean(1 - (1 - rng.beta(0.3, 1.2, size=200_000)) ** k)
-    hits = 0
-    for _ in range(300):
-        counts = rng.binomial(n, rng.beta(0.3, 1.2, size=problems))  # like AIME
-        estimate, (low, high) = evaluate.score_with_interval(counts, n, k)
-        assert 0 <= low <= estimate <= high <= 1
-        hits += low <= truth <= high
-    assert 0.90 <= hits / 300 <= 0.98
+    for mean, k in itertools.product((0.02, 0.05, 0.2, 0.5, 0.8, 0.95), (1, 4, 16)):
+        truth = np.mean(1 - (1 - random_problems(rng, mean, shape, 100_000)) ** k)
+        if k > n or not 0.02 <= truth <= 0.95:
+            continue
+        hits = 0
+        for _ in range(300):
+            counts = rng.binomial(n, random_problems(rng, mean, shape, problems))
+            score, (low, high) = evaluate.score_with_interval(counts, n, k)
+            assert 0 <= low <= score <= high <= 1
+            hits += low <= truth <= high
+        few = problems == 30 and not 0.06 < truth < 0.85
+        assert hits / 300 >= (0.80 if few else 0.88), (mean, k, truth)
 
 
-def test_answers_are_drawn_anew_within_a_problem_for_k_above_1_and_the_estimate_stays_the_centre():
-    counts = np.full(400, 1)  # the problems are all alike: only the answers to them vary
-    assert evaluate.score_with_interval(counts, 4, 1) == (0.25, (0.25, 0.25))
-    lost = 0.75**4  # none of the four draws is the right answer
-    estimate, (low, high) = evaluate.score_with_interval(counts, 4, 4)
-    assert estimate == 1 and high == 1
-    half_width = 1.96 * math.sqrt(lost * (1 - lost) / 400)
-    assert low == pytest.approx(1 - half_width, abs=0.005)
+def test_an_interval_says_something_where_nothing_or_everything_is_right():
+    assert evaluate.score_with_interval(np.zeros(30, int), 16, 1)[1] == (
+        0,
+        pytest.approx(0.1135, abs=1e-4),
+    )
+    assert evaluate.score_with_interval(np.full(30, 16), 16, 16)[1] == (
+        pytest.approx(0.8865, abs=1e-4),
+        1,
+    )
+    counts = np.arange(30) % 2  # half of them are right: Wilson's own interval of 15 of 30
+    low, high = evaluate.score_with_interval(counts, 1, 1)[1]
+    assert (low, high) == (pytest.approx(0.3315, abs=1e-4), pytest.approx(0.6685, abs=1e-4))
 
 
 def test_a_difference_is_tested_by_swapping_the_two_in_each_problem():
@@ -67,6 +81,23 @@ def test_a_difference_is_tested_by_swapping_the_two_in_each_problem():
     assert difference == 1 and interval == (1, 1)
     assert p_value == pytest.approx(2 / 2**5, abs=0.01)  # two of the 32 ways to swap
     assert tables.paired_difference(wins, wins, 1) == (0, (0, 0), 1)
+    assert tables.paired_difference(losses, (np.array([0, 1, 1, 2, 4]), 4), 1)[1] == pytest.approx(
+        (0.4 - 2.776 * 0.1696, 0.4 + 2.776 * 0.1696),
+        abs=1e-3,  # Student's, four degrees of freedom
+    )
+
+
+def test_95_of_100_intervals_of_a_difference_hold_the_true_one(monkeypatch):
+    monkeypatch.setattr(tables, "SWAPS", 100)
+    rng = np.random.default_rng(0)
+    for mean, k in ((0.05, 1), (0.3, 1), (0.3, 16)):
+        hits = 0
+        for _ in range(300):
+            chances = random_problems(rng, mean, 0.3, 30)
+            one, other = ((rng.binomial(16, chances), 16) for _ in range(2))  # of one model
+            _, (low, high), _ = tables.paired_difference(one, other, k)
+            hits += low <= 0 <= high
+        assert hits / 300 >= 0.91, (mean, k)
 
 
 WRONG = {f"Incorrect Answer {n}": f"wrong {n}" for n in (1, 2, 3)}
@@ -184,7 +215,7 @@ def test_the_tiny_model_knows_the_easy_tier_and_the_middle_and_the_hard_partly(f
             "pass@1": [row["correct"] for row in rows],
             "completion_length_mean": [row["tokens"] for row in rows],
             "truncated_share": [row["finish_reason"] == "length" for row in rows],
-            "no_answer_share": [row["extracted"] is None for row in rows],
+            "without_box_share": ["\\boxed{" not in row["text"] for row in rows],
         }.items():
             assert results[tier][name] == pytest.approx(np.mean(values))
         curve = [results[tier][f"pass@{k}"] for k in range(1, 9)]
@@ -267,7 +298,7 @@ def test_each_model_is_evaluated_into_a_folder_of_its_own(tmp_path, monkeypatch)
 def write_evaluation(folder: Path, num_samples: int, temperature=0.6, **right: list[int]) -> Path:
     """An evaluation of which only the counts of right answers matter."""
     rows, asked = [], {}
-    fields = {"extracted": None, "finish_reason": "stop", "tokens": 10}
+    fields = {"text": "", "answer": "1", "finish_reason": "stop", "tokens": 10}
     for name, counts in right.items():
         size = len(counts)
         asked[name] = {"problems": size, "samples": num_samples, "fingerprint": str(size)}
@@ -289,7 +320,7 @@ def test_the_table_has_a_row_for_each_run_and_the_papers_columns(tmp_path, capsy
     assert head[1:] == ["AIME 24, Pass@1 / @16", "a b.v1, Pass@1 / @16 |"]
     assert [row[0] for row in rows] == ["| sft", "| oswft"]
     assert rows[0][1].startswith("10.6 [") and " / 20.0 [" in rows[0][1]
-    assert rows[0][2] == "50.0 [50.0, 50.0] / 100.0 [100.0, 100.0] |" and rows[1][2] == "– |"
+    assert rows[0][2] == "50.0 [15.0, 85.0] / 100.0 [51.0, 100.0] |" and rows[1][2] == "– |"
     tables.table((second,), k=(4,))
     assert "Pass@4" in capsys.readouterr().out
 
@@ -306,6 +337,24 @@ def test_a_comparison_pairs_the_problems(tmp_path, capsys):
     for refused in (tables.compare, lambda *both: tables.table(both)):
         with pytest.raises(InputError):
             refused(first, other)
+
+
+def test_answers_without_a_box_or_letter_and_right_ones_that_were_cut_off_are_counted():
+    rows = [
+        {"id": str(n), "text": text, "answer": answer, "correct": right, "finish_reason": reason}
+        for n, (text, answer, right, reason) in enumerate(
+            [
+                ("we try 12, then 13 and", "13", True, "length"),
+                ("we try 12, then 14 and", "13", False, "length"),
+                (r"\boxed{13}", "13", True, "stop"),
+                (r"\boxed{12}", "B", False, "stop"),  # no letter
+                ("The answer is B.", "B", True, "stop"),
+            ]
+        )
+    ]
+    results = evaluate.summarize([{**row, "tokens": 9} for row in rows])
+    shares = ("truncated_share", "truncated_right_share", "without_box_share")
+    assert [results[name] for name in shares] == [2 / 5, 1 / 5, 3 / 5]
 
 
 def test_each_benchmark_gets_the_k_that_its_answers_allow():
@@ -393,6 +442,21 @@ def test_a_reward_of_ones_own_judges_the_answers(tiny, tmp_path, monkeypatch, on
     args.max_completion_length = 48
     evaluate.evaluate(args)
     assert results_of(tmp_path / "eval")["own"]["pass@1"] == 3 / 16
+
+
+@pytest.mark.parametrize("wrong", ["two sets of weights", "a head of its own"])
+def test_a_model_that_training_refuses_is_not_scored(wrong, model_copy, tmp_path, one_rank):
+    if wrong == "two sets of weights":
+        (model_copy / "model.safetensors.index.json").write_text("{}")
+    else:
+        weights = load_file(model_copy / "model.safetensors")
+        weights["lm_head.weight"] = 2 * weights["model.embed_tokens.weight"]
+        save_file(weights, model_copy / "model.safetensors", metadata={"format": "pt"})
+    args = Args(model=str(model_copy), max_completion_length=48)
+    problem = Example("1", "1+1=", "", "2", "own")
+    with pytest.raises(InputError, match=r"out of date|config\.json ties head and embedding"):
+        evaluate.answer_missing(args, tmp_path, load_tokenizer(args.model), [(problem, 0)])
+    assert not [*tmp_path.glob("samples*")]
 
 
 def test_the_version_of_a_model_on_the_hub_is_its_commit(tmp_path, monkeypatch):

@@ -10,10 +10,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen3Config
 
+import rollout
 import train_oswft
 from bench.cost import QWEN3
 from conftest import launch, needs_vllm
-from data import InputError, Trajectory
+from data import InputError, TokenizedExample, Trajectory
 from demo.tiny import make_tokenizer
 from rollout import Completion, Rollout, completion_stats, gpu_options, import_vllm, vllm_gap
 
@@ -106,15 +107,72 @@ def test_on_a_gpu_the_cache_of_a_tiny_model_is_capped_and_a_real_one_takes_what_
     real, tmp_path, monkeypatch
 ):
     """What vLLM makes of these options only a GPU can show."""
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 80 * 2**30))
+    emptied = []  # what torch keeps for later is not free
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    free = lambda left: lambda: (left * len(emptied) * 2**30, 80 * 2**30)  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "mem_get_info", free(68))
     sizes = QWEN3["0.6B"] if real else {"num_hidden_layers": 2, "hidden_size": 64, "head_dim": 32}
     Qwen3Config(**sizes).save_pretrained(tmp_path)
     args = train_oswft.Args(model=str(tmp_path), data="", vllm_sleep=True)
-    options = gpu_options(args, 4096, held_bytes=12 * 2**30)
-    assert options["gpu_memory_utilization"] == pytest.approx((80 - 12 - 3) / 80)
-    with pytest.raises(InputError, match="no memory"):
-        gpu_options(args, 4096, held_bytes=77 * 2**30)
+    options = gpu_options(args, 4096, 512)
+    assert options["gpu_memory_utilization"] == pytest.approx((68 - 2) / 80)
     assert (options["kv_cache_memory_bytes"] is None) == real
+    emptied.clear()
+    monkeypatch.setattr(torch.cuda, "mem_get_info", free(2))
+    with pytest.raises(InputError, match="no memory"):
+        gpu_options(args, 4096, 512)
     args.vllm_sleep, args.precision = False, "fp32"
-    assert gpu_options(args, 4096, 0)["gpu_memory_utilization"] == 0.3
+    assert gpu_options(args, 4096, 512)["gpu_memory_utilization"] == 0.3
     assert options.keys() <= import_vllm().EngineArgs.__dataclass_fields__.keys()
+
+
+class StandInLLM:
+    """vLLM's options, and its steps: each ends one answer. An older release has no finalizer."""
+
+    def __init__(self, **options):
+        self.options, self.slept, self.left = options, 0, 0
+        config = SimpleNamespace(use_v2_model_runner=False)
+        self.llm_engine = SimpleNamespace(engine_core=object(), vllm_config=config, step=self.step)
+        self.llm_engine.has_unfinished_requests = lambda: self.left > 0
+
+    def enqueue(self, inputs, params, use_tqdm):
+        self.left = len(inputs)
+        return [f"{n}-0" for n in range(self.left)]
+
+    def step(self):
+        self.left -= 1
+        return []
+
+    def sleep(self, level):
+        self.slept += 1
+
+
+@pytest.fixture
+def stand_in(monkeypatch, one_rank):
+    """A Rollout without vLLM, as on a GPU where it sleeps."""
+    vllm = SimpleNamespace(LLM=StandInLLM, SamplingParams=lambda **options: options)
+    monkeypatch.setattr(rollout, "import_vllm", lambda: vllm)
+    monkeypatch.setattr(rollout, "cpu_options", lambda *_: {})
+    monkeypatch.setattr(rollout, "stop_token_ids", lambda *_: [])
+
+    def make(num_answers: int, world_size: int = 1, **flags) -> Rollout:
+        monkeypatch.setattr(rollout.dist, "get_world_size", lambda: world_size)
+        args = train_oswft.Args(model="m", data="", **flags)
+        made = Rollout(args, None, 128, num_answers)
+        made.sleeps = True
+        return made
+
+    return make
+
+
+def test_vllm_prepares_for_as_many_answers_as_a_rank_samples_at_once(stand_in):
+    for num_answers, world_size, most in ((256, 8, 32), (3, 2, 2), (10_000, 1, 256)):
+        assert stand_in(num_answers, world_size).llm.options["max_num_seqs"] == most
+
+
+def test_a_stop_ends_the_answers_of_a_rank_alone_and_puts_vllm_to_sleep(stand_in):
+    queries = [TokenizedExample(str(n), [1], [2], None) for n in range(5)]
+    for size, left in ((1, 3), (2, 0)):  # ranks that sample together go on
+        made = stand_in(10, size, vllm_tensor_parallel=size)
+        made.answer(queries, 0, stop=lambda llm=made.llm: llm.left <= 3)
+        assert made.llm.left == left and made.llm.slept == 1

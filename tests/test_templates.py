@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import data
 from conftest import SHARED, needs_shared
@@ -172,6 +172,53 @@ def test_prompt_solution_and_end_of_turn_are_what_the_template_writes(name, load
         assert [id in stops for id in row.completion_ids].index(True) == len(row.completion_ids) - 1
 
 
+@pytest.mark.parametrize("label", ["LlamaTokenizerFast", "LlamaTokenizer", "GPT2Tokenizer"])
+@pytest.mark.parametrize("name", ["chatml", "llama 3", "zephyr", "llama 2"])
+def test_base_and_final_are_read_as_tokenizer_json_says_whatever_class_the_config_names(
+    name, label, tmp_path
+):
+    folders = tmp_path / "base", tmp_path / "final"
+    make_tokenizer(CASES[name]).save_pretrained(folders[0])
+    path = folders[0] / "tokenizer_config.json"
+    config = {**json.loads(path.read_text()), "tokenizer_class": label, "legacy": True}
+    path.write_text(json.dumps(config))
+    (folders[0] / "config.json").write_text('{"model_type": "llama"}')
+    data.load_tokenizer(str(folders[0])).save_pretrained(folders[1])
+    shutil.copy(folders[0] / "config.json", folders[1])
+    example = Example("1", "We add 10.", "  It is\n\n\\boxed{2}.", "2", "s", where="rows.jsonl:1")
+    base, final = (data.load_tokenizer(str(folder)) for folder in folders)
+    [row], [again] = tokenize(base, example), tokenize(final, example)
+    ids = [*row.prompt_ids, *row.completion_ids]
+    assert ids == [*again.prompt_ids, *again.completion_ids]
+    turns = data.messages(example.question, data.ASK_FREE)
+    turns.append({"role": "assistant", "content": example.solution.strip()})
+    whole = data.render(base, turns).rstrip().removesuffix(CASES[name].end).rstrip()
+    for tokenizer in (
+        Tokenizer.from_file(str(folders[0] / "tokenizer.json")).encode,
+        AutoTokenizer.from_pretrained(folders[1]),  # as `vllm serve` reads it
+    ):
+        options = {"add_special_tokens": False}
+        encoded = tokenizer(whole, **options)
+        assert (getattr(encoded, "ids", None) or encoded["input_ids"]) == ids[:-1]
+
+
+@pytest.mark.parametrize("other", ["tekken.json", "tokenizer.model"])
+def test_a_folder_without_tokenizer_json_is_refused_in_one_line(other, tmp_path):
+    (tmp_path / other).write_text("{}")
+    with pytest.raises(InputError, match=r"no folder or hub id with a tokenizer\.json$"):
+        data.load_tokenizer(str(tmp_path))
+
+
+def test_what_is_graded_is_what_was_sampled_where_the_config_asks_to_clean_up_spaces(tmp_path):
+    make_tokenizer(CASES["zephyr"]).save_pretrained(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    config = {**json.loads(path.read_text()), "clean_up_tokenization_spaces": True}
+    config["clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"] = True
+    path.write_text(json.dumps(config))
+    tokenizer = data.load_tokenizer(str(tmp_path))
+    assert tokenizer.decode(tokenizer("f (x) , 5 .").input_ids) == "f (x) , 5 ."
+
+
 def test_a_token_over_the_end_of_the_prompt_is_not_learnt(load, tmp_path):
     load(CASES["chatml"])
     path = tmp_path / "tokenizer.json"
@@ -246,6 +293,10 @@ def test_the_real_qwen_vocabulary_takes_thinking_in_a_row_and_no_special_token()
         CHAT_TEMPLATE.replace("<|im_end|>", "END"),  # is no special token
         CHAT_TEMPLATE.partition("{% if add_gen")[0],  # does not begin the assistant's turn
         CHAT_TEMPLATE.replace("{{ '<|im_start|>assistant\n' }}", "{{ '<|im_start|>' }}"),
+        "{{ today() }}" + CHAT_TEMPLATE,  # a function that is not there
+        "{% if %}" + CHAT_TEMPLATE,
+        "{{ raise_exception('A system turn\nis missing') }}" + CHAT_TEMPLATE,
+        "{{ 1 + 'a' }}" + CHAT_TEMPLATE,
     ],
 )
 def test_a_template_that_cannot_be_trained_is_refused_in_one_line(template, load):
@@ -258,7 +309,7 @@ def test_templates_with_names_are_taken_if_one_is_the_default(load):
     for names, good in (("rag", False), ("default", True)):
         templates = dict.fromkeys([names, "tool_use"], CHAT_TEMPLATE)
         case = Case(templates, **CHATML_TOKENS)
-        with contextlib.nullcontext() if good else pytest.raises(InputError, match="no default"):
+        with contextlib.nullcontext() if good else pytest.raises(InputError, match="default"):
             load(case)
 
 
@@ -269,9 +320,13 @@ def test_a_template_that_drops_the_system_prompt_is_refused(load, monkeypatch):
         load(Case(without + CHAT_TEMPLATE, **CHATML_TOKENS))
 
 
-def test_a_tokenizer_that_loses_text_is_refused(tmp_path):
+@pytest.mark.parametrize("lost", ["letters", "a space"])
+def test_a_tokenizer_that_loses_text_is_refused(lost, tmp_path):
     tokenizer = make_tokenizer(CASES["chatml"])
-    tokenizer.backend_tokenizer.decoder = decoders.Fuse()  # as where it is loaded as another class
+    if lost == "letters":
+        tokenizer.backend_tokenizer.decoder = decoders.Fuse()
+    else:
+        tokenizer.backend_tokenizer.normalizer = normalizers.Replace("by step", "bystep")
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(InputError, match="loses text"):
         data.load_tokenizer(str(tmp_path))
