@@ -48,7 +48,7 @@ class InputError(ValueError):
 
 @contextmanager
 def named(what: str) -> Iterator[None]:
-    """Make one line that begins with `what` of whatever a library raises."""
+    """Turn what a library raises into an InputError: one line that begins with `what`."""
     try:
         yield
     except Exception as error:
@@ -194,16 +194,15 @@ def render(tokenizer: Tokenizer, turns: list[dict], **options) -> str:
 
 
 def load_tokenizer(path_or_hub_id: str) -> Tokenizer:
-    """Load the model's tokenizer.json as it is: `AutoTokenizer` may build another one.
-
-    Raises InputError if it cannot be trained or sampled with.
-    """
-    from transformers import PreTrainedTokenizerFast
+    """Load a tokenizer.json as it is. Raises InputError if it cannot be trained or sampled with."""
+    from transformers import PreTrainedTokenizerFast  # AutoTokenizer may build another tokenizer
     from transformers.utils import has_file
 
-    nothing = f"{path_or_hub_id}: no folder or hub id with a tokenizer.json"  # it may be mistyped
-    with named(nothing):
-        found = has_file(path_or_hub_id, "tokenizer.json")  # other files may give other ids
+    nothing = (
+        f"{path_or_hub_id}: no folder, nor a hub id that can be reached, with a tokenizer.json"
+    )
+    with named(nothing):  # a tokenizer made from other files may give other ids
+        found = has_file(path_or_hub_id, "tokenizer.json")
     if not found:
         inside = sorted(Path(path_or_hub_id).glob("*/tokenizer.json"))
         raise InputError(f"{nothing}; {inside[-1].parent}?" if inside else nothing)
@@ -213,15 +212,15 @@ def load_tokenizer(path_or_hub_id: str) -> Tokenizer:
     end_of_turn_id(tokenizer)
     asked, before = prompt_text(tokenizer, "1", ASK_FREE), around_answer(tokenizer)[0]
     thinking = r"(\s|</?think>)+$"  # either side may hold an opened or an empty <think>
-    fits = re.sub(thinking, "", asked) == re.sub(thinking, "", before)
+    asked, before = (re.sub(thinking, "", text) for text in (asked, before))
     whole = prompt_text(tokenizer, MARK, ASK_FREE)
-    if not fits or MARK not in whole or SYSTEM_PROMPT not in whole:
+    if asked != before or MARK not in whole or SYSTEM_PROMPT not in whole:
         reason = "drops text, or does not end the prompt where it begins the assistant's turn"
         raise InputError(f"{path_or_hub_id}: the chat template {reason}")
     text = messages("1", ASK_FREE)[-1]["content"]
     read = tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids)
-    if read != text:
-        raise InputError(f"{path_or_hub_id}: the tokenizer loses text, and leaves {read!r}")
+    if read.removeprefix(" ") != text:
+        raise InputError(f"{path_or_hub_id}: the tokenizer changes text to {read!r}")
     return tokenizer
 
 
@@ -281,9 +280,11 @@ def warn_of_unknown(tokenizer: Tokenizer, rows: Sequence[tuple[str, Sequence[int
     unknown = tokenizer.unk_token_id
     if unknown is None or unknown in stop_token_ids(tokenizer):  # then no text is read as it
         return
-    if lacking := [(where, tokenizer.decode(ids)) for where, ids in rows if unknown in ids]:
+    if lacking := [(where, ids) for where, ids in rows if unknown in ids]:
+        where, ids = lacking[0]
+        shown = tokenizer.decode(ids[list(ids).index(unknown) :])
         count = f"{len(lacking):,} of {len(rows):,} rows hold text that the vocabulary lacks"
-        print(f"warning: {count}: {lacking[0][0]}: {lacking[0][1]!r:.200}", file=sys.stderr)
+        print(f"warning: {count}, as {where}, which is read as {shown!r:.80}", file=sys.stderr)
 
 
 # ---- Token ids -----------------------------------------------------------------------------------

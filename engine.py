@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import json
 import math
 import os
 import socket
@@ -116,28 +117,29 @@ def gather(items: list) -> list:
 def load_config(model: str, max_length: int, highest_id: int = 0) -> PreTrainedConfig:
     """Load a config. Raises InputError if the model cannot read such a length or token id."""
     from transformers import AutoConfig
-    from transformers.utils import has_file
+    from transformers.utils import cached_file, has_file
 
     with named(model):  # e.g. a type that transformers does not know, or code of its own
         config = AutoConfig.from_pretrained(model, trust_remote_code=False)
     if config.get_text_config() is not config:
         raise InputError(f"{model}: reads more than text ({config.model_type})")
     limit = getattr(config, "max_position_embeddings", None) or math.inf  # some models have none
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") == "longrope":  # beyond, a row would depend on those beside it
-        limit = rope["original_max_position_embeddings"]
+    if (getattr(config, "rope_parameters", None) or {}).get("rope_type") == "longrope":
+        limit = config.rope_parameters["original_max_position_embeddings"]  # beyond, batches matter
     if max_length > limit:
         raise InputError(f"{model}: reads {limit} tokens, not {max_length}: lower the lengths")
     if highest_id >= config.vocab_size:
         raise InputError(f"{model}: the embedding has no row for token {highest_id}: resize it")
     one, several = "model.safetensors", "model.safetensors.index.json"
     if has_file(model, one) and has_file(model, several):  # transformers reads one, vLLM the other
-        raise InputError(f"{model}: holds {one} and {several}: delete the one that is out of date")
+        index = json.loads(Path(cached_file(model, several)).read_text())
+        if {*index["weight_map"].values()} != {one}:
+            raise InputError(f"{model}: holds {one}, and {several} of other files: delete the old")
     return config
 
 
 def load_model(path_or_hub_id: str, max_length: int, precision: str = "auto") -> PreTrainedModel:
-    """Load a causal language model. Raises InputError if it would silently be another one."""
+    """Load a causal language model. Raises InputError if that would silently be another one."""
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 

@@ -116,17 +116,15 @@ def pass_at_k_curve(num_samples: int, k: int) -> np.ndarray:
 def score_with_interval(
     counts: np.ndarray, num_samples: int, k: int
 ) -> tuple[float, tuple[float, float]]:
-    """pass@k in [0, 1] from counts (N,) of right answers, and its 95 % interval.
-
-    Wilson's, for as many independent answers as would vary like the problems: N to all of them.
-    """
+    """pass@k in [0, 1] from counts (N,) of right answers, and its 95 % interval (Wilson's)."""
     scores, size = pass_at_k_curve(num_samples, k)[counts], len(counts)
     mean, variance = float(scores.mean()), float(scores.var())
-    n = size * mean * (1 - mean) / variance if variance else size
+    # as many independent answers as have a mean that varies like that of the problems
+    n = size * mean * (1 - mean) / variance if np.ptp(scores) else size
     n = min(max(n, size), size * num_samples)
     centre, spread = mean + Z**2 / (2 * n), Z * math.sqrt(mean * (1 - mean) / n + (Z / n / 2) ** 2)
     low, high = ((centre + side * spread) / (1 + Z**2 / n) for side in (-1, 1))
-    return mean, (max(0.0, low), min(1.0, high))
+    return mean, (max(0.0, min(low, mean)), min(1.0, max(high, mean)))
 
 
 # ---- Problems: examples without a solution, whose source is the benchmark ------------------------
@@ -362,7 +360,7 @@ def answer_missing(
     prompts = tokenize_prompts(tokenizer, [problem for problem, _ in missing])
     seeds = [derive_seed(args.seed, p.source, p.id, sample) for p, sample in missing]
     longest = max(map(len, prompts)) + args.max_completion_length
-    # Checked as before training: of some folders vLLM would silently make another model.
+    # The same checks as before training: vLLM would silently read some folders as another model.
     on_rank_0(lambda: load_model(args.model, longest) and None)
     path = folder / f"samples.rank{dist.get_rank()}.jsonl"
     with Verifier(args.verifier_workers, reward=args.reward) as verifier, path.open("ab") as out:
@@ -432,8 +430,7 @@ def score_and_print(folder: Path) -> None:
     results = {name: summarize(rows) for name, rows in samples.items()}
     write_json(results, folder / "results.json")
 
-    head = "problems answers truncated (right) no box tokens  pass@k in % [95 % interval]"
-    print(f"\n{'':16}{head}")
+    print(f"\n{'':16}problems answers truncated (right) no box tokens  pass@k in % [95 % interval]")
     for name, r in results.items():
         k = dict.fromkeys((1, r["samples"]))
         scores = [f"@{n} {percent(r[f'pass@{n}'], r[f'pass@{n}_interval'])}" for n in k]

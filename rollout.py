@@ -31,7 +31,7 @@ from run import RolloutArgs
 from verify import Verifier
 
 MAX_SEQUENCES = {"cpu": 256, "cuda": 512}  # at a time; for more vLLM has no CUDA graph
-MARGIN = 2 * 2**30  # bytes of a GPU for what vLLM does not count, as CUDA graphs: assumed
+MARGIN = 2 * 2**30  # bytes of a GPU that vLLM leaves, for what it does not count: assumed
 MAX_VLLM_GAP = {"bf16": 0.1, "fp32": 1e-4}  # nats a token: rounding gives 0.01 and 3e-7
 
 
@@ -67,7 +67,7 @@ class Rollout:
         args: with the model (without `load_weights_from_disk` its config alone is read), and
             vLLM's flags.
         max_length: tokens of prompt and completion together.
-        num_answers: of all ranks, sampled at a time; of more, some wait.
+        num_prompts: of all ranks, answered at a time, each by `num_samples` completions.
         load_weights_from_disk: start with the model's own weights (for evaluation).
     """
 
@@ -76,7 +76,8 @@ class Rollout:
         args: RolloutArgs,
         tokenizer: Tokenizer,
         max_length: int,
-        num_answers: int = 512,
+        num_prompts: int = 2**20,
+        num_samples: int = 1,
         load_weights_from_disk: bool = False,
     ):
         self.args, self.tokenizer, self.max_length = args, tokenizer, max_length
@@ -85,10 +86,10 @@ class Rollout:
         self.sleeps = args.vllm_sleep and torch.cuda.is_available()
         self.replica, self.member = divmod(dist.get_rank(), args.vllm_tensor_parallel)
         self.num_replicas = dist.get_world_size() // args.vllm_tensor_parallel
-        device, make_options = "cpu", cpu_options
-        if torch.cuda.is_available():
-            device, make_options = "cuda", gpu_options
-        num_sequences = min(MAX_SEQUENCES[device], -(-num_answers // self.num_replicas))
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        make_options = gpu_options if device == "cuda" else cpu_options
+        mine = -(-num_prompts // self.num_replicas) * num_samples  # answers of this rank's engine
+        num_sequences = min(MAX_SEQUENCES[device], mine)
         llm_class = self.vllm.LLM  # most of vLLM is imported here
         gc.freeze()  # else vLLM searches through everything that was imported, five times
         self.llm = llm_class(
@@ -137,17 +138,14 @@ class Rollout:
     def answer(
         self, queries: Sequence, batch: int, stop: Callable | None = None
     ) -> list[Completion]:
-        """Sample `num_rollouts` answers to each query of a batch, and sleep; this rank's share.
-
-        It ends early if `stop()` says so, but ranks that sample together cannot leave each other.
-        """
+        """Sample this rank's share of a batch's answers, or until `stop()` is true, and sleep."""
         args = self.args
         completions = self.generate(
             [query.prompt_ids for query in queries],
             num_samples=args.num_rollouts,
             max_tokens=args.max_completion_length,
             seeds=[derive_seed(args.seed, batch, n, q.id) for n, q in enumerate(queries)],
-            stop=stop if args.vllm_tensor_parallel == 1 else None,
+            stop=stop if args.vllm_tensor_parallel == 1 else None,  # together, none may leave
             temperature=args.temperature,
             logprobs=num_checked(queries),
         )

@@ -69,7 +69,7 @@ class TrainArgs:
     learning_rate: float
     train_batch_size: int | None
     num_epochs: int = 1  # times that each row is read
-    max_steps: int | None = None  # optimizer steps (whole batches of answers), not num_epochs
+    max_steps: int | None = None  # instead of num_epochs: optimizer steps, to the end of a batch
     max_grad_norm: float = 1.0  # gradients are clipped to this norm
 
     # Lengths, in tokens
@@ -288,8 +288,8 @@ def load_training_data(args: TrainArgs) -> tuple[Tokenizer, list[TokenizedExampl
     tokenizer = load_tokenizer(args.model)
     lengths = args.max_length, args.max_completion_length
     examples, dropped = tokenize_examples(read, tokenizer, *lengths)
-    rows = [(e.example.where, np.concatenate([e.prompt_ids, e.completion_ids])) for e in examples]
-    load_config(args.model, args.max_length, max((ids.max() for _, ids in rows), default=0))
+    highest = max((max(e.prompt_ids.max(), e.completion_ids.max()) for e in examples), default=0)
+    load_config(args.model, args.max_length, highest)
     if not examples or (not args.max_steps and len(examples) * args.num_epochs < args.batch_size):
         left = f"{len(examples)} examples are left (dropped: {dropped})"
         raise InputError(f"{args.data}: {left}, too few for a batch of {args.batch_size}")
@@ -297,7 +297,8 @@ def load_training_data(args: TrainArgs) -> tuple[Tokenizer, list[TokenizedExampl
         unused = 0 if args.max_steps else len(examples) * args.num_epochs % args.batch_size
         unused = f"; the last {unused} do not fill a batch, and are not used" if unused else ""
         print(f"{len(examples):,} examples, dropped: {dropped}{unused}", file=sys.stderr)
-        warn_of_unknown(tokenizer, rows)
+        ids = (np.concatenate([e.prompt_ids, e.completion_ids]) for e in examples)
+        warn_of_unknown(tokenizer, [*zip((e.example.where for e in examples), ids, strict=True)])
         before = read_args(Path(args.output_dir)).get("data_hash")
         if before and before != hash_examples(examples):
             raise InputError(f"{args.data} and these lengths give other rows than before")

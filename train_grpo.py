@@ -165,7 +165,7 @@ def main(args: Args) -> int:
     tokenizer, examples = load_training_data(args)
     verifier = Verifier(args.verifier_workers, reward=args.reward)  # starts while models load
     engine = load_engine(args, checkpoint)
-    rollout = Rollout(args, tokenizer, args.max_length, args.rollout_batch_size * args.num_rollouts)
+    rollout = Rollout(args, tokenizer, args.max_length, args.rollout_batch_size, args.num_rollouts)
 
     with Run(args, engine, tokenizer, examples, checkpoint, rollout) as run, verifier:
         run.keep_models = True  # any of them may be the one that is evaluated

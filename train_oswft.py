@@ -124,7 +124,7 @@ def main(args: Args) -> int:
     tokenizer, examples = load_training_data(args)
     verifier = Verifier(args.verifier_workers, reward=args.reward)  # starts while models load
     engine = load_engine(args, checkpoint)
-    rollout = Rollout(args, tokenizer, args.max_length, args.rollout_batch_size * args.num_rollouts)
+    rollout = Rollout(args, tokenizer, args.max_length, args.rollout_batch_size, args.num_rollouts)
 
     with Run(args, engine, tokenizer, examples, checkpoint, rollout) as run, verifier:
         for batch, queries in run.batches():  # the same on every rank

@@ -80,17 +80,18 @@ def grade(completion: str, answer: str, limit_s: int | None = None) -> Grade:
 
 
 def are_equal(gold: list, parsed: list, limit_s: int | None) -> bool:
-    """Whether Math-Verify finds the values equal: to six decimals, or below 1e-5 to six digits."""
+    """Math-Verify's verdict. It may round to six decimals: below 1e-5 the ratio must be 1, too."""
     from math_verify import verify
 
     equal = verify(gold, parsed, timeout_seconds=limit_s)
-    if equal and all(getattr(values[0], "is_comparable", False) for values in (gold, parsed)):
-        return not 0 < abs(gold[0]) < 1e-5 or bool(abs(parsed[0] / gold[0] - 1) < 1e-6)
+    values = [getattr(found[0], "rhs", found[0]) for found in (gold, parsed) if equal]  # of x = 5
+    if equal and all(getattr(value, "is_comparable", False) for value in values):
+        return not 0 < abs(values[0]) < 1e-5 or bool(abs(values[1] / values[0] - 1) < 1e-6)
     return equal
 
 
 def widen(text: str) -> str:
-    """What Math-Verify reads otherwise: 35.0% as 35, too, 4.5e33 as a number, 60. as 60."""
+    """Without % (35.0% is 35, too), and a period at the end; 4.5e33 becomes 4.5 \\times 10^{33}."""
     text = re.sub(r"\\?%|\.(?=\s*}*$)", "", text)
     return re.sub(r"(?<=\d)[eE]([+-]?\d+)", r"\\times 10^{\1}", text)
 

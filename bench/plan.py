@@ -74,7 +74,7 @@ def memory(args: Args) -> dict[str, dict[str, float]]:
     """Bytes of one GPU by part, in each phase of a run.
 
     While weights go into vLLM, less is held than in one of these phases. vLLM's start takes what
-    sampling takes. A checkpoint may be written when a run is stopped while it samples.
+    sampling takes. Before a checkpoint vLLM sleeps, also if the run was stopped while it sampled.
     """
     config = load_config(args.model, args.max_length)
     count, per_token, per_layer = traced(args.model, args.precision)
@@ -128,7 +128,7 @@ def memory(args: Args) -> dict[str, dict[str, float]]:
         "vLLM": GRAPHS if args.vllm_sleep else vllm,
     }
     largest = config.vocab_size * width * 4  # a parameter's state, gathered in fp32
-    save = {**held, "gathered weights": max(largest, GATHER_BYTES), "vLLM": train["vLLM"]}
+    save = {**held, "gathered weights": max(largest, 2 * GATHER_BYTES), "vLLM": train["vLLM"]}
     phases = {"load": {"weights": count * 4}}  # in fp32: the head is checked
     phases |= {"train": train, "sample": {**held, "vLLM": vllm}, "save": save}
     return {phase: {**parts, "reserve": CONTEXT + MARGIN} for phase, parts in phases.items()}
@@ -188,7 +188,7 @@ def main(args: OmitArgPrefixes[Args]) -> list[str]:
     host = count * (BYTES[args.precision] + 16 / args.gpus * args.cpu_offload) / 2**30
     return [
         f"{args.model}: {count / 1e6:,.1f}M parameters, {args.gpus} GPU{'s' * (args.gpus > 1)} "
-        f"of {args.gpu_memory:g} GiB, {args.precision}. GiB of one GPU, by phase of a step:",
+        f"of {args.gpu_memory:g} GiB, {args.precision}. GiB of one GPU, by phase of a run:",
         markdown_table(["", *phases], rows),
         f"vLLM's share (`--vllm_memory {share:.2f}`) holds {sequences:.0f} sequences of "
         f"{args.max_length:,} tokens at once{full}. vLLM's start needs what `sample` does; `save` "

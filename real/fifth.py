@@ -21,7 +21,8 @@ ROWS = Path(__file__).parent.parent / "docs" / "study" / "fifth.jsonl"
 ARMS = {"A": "SFT", "B": "OSW-FT, K = 2", "C": "its weights, dealt to the wrong rows"}
 SEEDS, STEPS, SAMPLES, PARAMETERS = range(5), (40, 50, 60), 4, 134.5e6
 GAIN, KEPT = ("real_held", "middle_held"), ("kept_held",)
-TESTS = {  # of B less another arm: regime, problems, that arm, at equal what, points that are equal
+# Of B less another arm: regime, problems, that arm, what is held equal, points that count as equal
+TESTS = {
     "S1": ("S", GAIN, "C", "steps", 1.5),
     "S2": ("S", GAIN, "A", "steps", 1.5),
     "S3": ("S", GAIN, "A", "trained tokens", 1.5),
@@ -62,6 +63,7 @@ def difference(name: str, arms: dict[str, dict]) -> float:
     if equal == "trained tokens":  # of solutions; linear between the other arm's checkpoints
         curve = [(p["solution_tokens"], share(p, sets)) for p in points]
         x, y = zip(*curve, strict=True)
+        assert x[0] <= ours[0]["solution_tokens"], "no checkpoint has as few tokens"
         theirs = np.interp([p["solution_tokens"] for p in ours], x, y)
     return float(np.mean([share(point, sets) for point in ours]) - np.mean(theirs))
 
@@ -69,11 +71,13 @@ def difference(name: str, arms: dict[str, dict]) -> float:
 def test_table(triples: dict, difference: Callable = difference) -> list[str]:
     """A line for each test: mean and 95 % interval, p, Holm's, of sign flips; equal or not."""
     x = {name: [difference(name, arms) for arms in triples[TESTS[name][0]]] for name in TESTS}
+    x = {name: values for name, values in x.items() if len(values) > 1}
     tests = {name: stats.ttest_1samp(values, 0) for name, values in x.items()}
     largest, holm, lines = 0.0, {}, []
     for rank, name in enumerate(sorted(tests, key=lambda name: tests[name].pvalue)):
         largest = holm[name] = max(largest, min(1, (len(TESTS) - rank) * tests[name].pvalue))
-    for name, (_, _, arm, equal, limit) in TESTS.items():
+    for name in tests:
+        _, _, arm, equal, limit = TESTS[name]
         half = tests[name].confidence_interval(0.95).high - np.mean(x[name])
         low, high = tests[name].confidence_interval(0.90)
         flips = stats.permutation_test((x[name],), np.mean, permutation_type="samples").pvalue
@@ -87,6 +91,8 @@ def test_table(triples: dict, difference: Callable = difference) -> list[str]:
 
 def arm_table(regime: str, triples: list[dict]) -> list[str]:
     """A line for each arm: scores at the counted checkpoints; tokens and seconds at the end."""
+    if not triples:
+        return []
     sets = counted(triples[0]["B"])[0]["counts"]
     lines = [f"| {regime} | {' | '.join(sets)} | style | solution tokens | sampled | TFLOPs | s |"]
     for arm, title in ARMS.items():
@@ -115,6 +121,8 @@ def main(ended: bool = False) -> None:
     plt.rcParams.update(STYLE)
     for n, name in enumerate(TESTS):
         x = np.array([difference(name, arms) for arms in triples[TESTS[name][0]]])
+        if len(x) < 2:
+            continue
         half = stats.ttest_1samp(x, 0).confidence_interval().high - x.mean()
         plt.plot(n + np.linspace(-0.2, 0.2, len(x)), x, "o", color="#4c72b0")
         plt.errorbar(n + 0.3, x.mean(), half, fmt="s", color="#c44e52")

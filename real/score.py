@@ -110,8 +110,7 @@ def main(args: Args) -> None:
         if model == args.base or model.name == "checkpoint-000060":
             greedy = {name: count(sampler.answers(rows, 1, 0.0)) for name, rows in sets.items()}
             scores["greedy"] = greedy
-        shares = {name: sum(c) / len(c) / SAMPLES for name, c in scores["counts"].items()}
-        print(model, {name: round(100 * share, 1) for name, share in shares.items()}, flush=True)
+        print("scored:", model, flush=True)  # how well, nobody reads before the last run
         write_json(scores, (args.folder / model).with_suffix(".scores.json"))
 
 

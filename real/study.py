@@ -8,7 +8,7 @@
     python -m real.study --regime O --stage rates        # SFT at three rates, seed 9
     python -m real.study --regime O --seed 0 --learning_rate ...
 
-Each run adds a row to docs/study/fifth.jsonl. No contrast is printed here.
+Each run adds a row to runs/fifth/fifth.jsonl, which docs/study/fifth.jsonl is a copy of.
 """
 
 import json
@@ -26,6 +26,7 @@ import torch
 import tyro
 
 from data import (
+    InputError,
     batch_indices,
     load_examples,
     load_tokenizer,
@@ -37,7 +38,7 @@ from evaluate import model_version
 from run import checkpoints, one_line_errors, read_args
 
 ROOT = Path(__file__).parent.parent
-ROWS = ROOT / "docs" / "study" / "fifth.jsonl"
+ROWS = Path("runs/fifth/fifth.jsonl")  # copied to docs/study/, so that a run's commit stays clean
 LENGTHS = ("--max_length", 512, "--max_completion_length", 96)
 STEPS, BATCH = 60, 32
 COUNTED = {"A": (20, 30, 40, 50, 60), "B": (40, 50, 60), "C": (40, 50, 60)}
@@ -52,9 +53,9 @@ class Args:
     regime: Literal["S", "O"]
     stage: Literal["base", "rates", "triple"] = "triple"
     seed: int = 0  # of a triple: order of the data, and sampling
-    learning_rate: float = 5e-5
+    learning_rate: float = 5e-5  # r of regime S; that of O is chosen by its rates
     folder: Path = Path("runs/fifth")  # with raw/ and data/
-    precision: Literal["bf16", "fp32"] = "bf16"  # planned; takes minutes a step without AVX-512
+    precision: Literal["bf16", "fp32"] = "bf16"  # the plan's; without AVX-512 a step takes minutes
 
 
 def call(*command) -> None:
@@ -83,8 +84,13 @@ def score(args: Args, base: Path, models: list[Path]) -> list[dict]:
 
 
 def add_row(args: Args, arm: str, run: Path, base: Path, **values) -> None:
-    """Append what a run gave, and what it came from, to the committed rows."""
-    record = read_args(run)
+    """Append what a run gave, and what it came from, to the rows; once."""
+    rows = [row for _, row in read_rows(str(ROWS))] if ROWS.exists() else []
+    record, rate = read_args(run), values.get("learning_rate")
+    own = (args.regime, arm, args.seed, rate, model_version(str(base)))
+    names = ("regime", "arm", "seed", "learning_rate", "base_hash")
+    if own in [tuple(row.get(name) for name in names) for row in rows]:
+        return
     row = {"regime": args.regime, "arm": arm, "seed": args.seed, **values}
     row |= {"base_hash": model_version(str(base)), "commit": record["git_commit"]}
     row |= {"versions": record["versions"], "cores": os.cpu_count(), "precision": args.precision}
@@ -127,7 +133,7 @@ def make_base(args: Args) -> None:
 
 
 def spent(run: Path, arm: str, seed: int, batch_size: int = BATCH) -> list[dict]:
-    """Sums up to each step: trained tokens, those of solutions alone, sampled tokens, seconds."""
+    """Sums up to each step: trained tokens, those of solutions, sampled and read ones, seconds."""
     settings = read_args(run)["args"]
     lengths = settings["max_length"], settings["max_completion_length"]
     tokenizer = load_tokenizer(settings["model"])
@@ -136,7 +142,7 @@ def spent(run: Path, arm: str, seed: int, batch_size: int = BATCH) -> list[dict]
     for number, (_, metrics) in enumerate(read_rows(str(run / "metrics.jsonl"))):
         queries = [rows[i] for i in batch_indices(len(rows), batch_size, number, seed)]
         weights = {query.id: 1.0 for query in queries}
-        if arm != "A":
+        if arm in ("B", "C"):
             logged = (
                 run / ("rollouts" if arm == "B" else "weights") / f"step_{number + 1:06d}.jsonl"
             )
@@ -158,12 +164,15 @@ def add_run(args: Args, arm: str, run: Path, base: Path, steps: tuple[int, ...])
     sums, points = spent(run, arm, args.seed), []
     for step, scores in zip(steps, score(args, base, models), strict=True):
         points.append({"step": step, **scores, **sums[step - 1]})
+    free(run)
     add_row(args, arm, run, base, learning_rate=args.learning_rate, checkpoints=points)
 
 
-def free_states(run: Path) -> None:
+def free(run: Path) -> None:
+    """Delete the states of a run's checkpoints, 1.6 GB each, and what has been scored."""
     for path in checkpoints(run).values():
-        shutil.rmtree(path / "state", ignore_errors=True)  # 1.6 GB each
+        scored = path.with_suffix(".scores.json").exists()
+        shutil.rmtree(path if scored else path / "state", ignore_errors=True)
 
 
 def run_triple(args: Args, base: Path) -> None:
@@ -172,12 +181,14 @@ def run_triple(args: Args, base: Path) -> None:
     common = ("--model", base, *data, "--learning_rate", args.learning_rate, "--seed", args.seed)
     common += ("--max_steps", STEPS, "--save_every", 10, "--keep_checkpoints", 10)
     runs = {arm: args.folder / f"{args.regime}-{arm}-{args.seed}" for arm in COUNTED}
-    train(args, runs["A"], "train_sft.py", *common, "--train_batch_size", BATCH)
-    train(args, runs["B"], "train_oswft.py", *common, "--rollout_batch_size", BATCH)
-    yoked = ("--weights_of", runs["B"], "--train_batch_size", BATCH)
-    train(args, runs["C"], "-m", "real.yoked", *common, *yoked)
-    for run in runs.values():
-        free_states(run)
+    sft = ("--train_batch_size", BATCH)
+    arms = {
+        "A": ("train_sft.py", *common, *sft),
+        "B": ("train_oswft.py", *common, "--rollout_batch_size", BATCH),
+        "C": ("-m", "real.yoked", *common, *sft, "--weights_of", runs["B"]),
+    }
+    for arm, command in arms.items():
+        free(train(args, runs[arm], *command))
     models = [runs[arm] / f"checkpoint-{step:06d}" for arm in COUNTED for step in COUNTED[arm]]
     score(args, base, models)
     for arm, steps in COUNTED.items():
@@ -185,20 +196,21 @@ def run_triple(args: Args, base: Path) -> None:
 
 
 def main(args: Args) -> None:
-    rows = [row for _, row in read_rows(str(ROWS))] if ROWS.exists() else []
     base = args.folder / f"{args.regime}-base" / "final"
     if args.stage == "base":
         make_base(args)
     elif args.stage == "rates":
         args.seed = 9
-        for rate in (5e-5, 2e-5, 1e-5):
-            args.learning_rate, run = rate, args.folder / f"{args.regime}-A-9-{rate}"
+        for args.learning_rate in (5e-5, 2e-5, 1e-5):
+            run = args.folder / f"{args.regime}-rate-{args.learning_rate}"
             where = ("--model", base, "--data", args.folder / "data" / f"{args.regime}_train.jsonl")
-            flags = ("--learning_rate", rate, "--seed", 9, "--max_steps", STEPS)
+            flags = ("--learning_rate", args.learning_rate, "--seed", 9, "--max_steps", STEPS)
             train(args, run, "train_sft.py", *where, *flags, "--train_batch_size", BATCH)
-            free_states(run)
             add_run(args, "rate", run, base, (STEPS,))
-    elif ("B", args.regime, args.seed) not in {(r["arm"], r["regime"], r["seed"]) for r in rows}:
+    else:
+        gate = json.loads((base.parent / "gate.json").read_text())
+        if not gate["passed"]:
+            raise InputError(f"{base}: its gate is not passed")
         run_triple(args, base)
 
 

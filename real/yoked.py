@@ -3,7 +3,7 @@
     python -m real.yoked --weights_of runs/oswft --model ... --data ... --seed ...
 
 Each batch is that of the other run, and so are its weights; a seeded permutation says which row
-gets which. So as many rows are skipped, and the weights' sum is the same; what differs is which.
+gets which. So as many rows are skipped, and the weights' sum is the same: only which rows differs.
 """
 
 import os
@@ -54,10 +54,10 @@ def main(args: Args) -> int:
             if args.order == "dealt":
                 generator = torch.Generator().manual_seed(derive_seed(args.seed, batch, "yoked"))
                 weights = weights[torch.randperm(len(weights), generator=generator)]
-            rows = [
-                {"id": q.id, "weight": w} for q, w in zip(queries, weights.tolist(), strict=True)
-            ]
-            write_rows(rows, run.folder / "weights" / f"step_{run.step + 1:06d}.jsonl")
+            if run.writes:
+                pairs = zip(queries, weights.tolist(), strict=True)
+                path = run.folder / "weights" / f"step_{run.step + 1:06d}.jsonl"
+                write_rows(({"id": query.id, "weight": weight} for query, weight in pairs), path)
             run.end_step(update(engine, queries, weights, args))
     return 0 if run.finished else 130
 

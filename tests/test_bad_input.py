@@ -298,7 +298,7 @@ def test_rows_with_text_that_the_vocabulary_lacks_are_told(
     load_training_data(replace(sft_args, data=rows, max_steps=1))
     said = capsys.readouterr().err
     assert "warning: 2 of 3 rows hold text that the vocabulary lacks" in said
-    assert "rows.jsonl:2: '<|im_start|>user\\n<unk>" in said, said
+    assert "rows.jsonl:2, which is read as '<unk><unk><unk><unk> <unk>" in said, said
     args = evaluate.Args(model=sft_args.model, benchmark_file=(Path(rows),))
     args.max_completion_length, tokenizer = 48, load_tokenizer(sft_args.model)
     evaluate.find_missing(args, tmp_path / "eval", tokenizer, evaluate.load_problems(args))

@@ -72,6 +72,12 @@ def test_an_interval_says_something_where_nothing_or_everything_is_right():
         pytest.approx(0.8865, abs=1e-4),
         1,
     )
+    alike = evaluate.score_with_interval(np.full(30, 4), 10, 1)[
+        1
+    ]  # rounding gives these a variance
+    assert alike == pytest.approx((0.2459, 0.5768), abs=1e-4)
+    low, high = evaluate.score_with_interval(np.full(12, 16), 16, 1)[1]
+    assert low < 1 == high
     counts = np.arange(30) % 2  # half of them are right: Wilson's own interval of 15 of 30
     low, high = evaluate.score_with_interval(counts, 1, 1)[1]
     assert (low, high) == (pytest.approx(0.3315, abs=1e-4), pytest.approx(0.6685, abs=1e-4))
@@ -449,14 +455,15 @@ def test_a_reward_of_ones_own_judges_the_answers(tiny, tmp_path, monkeypatch, on
 @pytest.mark.parametrize("wrong", ["two sets of weights", "a head of its own"])
 def test_a_model_that_training_refuses_is_not_scored(wrong, model_copy, tmp_path, one_rank):
     if wrong == "two sets of weights":
-        (model_copy / "model.safetensors.index.json").write_text("{}")
+        index = '{"weight_map": {"lm_head.weight": "other.safetensors"}}'
+        (model_copy / "model.safetensors.index.json").write_text(index)
     else:
         weights = load_file(model_copy / "model.safetensors")
         weights["lm_head.weight"] = 2 * weights["model.embed_tokens.weight"]
         save_file(weights, model_copy / "model.safetensors", metadata={"format": "pt"})
     args = Args(model=str(model_copy), max_completion_length=48)
     problem = Example("1", "1+1=", "", "2", "own")
-    with pytest.raises(InputError, match=r"out of date|config\.json ties head and embedding"):
+    with pytest.raises(InputError, match=r"of other files|config\.json ties head and embedding"):
         evaluate.answer_missing(args, tmp_path, load_tokenizer(args.model), [(problem, 0)])
     assert not [*tmp_path.glob("samples*")]
 

@@ -126,6 +126,22 @@ def test_the_report_says_nothing_before_the_last_triple_and_then_what_was_worked
     assert [row[6] for row in cells][::4] == ["0.062", "0.062"]  # 2 of 32 ways to flip the signs
 
 
+@needs_vllm
+def test_the_rates_of_sft_are_counted_without_logged_weights(tiny, tmp_path):
+    flags = ("--max_steps", 2, "--train_batch_size", 24)
+    launch(*call_of("train_sft.py", tiny, tmp_path / "run"), *flags)
+    sums = study.spent(tmp_path / "run", "rate", seed=0, batch_size=24)
+    rows = metrics(tmp_path / "run")
+    assert sums[-1]["train_tokens"] == sum(row["train_tokens"] for row in rows)
+
+
+def test_time_may_end_the_study_before_its_second_regime():
+    rows = [row for seed in (0, 1) for row in make_rows("S", seed, A=(0, 4), B=(4, 4), C=(2, 2))]
+    triples = fifth.read_triples(rows, ended=True)
+    assert len(fifth.arm_table("S", triples["S"])) == 6 and fifth.arm_table("O", []) == []
+    assert len(fifth.test_table(triples, lambda name, arms: arms["A"]["seed"] / 10)) == 3
+
+
 def assert_missing(rows: list[dict], first: str) -> None:
     with pytest.raises(InputError, match=f"nothing is read: {first}"):
         fifth.read_triples(rows)

@@ -155,10 +155,10 @@ def stand_in(monkeypatch, one_rank):
     monkeypatch.setattr(rollout, "cpu_options", lambda *_: {})
     monkeypatch.setattr(rollout, "stop_token_ids", lambda *_: [])
 
-    def make(num_answers: int, world_size: int = 1, **flags) -> Rollout:
+    def make(*at_once: int, world_size: int = 1, **flags) -> Rollout:
         monkeypatch.setattr(rollout.dist, "get_world_size", lambda: world_size)
         args = train_oswft.Args(model="m", data="", **flags)
-        made = Rollout(args, None, 128, num_answers)
+        made = Rollout(args, None, 128, *at_once)
         made.sleeps = True
         return made
 
@@ -166,13 +166,15 @@ def stand_in(monkeypatch, one_rank):
 
 
 def test_vllm_prepares_for_as_many_answers_as_a_rank_samples_at_once(stand_in):
-    for num_answers, world_size, most in ((256, 8, 32), (3, 2, 2), (10_000, 1, 256)):
-        assert stand_in(num_answers, world_size).llm.options["max_num_seqs"] == most
+    # whole prompts go to the ranks: of 128 with 8 answers each, 24 ranks get 5 or 6
+    for prompts, samples, ranks, most in ((128, 2, 8, 32), (128, 8, 24, 48), (10_000, 1, 1, 256)):
+        options = stand_in(prompts, samples, world_size=ranks).llm.options
+        assert options["max_num_seqs"] == most
 
 
 def test_a_stop_ends_the_answers_of_a_rank_alone_and_puts_vllm_to_sleep(stand_in):
     queries = [TokenizedExample(str(n), [1], [2], None) for n in range(5)]
     for size, left in ((1, 3), (2, 0)):  # ranks that sample together go on
-        made = stand_in(10, size, vllm_tensor_parallel=size)
+        made = stand_in(5, 2, world_size=size, vllm_tensor_parallel=size)
         made.answer(queries, 0, stop=lambda llm=made.llm: llm.left <= 3)
         assert made.llm.left == left and made.llm.slept == 1

@@ -205,7 +205,7 @@ def test_base_and_final_are_read_as_tokenizer_json_says_whatever_class_the_confi
 @pytest.mark.parametrize("other", ["tekken.json", "tokenizer.model"])
 def test_a_folder_without_tokenizer_json_is_refused_in_one_line(other, tmp_path):
     (tmp_path / other).write_text("{}")
-    with pytest.raises(InputError, match=r"no folder or hub id with a tokenizer\.json$"):
+    with pytest.raises(InputError, match=r"with a tokenizer\.json$"):
         data.load_tokenizer(str(tmp_path))
 
 
@@ -328,7 +328,7 @@ def test_a_tokenizer_that_loses_text_is_refused(lost, tmp_path):
     else:
         tokenizer.backend_tokenizer.normalizer = normalizers.Replace("by step", "bystep")
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="loses text"):
+    with pytest.raises(InputError, match="changes text"):
         data.load_tokenizer(str(tmp_path))
 
 
