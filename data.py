@@ -198,9 +198,7 @@ def load_tokenizer(path_or_hub_id: str) -> Tokenizer:
     from transformers import PreTrainedTokenizerFast  # AutoTokenizer may build another tokenizer
     from transformers.utils import has_file
 
-    nothing = (
-        f"{path_or_hub_id}: no folder, nor a hub id that can be reached, with a tokenizer.json"
-    )
+    nothing = f"{path_or_hub_id}: no folder, nor a hub id in reach, with a tokenizer.json"
     with named(nothing):  # a tokenizer made from other files may give other ids
         found = has_file(path_or_hub_id, "tokenizer.json")
     if not found:
