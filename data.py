@@ -47,11 +47,11 @@ class InputError(ValueError):
 
 
 @contextmanager
-def named(what: str) -> Iterator[None]:
-    """Turn what a library raises into an InputError: one line that begins with `what`."""
+def named(what: str, kinds: tuple = (Exception,)) -> Iterator[None]:
+    """Turn these kinds of errors into an InputError: one line that begins with `what`."""
     try:
         yield
-    except Exception as error:
+    except kinds as error:
         raise InputError(f"{what}: {' '.join(str(error).split())[:500]}") from error
 
 

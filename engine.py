@@ -117,7 +117,6 @@ def gather(items: list) -> list:
 def load_config(model: str, max_length: int, highest_id: int = 0) -> PreTrainedConfig:
     """Load a config. Raises InputError if the model cannot read such a length or token id."""
     from transformers import AutoConfig
-    from transformers.utils import cached_file, has_file
 
     with named(model):  # e.g. a type that transformers does not know, or code of its own
         config = AutoConfig.from_pretrained(model, trust_remote_code=False)
@@ -130,23 +129,25 @@ def load_config(model: str, max_length: int, highest_id: int = 0) -> PreTrainedC
         raise InputError(f"{model}: reads {limit} tokens, not {max_length}: lower the lengths")
     if highest_id >= config.vocab_size:
         raise InputError(f"{model}: the embedding has no row for token {highest_id}: resize it")
-    one, several = "model.safetensors", "model.safetensors.index.json"
-    if has_file(model, one) and has_file(model, several):  # transformers reads one, vLLM the other
-        index = json.loads(Path(cached_file(model, several)).read_text())
-        if {*index["weight_map"].values()} != {one}:
-            raise InputError(f"{model}: holds {one}, and {several} of other files: delete the old")
     return config
 
 
 def load_model(path_or_hub_id: str, max_length: int, precision: str = "auto") -> PreTrainedModel:
     """Load a causal language model. Raises InputError if that would silently be another one."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import cached_file, has_file
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     config = load_config(path_or_hub_id, max_length)
     if getattr(config, "quantization_config", None):  # the cast to fp32 would lose the scales
         raise InputError(f"{path_or_hub_id}: is quantized: take the model it was made from")
+    one, several = "model.safetensors", "model.safetensors.index.json"
+    if has_file(path_or_hub_id, one) and has_file(path_or_hub_id, several):  # vLLM reads these
+        index = json.loads(Path(cached_file(path_or_hub_id, several)).read_text())
+        if {*index["weight_map"].values()} != {one}:
+            reason = f"holds {one}, and {several} of other files: delete the old"
+            raise InputError(f"{path_or_hub_id}: {reason}")
     for name, value in vars(config).items():
         if "drop" in name and isinstance(value, float):  # else checkpointed layers would use it
             setattr(config, name, 0.0)
@@ -210,7 +211,7 @@ class Engine:
         if torch.cuda.is_available():
             model.cuda()  # in fp32, all ranks' copies would fill the host's memory
         cast_parameters(model, torch.float32)  # the check is sharp without rounding
-        with named(args.model):
+        with named(args.model, (ValueError, ImportError)):
             model = LogprobModel.checked(model)
             cast_parameters(model, torch.bfloat16 if bf16 else torch.float32)
             if args.attn != "sdpa":

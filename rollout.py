@@ -31,6 +31,7 @@ from run import RolloutArgs
 from verify import Verifier
 
 MAX_SEQUENCES = {"cpu": 256, "cuda": 512}  # at a time; for more vLLM has no CUDA graph
+SHARE = 0.3  # vLLM's of the memory, where neither --vllm_memory nor --vllm_sleep says otherwise
 MARGIN = 2 * 2**30  # bytes of a GPU that vLLM leaves, for what it does not count: assumed
 MAX_VLLM_GAP = {"bf16": 0.1, "fp32": 1e-4}  # nats a token: rounding gives 0.01 and 3e-7
 
@@ -297,7 +298,7 @@ def gpu_options(args: RolloutArgs, max_length: int, num_sequences: int) -> dict:
     torch.cuda.empty_cache()  # at its start vLLM compares its share with what is free
     free, total = torch.cuda.mem_get_info()
     cache = (num_sequences + 1) * kv_cache_bytes(args.model, max_length, args.precision)
-    share = args.vllm_memory or ((free - MARGIN) / total if args.vllm_sleep else 0.3)
+    share = args.vllm_memory or ((free - MARGIN) / total if args.vllm_sleep else SHARE)
     if share <= 0:
         raise InputError("the trainer leaves vLLM no memory; python -m bench.plan says what fits")
     return {
@@ -325,7 +326,7 @@ def cpu_options(args: RolloutArgs, max_length: int, num_sequences: int) -> dict:
     cache = (num_sequences + 1) * kv_cache_bytes(args.model, max_length, args.precision)
     return {
         # vLLM touches all of it at the start: ask for no more than can be used
-        "kv_cache_memory_bytes": min(cache, int((args.vllm_memory or 0.3) * memory / ranks_here)),
+        "kv_cache_memory_bytes": min(cache, int((args.vllm_memory or SHARE) * memory / ranks_here)),
         "block_size": 32,  # not 128: only whole blocks of a prompt are shared by its answers
         "enforce_eager": True,
         # A CPU generator cannot take back the number drawn at a half-read prompt.

@@ -8,7 +8,8 @@
     python -m real.study --regime O --stage rates        # SFT at three rates, seed 9
     python -m real.study --regime O --seed 0 --learning_rate ...
 
-Each run adds a row to runs/fifth/fifth.jsonl, which docs/study/fifth.jsonl is a copy of.
+Each run adds a row to runs/fifth/fifth.jsonl, which docs/study/fifth.jsonl is a copy of: so the
+commit that a run records stays clean.
 """
 
 import json
@@ -35,17 +36,15 @@ from data import (
     write_json,
 )
 from evaluate import model_version
+from real.score import SAMPLES
 from run import checkpoints, one_line_errors, read_args
 
 ROOT = Path(__file__).parent.parent
-ROWS = Path("runs/fifth/fifth.jsonl")  # copied to docs/study/, so that a run's commit stays clean
 LENGTHS = ("--max_length", 512, "--max_completion_length", 96)
 STEPS, BATCH = 60, 32
 COUNTED = {"A": (20, 30, 40, 50, 60), "B": (40, 50, 60), "C": (40, 50, 60)}
-GATES = {
-    "S": {0.0: 1 / 4, 1.0: 1 / 4, 0.5: 1 / 8},
-    "O": {0.0: 1 / 2, 1.0: 1 / 5},
-}  # shares of weights
+# The least share of each weight over the training rows
+GATES = {"S": {0.0: 1 / 4, 1.0: 1 / 4, 0.5: 1 / 8}, "O": {0.0: 1 / 2, 1.0: 1 / 5}}
 
 
 @dataclass(kw_only=True)
@@ -54,7 +53,7 @@ class Args:
     stage: Literal["base", "rates", "triple"] = "triple"
     seed: int = 0  # of a triple: order of the data, and sampling
     learning_rate: float = 5e-5  # r of regime S; that of O is chosen by its rates
-    folder: Path = Path("runs/fifth")  # with raw/ and data/
+    folder: Path = Path("runs/fifth")  # with raw/ and data/; also gets the rows, fifth.jsonl
     precision: Literal["bf16", "fp32"] = "bf16"  # the plan's; without AVX-512 a step takes minutes
 
 
@@ -85,17 +84,16 @@ def score(args: Args, base: Path, models: list[Path]) -> list[dict]:
 
 def add_row(args: Args, arm: str, run: Path, base: Path, **values) -> None:
     """Append what a run gave, and what it came from, to the rows; once."""
-    rows = [row for _, row in read_rows(str(ROWS))] if ROWS.exists() else []
-    record, rate = read_args(run), values.get("learning_rate")
-    own = (args.regime, arm, args.seed, rate, model_version(str(base)))
-    names = ("regime", "arm", "seed", "learning_rate", "base_hash")
-    if own in [tuple(row.get(name) for name in names) for row in rows]:
-        return
+    path, record = args.folder / "fifth.jsonl", read_args(run)
     row = {"regime": args.regime, "arm": arm, "seed": args.seed, **values}
     row |= {"base_hash": model_version(str(base)), "commit": record["git_commit"]}
+    names = ("regime", "arm", "seed", "learning_rate", "base_hash")
+    rows = [row for _, row in read_rows(str(path))] if path.exists() else []
+    if any(all(row.get(name) == old.get(name) for name in names) for old in rows):
+        return
     row |= {"versions": record["versions"], "cores": os.cpu_count(), "precision": args.precision}
     row["machine"] = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
-    with ROWS.open("a") as out:
+    with path.open("a") as out:
         out.write(json.dumps(row) + "\n")
 
 
@@ -123,7 +121,7 @@ def make_base(args: Args) -> None:
     if args.regime == "O":
         for name in ("easy_held", "kept_held"):
             counts = scores["counts"][name]
-            passed = passed and sum(counts) / len(counts) / 4 >= 0.85
+            passed = passed and sum(counts) / len(counts) / SAMPLES >= 0.85
     write_json({"passed": passed, "weights": shares, "by kind": kinds}, run / "gate.json")
     print((run / "gate.json").read_text())
     add_row(args, "base", run, base, gate={"passed": passed, "weights": shares}, **scores)
@@ -143,9 +141,8 @@ def spent(run: Path, arm: str, seed: int, batch_size: int = BATCH) -> list[dict]
         queries = [rows[i] for i in batch_indices(len(rows), batch_size, number, seed)]
         weights = {query.id: 1.0 for query in queries}
         if arm in ("B", "C"):
-            logged = (
-                run / ("rollouts" if arm == "B" else "weights") / f"step_{number + 1:06d}.jsonl"
-            )
+            name = "rollouts" if arm == "B" else "weights"
+            logged = run / name / f"step_{number + 1:06d}.jsonl"
             weights = {row["id"]: row["weight"] for _, row in read_rows(str(logged))}
         trained = [query for query in queries if weights[query.id] > 0]
         assert sum(map(len, trained)) == metrics["train_tokens"], "this is another run's batch"

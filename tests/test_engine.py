@@ -122,10 +122,10 @@ def test_two_sets_of_weights_in_a_folder_are_refused(model_copy):
     index = {"metadata": {}, "weight_map": {"lm_head.weight": "model-00001-of-00001.safetensors"}}
     (model_copy / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(InputError, match="of other files: delete the old"):
-        load_config(str(model_copy), 128)
+        load_model(str(model_copy), 128)
     index["weight_map"] = {"lm_head.weight": "model.safetensors"}  # as some tools write
     (model_copy / "model.safetensors.index.json").write_text(json.dumps(index))
-    load_config(str(model_copy), 128)
+    load_model(str(model_copy), 128)
 
 
 def test_a_model_with_longrope_is_read_as_far_as_its_short_factors_go(tmp_path):

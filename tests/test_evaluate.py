@@ -64,18 +64,14 @@ def test_95_of_100_intervals_hold_the_true_score(problems, n, shape):
 
 
 def test_an_interval_says_something_where_nothing_or_everything_is_right():
-    assert evaluate.score_with_interval(np.zeros(30, int), 16, 1)[1] == (
-        0,
-        pytest.approx(0.1135, abs=1e-4),
-    )
-    assert evaluate.score_with_interval(np.full(30, 16), 16, 16)[1] == (
-        pytest.approx(0.8865, abs=1e-4),
-        1,
-    )
-    alike = evaluate.score_with_interval(np.full(30, 4), 10, 1)[
-        1
-    ]  # rounding gives these a variance
-    assert alike == pytest.approx((0.2459, 0.5768), abs=1e-4)
+    for counts, n, k, bounds in (
+        (np.zeros(30, int), 16, 1, (0, 0.1135)),
+        (np.full(30, 16), 16, 16, (0.8865, 1)),
+        (np.full(30, 4), 10, 1, (0.2459, 0.5768)),  # rounding gives these a variance
+    ):
+        assert evaluate.score_with_interval(counts, n, k)[1] == pytest.approx(bounds, abs=1e-4)
+    assert evaluate.score_with_interval(np.zeros(30, int), 16, 1)[1][0] == 0
+    assert evaluate.score_with_interval(np.full(30, 16), 16, 16)[1][1] == 1
     low, high = evaluate.score_with_interval(np.full(12, 16), 16, 1)[1]
     assert low < 1 == high
     counts = np.arange(30) % 2  # half of them are right: Wilson's own interval of 15 of 30
