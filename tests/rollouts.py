@@ -63,7 +63,12 @@ def main(tiny: str, folder: str, tied: str, precision: str, tensor_parallel: str
     assert [completion.query for completion in first] == [0, 0, 1, 1, 2, 2]
     assert first[0].token_ids != first[1].token_ids, "two samples of one prompt are the same"
     check_sleep(rollout)
+    if rollout.sleeps:
+        reserved = torch.cuda.memory_reserved()
+        torch.empty(2**30, dtype=torch.uint8, device="cuda")  # an update's activations: freed, kept
     rollout.load_weights(engine.named_weights())
+    if rollout.sleeps:
+        assert torch.cuda.memory_reserved() < reserved + 2**29, "beside it vLLM would not fit"
     again = sample([1, 2, 3])  # with an empty prefix cache, too: a full one rounds otherwise
     same = [ours.token_ids == theirs.token_ids for ours, theirs in zip(first, again, strict=True)]
     assert all(same), f"the same seeds gave other samples: {same}"

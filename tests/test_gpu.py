@@ -1,10 +1,6 @@
 """On one GPU, what other tests show on a CPU, and what only a GPU has: vLLM's sleep mode.
 
 make test-gpu    # 8 minutes at most
-
-Read in the packages' sources, and to be measured on the first GPU, one by one (bench.gpu):
-cuDNN's attention off and no overlapped reduction for a single rank (engine.py), 512 sequences at a
-time, vLLM's share, the cap on a tiny model's cache, no flashinfer (rollout.py: `gpu_options`).
 """
 
 import json
