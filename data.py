@@ -19,10 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+import cpu  # noqa: F401  before torch
+from verify import as_text, reference_letter
+
 import numpy as np
 import torch
-
-from verify import as_text, reference_letter
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase
@@ -419,6 +420,12 @@ def split_rows(lengths: Sequence[int], world_size: int, max_tokens: int) -> list
         for share, row in zip(batches[-1], dealt, strict=False):
             share.append(row)
     return batches
+
+
+def count_rows(rows: Sequence[Trajectory], keep: torch.Tensor) -> dict[str, int]:
+    """For a step's metrics: how many rows are not kept, (N,), and the tokens of the others."""
+    tokens = sum(len(row) for row, kept in zip(rows, keep.tolist(), strict=True) if kept)
+    return {"skipped_sequences": int((~keep).sum()), "train_tokens": tokens}
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 The only file that imports deepspeed. One optimizer step is
 
-    for batch in engine.micro_batches(rows, max_tokens):  # the same number on every rank
+    for batch in engine.micro_batches(rows):  # the same number on every rank
         logprobs = engine.logprobs(batch)                 # (B, T)
         engine.backward(loss(logprobs, batch.mask, ...))
     stats = engine.step(learning_rate)
@@ -14,7 +14,6 @@ normalizer of the whole global batch, and any split of the batch gives the same 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import json
 import math
@@ -25,7 +24,11 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
+
+import cpu
+from data import InputError, MicroBatch, Trajectory, collate, named, split_rows, stop_token_ids
+from logprobs import LogprobModel
 
 import torch
 import torch.distributed as dist
@@ -34,16 +37,10 @@ from safetensors.torch import save_file
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.nn import Module
 
-from data import InputError, MicroBatch, Trajectory, collate, named, split_rows, stop_token_ids
-from logprobs import LogprobModel
-
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-    from run import TrainArgs
-
 GATHER_BYTES = 2**30  # parameters gathered at a time under ZeRO-3
-CPU_REDUCE_BUCKET = 2**22  # parameters; small: ZeRO allocates buckets for each micro-batch
 STATE_BYTES = 2**28  # parameters whose state goes into one file
 STATE_KEYS = ("master", "exp_avg", "exp_avg_sq")  # the fp32 weight, and Adam's moments
 IDLE = Trajectory("idle", [0, 0], [])  # what a rank without rows reads: no token is learnt
@@ -60,7 +57,7 @@ def init_distributed() -> None:
         warnings.filterwarnings("ignore", "barrier")  # it does use the device that is set
         init_ranks("nccl")
     else:
-        keep_freed_memory()
+        cpu.keep_freed_memory()
         init_ranks("gloo")
 
 
@@ -71,7 +68,7 @@ def init_ranks(backend: str, timeout: timedelta = HALF_AN_HOUR) -> None:
     if "WORLD_SIZE" not in os.environ:
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
         alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    share_cores()
+    cpu.share_cores()
     if torch.cuda.is_available():  # else each rank's first question to CUDA opens GPU 0 as well
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     dist.init_process_group(backend, timeout=timeout, **alone)
@@ -173,12 +170,13 @@ def cast_parameters(model: Module, dtype: torch.dtype) -> None:
         parameter.data = parameter.data.to(dtype)
 
 
-def load_engine(args: TrainArgs, checkpoint: Path | None = None) -> Engine:
-    """An engine for `--model`, or one that continues from a checkpoint. A collective."""
-    model = load_model(str(checkpoint or args.model), args.max_length, args.precision)
-    with named(args.model):
-        model.generation_config.validate(strict=True)  # else the first save would fail
-    engine = Engine(model, args)
+def load_engine(model: str, max_length: int, checkpoint: Path | None = None, **options) -> Engine:
+    """An engine for a model, or one that continues from a checkpoint. A collective.
+
+    The options are those of `Engine`.
+    """
+    precision = options.get("precision", "bf16")
+    engine = Engine(load_model(str(checkpoint or model), max_length, precision), **options)
     if checkpoint:
         engine.load_state(checkpoint)
     return engine
@@ -187,8 +185,7 @@ def load_engine(args: TrainArgs, checkpoint: Path | None = None) -> Engine:
 def import_deepspeed():
     """Set what must be set first, import DeepSpeed, and hand it the process group."""
     if not torch.cuda.is_available():
-        os.environ["TORCHDYNAMO_DISABLE"] = "1"  # loading torch's compiler takes a second
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed warns
+        cpu.prepare_deepspeed()
     import deepspeed
 
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch's, about DeepSpeed's calls
@@ -203,33 +200,46 @@ def import_deepspeed():
 class Engine:
     """A DeepSpeed engine around a causal language model: AdamW and ZeRO."""
 
-    def __init__(self, model: PreTrainedModel, args: TrainArgs):
-        if args.gradient_checkpointing:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        precision: Literal["bf16", "fp32"] = "bf16",
+        max_tokens_per_micro_batch: int = 8192,
+        max_grad_norm: float = 1.0,
+        zero_stage: Literal[1, 2, 3] = 2,
+        attn: str = "sdpa",
+        gradient_checkpointing: bool = False,
+        cpu_offload: bool = False,
+    ):
+        if gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        self.max_grad_norm = args.max_grad_norm
-        self.zero_stage = args.zero_stage
-        bf16, several = args.precision == "bf16", dist.get_world_size() > 1
+        self.max_tokens = max_tokens_per_micro_batch  # of one rank, padding included
+        self.max_grad_norm = max_grad_norm
+        self.zero_stage = zero_stage
+        bf16 = precision == "bf16"
         if torch.cuda.is_available():
             model.cuda()  # in fp32, all ranks' copies would fill the host's memory
         cast_parameters(model, torch.float32)  # the check is sharp without rounding
-        with named(args.model, (ValueError, ImportError)):
+        with named(model.name_or_path, (ValueError, ImportError)):
             model = LogprobModel.checked(model)
             cast_parameters(model, torch.bfloat16 if bf16 else torch.float32)
-            if args.attn != "sdpa":
-                model.model.set_attn_implementation(args.attn)
+            if attn != "sdpa":
+                model.model.set_attn_implementation(attn)
+            model.model.generation_config.validate(strict=True)  # else the first save would fail
         # fused: one kernel, on CPUs too
         self.adam = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
         config = {
             "train_micro_batch_size_per_gpu": 1,  # nominal: see `micro_batches`
             "bf16": {"enabled": bf16},
             "data_types": {"grad_accum_dtype": "fp32"},
-            "gradient_clipping": args.max_grad_norm,
-            "zero_optimization": {"stage": self.zero_stage, "overlap_comm": several},
+            "gradient_clipping": max_grad_norm,
+            "zero_optimization": {"stage": zero_stage, "overlap_comm": dist.get_world_size() > 1},
             "zero_force_ds_cpu_optimizer": False,  # torch's AdamW needs no compiler at run time
         }
         if not torch.cuda.is_available():
-            config["zero_optimization"]["reduce_bucket_size"] = CPU_REDUCE_BUCKET
-        if args.cpu_offload:
+            config["zero_optimization"]["reduce_bucket_size"] = cpu.REDUCE_BUCKET
+        if cpu_offload:
             config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
         self.deepspeed = import_deepspeed()
         dist.barrier()  # for a late rank: DeepSpeed's copy of the group waits ten minutes only
@@ -244,7 +254,7 @@ class Engine:
         return self.engine.module.model
 
     def micro_batches(
-        self, rows: Sequence[Trajectory], max_tokens: int, keep: torch.Tensor | None = None
+        self, rows: Sequence[Trajectory], keep: torch.Tensor | None = None
     ) -> Iterator[MicroBatch]:
         """This rank's share of the rows, for one forward and backward each.
 
@@ -253,14 +263,12 @@ class Engine:
 
         Args:
             rows: the whole global batch, the same on every rank.
-            max_tokens: in one micro-batch, padding included.
             keep: (N,) false for rows of weight or advantage 0: they have no gradient and are not
                 computed, but the normalizer counts them. If none is kept, Adam steps anyway.
         """
         kept = range(len(rows)) if keep is None else keep.nonzero()[:, 0].tolist()
         lengths = [len(rows[i]) for i in kept]
-        self.counts = {"skipped_sequences": len(rows) - len(kept), "train_tokens": sum(lengths)}
-        shares = split_rows(lengths, dist.get_world_size(), max_tokens)
+        shares = split_rows(lengths, dist.get_world_size(), self.max_tokens)
         shares = [[kept[n] for n in share[dist.get_rank()]] for share in shares] or [[]]
         for number, share in enumerate(shares, start=1):
             self.engine.set_gradient_accumulation_boundary(number == len(shares))
@@ -304,14 +312,12 @@ class Engine:
             "grad_norm": grad_norm,
             "clipped": float(grad_norm > self.max_grad_norm),
             "learning_rate": learning_rate,
-            **self.counts,
         }
 
     @torch.no_grad()
     def eval_logprobs(
         self,
         rows: Sequence[Trajectory],
-        max_tokens: int,
         temperature: float = 1.0,
         keep: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -321,7 +327,7 @@ class Engine:
         """
         longest = max(map(len, rows)) - 1
         found = torch.zeros(len(rows), longest, device=self.device)
-        for batch in self.micro_batches(rows, max_tokens, keep):
+        for batch in self.micro_batches(rows, keep):
             logprobs = self.logprobs(batch, temperature)
             found[:, : logprobs.shape[1]].index_add_(0, batch.rows, logprobs)
         dist.all_reduce(found)  # each row was computed by one rank
@@ -426,7 +432,7 @@ class Engine:
 
     def _allocate_moments(self) -> None:
         """Adam makes its moments at its first step: take that step, on a gradient of zero."""
-        for batch in self.micro_batches([], max_tokens=2):
+        for batch in self.micro_batches([]):
             self.backward(self.logprobs(batch).sum())
         self.step(learning_rate=0.0)
         self._count_steps(0)
@@ -458,23 +464,3 @@ class Engine:
             set_weight(parameter, value)
         else:
             set_moment(parameter, value, key)
-
-
-# ---- On a CPU ------------------------------------------------------------------------------------
-
-
-def share_cores() -> None:
-    """Give each rank its share of the cores, unless OMP_NUM_THREADS is set; vLLM would give one."""
-    threads = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_SIZE", 1)))
-    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1":
-        del os.environ["OMP_NUM_THREADS"]  # set by torchrun, not by the user
-    os.environ["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(threads)
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"].partition(",")[0]))  # "8,2": nested
-
-
-def keep_freed_memory() -> None:
-    """Let glibc keep freed memory for the next micro-batch: new pages take a tenth of an update."""
-    trim_threshold, mmap_threshold = -1, -3  # of malloc.h
-    with contextlib.suppress(AttributeError):  # another libc
-        for option in trim_threshold, mmap_threshold:
-            ctypes.CDLL(None).mallopt(option, 2**31 - 1)

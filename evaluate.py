@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import shlex
 import sys
 import time
@@ -25,13 +24,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: its threads would spin
-
-import numpy as np
-import torch.distributed as dist
-
+from arguments import run_script
 from data import (
     ASK_FREE,
     ASK_LETTER,
@@ -53,8 +48,11 @@ from data import (
 )
 from engine import init_ranks, load_config, load_model, on_rank_0
 from rollout import Rollout
-from run import claim, read_args, run_script, write_args
+from run import claim, read_args, write_args
 from verify import Verifier, extract
+
+import numpy as np
+import torch.distributed as dist
 
 Z = 1.96  # standard deviations on either side of 95 %
 WRITE_EVERY_S = 5  # seconds between writes: a kill loses no more
@@ -79,8 +77,6 @@ class Args:
     # The machine
     precision: Literal["bf16", "fp32"] = "bf16"  # of the model's weights
     vllm_memory: float = 0.9  # share of the GPU's (on CPU: the host's) memory for vLLM
-    vllm_tensor_parallel: ClassVar[int] = 1
-    vllm_sleep: ClassVar[bool] = False
     verifier_workers: int = 2  # processes per rank that check answers
     reward: str | None = None  # file.py:function of your own, which gives 1 to a right answer
 
@@ -365,7 +361,9 @@ def answer_missing(
     path = folder / f"samples.rank{dist.get_rank()}.jsonl"
     with Verifier(args.verifier_workers, reward=args.reward) as verifier, path.open("ab") as out:
         out.truncate(path.read_bytes().rfind(b"\n") + 1)  # a kill may leave half a row
-        rollout = Rollout(args, tokenizer, longest, len(missing), load_weights_from_disk=True)
+        options = {"precision": args.precision, "vllm_memory": args.vllm_memory}
+        options |= {"rollout_batch_size": len(missing), "load_weights_from_disk": True}
+        rollout = Rollout(args.model, tokenizer, longest, **options)
         if dist.get_rank() == 0:
             write_args(folder, **{**read_args(folder), "vllm_runner": rollout.model_runner})
             print(f"{len(missing):,} answers to sample", file=sys.stderr)

@@ -12,11 +12,9 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-import torch
-import torch.distributed as dist
-from tqdm import tqdm
-
+import cpu
 from data import (
     InputError,
     TokenizedExample,
@@ -27,8 +25,11 @@ from data import (
     stop_token_ids,
 )
 from engine import Engine, gather, load_config
-from run import RolloutArgs
 from verify import Verifier
+
+import torch
+import torch.distributed as dist
+from tqdm import tqdm
 
 MAX_SEQUENCES = {"cpu": 256, "cuda": 512}  # at a time; for more vLLM has no CUDA graph
 SHARE = 0.3  # vLLM's of the memory, where neither --vllm_memory nor --vllm_sleep says otherwise
@@ -55,7 +56,7 @@ def import_vllm():
     os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")  # else attention in fp32 rounds to tf32
     os.environ.setdefault("VLLM_ALLREDUCE_USE_FLASHINFER", "0")  # it compiles for minutes
     if not torch.cuda.is_available():
-        prepare_cpu()
+        cpu.prepare_vllm()
     import vllm
 
     return vllm
@@ -65,40 +66,58 @@ class Rollout:
     """A vLLM engine that samples from the weights it was last given.
 
     Args:
-        args: with the model (without `load_weights_from_disk` its config alone is read), and
-            vLLM's flags.
+        model: hub id or folder; without `load_weights_from_disk` its config alone is read.
         max_length: tokens of prompt and completion together.
-        num_prompts: of all ranks, answered at a time, each by `num_samples` completions.
+        rollout_batch_size: prompts of all ranks, answered at a time.
+        num_rollouts, max_completion_length, temperature, seed: of what `answer` samples.
+        vllm_memory: share of the memory, or None for 0.3; asleep in between, for what is left.
+        vllm_tensor_parallel: neighbouring ranks that sample from one copy of the model together.
+        vllm_sleep: give the GPU's memory back between batches.
         load_weights_from_disk: start with the model's own weights (for evaluation).
     """
 
     def __init__(
         self,
-        args: RolloutArgs,
+        model: str,
         tokenizer: Tokenizer,
         max_length: int,
-        num_prompts: int = 2**20,
-        num_samples: int = 1,
+        *,
+        rollout_batch_size: int = 2**20,
+        num_rollouts: int = 1,
+        max_completion_length: int = 4096,
+        temperature: float = 1.0,
+        seed: int = 0,
+        precision: Literal["bf16", "fp32"] = "bf16",
+        vllm_memory: float | None = None,
+        vllm_tensor_parallel: int = 1,
+        vllm_sleep: bool = False,
         load_weights_from_disk: bool = False,
     ):
-        self.args, self.tokenizer, self.max_length = args, tokenizer, max_length
+        self.model, self.tokenizer, self.max_length = model, tokenizer, max_length
+        self.num_rollouts, self.temperature, self.seed = num_rollouts, temperature, seed
+        self.max_completion_length, self.precision = max_completion_length, precision
+        self.tensor_parallel = vllm_tensor_parallel
         self.vllm = import_vllm()
         self.stop_token_ids = stop_token_ids(tokenizer)
-        self.sleeps = args.vllm_sleep and torch.cuda.is_available()
-        self.replica, self.member = divmod(dist.get_rank(), args.vllm_tensor_parallel)
-        self.num_replicas = dist.get_world_size() // args.vllm_tensor_parallel
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        make_options = gpu_options if device == "cuda" else cpu_options
-        mine = -(-num_prompts // self.num_replicas) * num_samples  # answers of this rank's engine
-        num_sequences = min(MAX_SEQUENCES[device], mine)
+        self.sleeps = vllm_sleep and torch.cuda.is_available()
+        self.replica, self.member = divmod(dist.get_rank(), vllm_tensor_parallel)
+        self.num_replicas = dist.get_world_size() // vllm_tensor_parallel
+        mine = -(-rollout_batch_size // self.num_replicas) * num_rollouts  # this rank's answers
+        num_sequences = min(MAX_SEQUENCES["cuda" if torch.cuda.is_available() else "cpu"], mine)
+        cache = (num_sequences + 1) * kv_cache_bytes(model, max_length, precision)
+        if torch.cuda.is_available():
+            options = gpu_options(vllm_memory, self.sleeps, cache)
+        else:
+            options = cpu.vllm_options(vllm_memory or SHARE, cache, max_length)
         llm_class = self.vllm.LLM  # most of vLLM is imported here
         gc.freeze()  # else vLLM searches through everything that was imported, five times
         self.llm = llm_class(
-            model=args.model,
+            model=model,
             skip_tokenizer_init=True,  # token ids in, token ids out
-            dtype="bfloat16" if args.precision == "bf16" else "float32",
+            dtype="bfloat16" if precision == "bf16" else "float32",
             max_model_len=max_length,
-            tensor_parallel_size=args.vllm_tensor_parallel,
+            max_num_seqs=num_sequences,
+            tensor_parallel_size=vllm_tensor_parallel,
             distributed_executor_backend="external_launcher",
             load_format="auto" if load_weights_from_disk else "dummy",
             enable_sleep_mode=self.sleeps,
@@ -106,8 +125,7 @@ class Rollout:
             logprobs_mode="processed_logprobs",  # of the distribution that is sampled from
             seed=0,  # of the engine; every request has its own
             use_tqdm_on_load=False,
-            max_num_seqs=num_sequences,
-            **make_options(args, max_length, num_sequences),
+            **options,
         )
         # When it is freed, vLLM would destroy all process groups, which are not its own.
         if finalizer := getattr(self.llm.llm_engine.engine_core, "_finalizer", None):
@@ -126,7 +144,7 @@ class Rollout:
             self.llm.wake_up(tags=["weights"])
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named_weights})
         if not torch.cuda.is_available():
-            self.llm.apply_model(_repack)
+            self.llm.apply_model(cpu.repack)
         if self.sleeps:
             self.llm.wake_up(tags=["kv_cache"])
         if not self.llm.reset_prefix_cache():
@@ -141,14 +159,13 @@ class Rollout:
         self, queries: Sequence, batch: int, stop: Callable | None = None
     ) -> list[Completion]:
         """Sample this rank's share of a batch's answers, or until `stop()` is true, and sleep."""
-        args = self.args
         completions = self.generate(
             [query.prompt_ids for query in queries],
-            num_samples=args.num_rollouts,
-            max_tokens=args.max_completion_length,
-            seeds=[derive_seed(args.seed, batch, n, q.id) for n, q in enumerate(queries)],
-            stop=stop if args.vllm_tensor_parallel == 1 else None,  # together, none may leave
-            temperature=args.temperature,
+            num_samples=self.num_rollouts,
+            max_tokens=self.max_completion_length,
+            seeds=[derive_seed(self.seed, batch, n, q.id) for n, q in enumerate(queries)],
+            stop=stop if self.tensor_parallel == 1 else None,  # together, none may leave
+            temperature=self.temperature,
             logprobs=num_checked(queries),
         )
         self.sleep()  # a checkpoint, too, needs the memory
@@ -272,7 +289,7 @@ def num_checked(queries: Sequence) -> int:
 
 
 def vllm_gap(
-    engine: Engine, queries: Sequence, completions: Groups, args: RolloutArgs, refuse: bool
+    engine: Engine, rollout: Rollout, queries: Sequence, completions: Groups, refuse: bool
 ) -> dict[str, float]:
     """How far apart vLLM's and the trainer's log-probabilities of some answers are. A collective.
 
@@ -282,57 +299,30 @@ def vllm_gap(
     checked = [group[:1] for group in completions[: num_checked(queries)]]
     rows = trajectories(queries, checked)
     sampled = pad_completions([c.logprobs for [c] in checked], rows).to(engine.device)
-    trained = engine.eval_logprobs(rows, args.max_tokens_per_micro_batch, args.temperature)
+    trained = engine.eval_logprobs(rows, rollout.temperature)
     gaps = (trained - sampled).abs()
     mean = gaps.sum().item() / sum(len(row.completion_ids) for row in rows)
-    if refuse and not mean < MAX_VLLM_GAP[args.precision]:
+    if refuse and not mean < MAX_VLLM_GAP[rollout.precision]:
         gap = f"their log-probabilities differ by {mean:.2g} nats a token"
-        raise InputError(f"{args.model}: vLLM samples from another model than is trained: {gap}")
+        raise InputError(f"{rollout.model}: vLLM samples from another model than is trained: {gap}")
     return {"vllm_gap_mean": mean, "vllm_gap_max": gaps.max().item()}
 
 
-# ---- On a GPU, and on a CPU ----------------------------------------------------------------------
+# ---- Memory --------------------------------------------------------------------------------------
 
 
-def gpu_options(args: RolloutArgs, max_length: int, num_sequences: int) -> dict:
-    """What vLLM needs to be told on a GPU."""
+def gpu_options(memory_share: float | None, sleeps: bool, cache_bytes: int) -> dict:
+    """What vLLM needs to be told on a GPU; its KV cache can use `cache_bytes` at most."""
     torch.cuda.empty_cache()  # at its start vLLM compares its share with what is free
     free, total = torch.cuda.mem_get_info()
-    cache = (num_sequences + 1) * kv_cache_bytes(args.model, max_length, args.precision)
-    share = args.vllm_memory or ((free - MARGIN) / total if args.vllm_sleep else SHARE)
+    share = memory_share or ((free - MARGIN) / total if sleeps else SHARE)
     if share <= 0:
         raise InputError("the trainer leaves vLLM no memory; python -m bench.plan says what fits")
     return {
         "gpu_memory_utilization": share,
         # of a tiny model it would be millions of blocks, an object of Python for each
-        "kv_cache_memory_bytes": cache if cache < share * total / 2 else None,
+        "kv_cache_memory_bytes": cache_bytes if cache_bytes < share * total / 2 else None,
         "compilation_config": {"pass_config": {"fuse_allreduce_rms": False}},  # flashinfer's, too
-    }
-
-
-def prepare_cpu() -> None:
-    """What must be set before vLLM is imported."""
-    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # seconds to compile one function, for no speed
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
-
-    # Use gloo, not vLLM 0.32's shared memory: all runs on a host would have the same name for it.
-    CpuCommunicator._all_group_ranks_share_shm_group_name = lambda self: False
-
-
-def cpu_options(args: RolloutArgs, max_length: int, num_sequences: int) -> dict:
-    """What vLLM needs to be told on a CPU."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    ranks_here = int(os.environ.get("LOCAL_SIZE", 1))
-    cache = (num_sequences + 1) * kv_cache_bytes(args.model, max_length, args.precision)
-    return {
-        # vLLM touches all of it at the start: ask for no more than can be used
-        "kv_cache_memory_bytes": min(cache, int((args.vllm_memory or SHARE) * memory / ranks_here)),
-        "block_size": 32,  # not 128: only whole blocks of a prompt are shared by its answers
-        "enforce_eager": True,
-        # A CPU generator cannot take back the number drawn at a half-read prompt.
-        "enable_chunked_prefill": False,
-        "max_num_batched_tokens": max(max_length, 8192),
     }
 
 
@@ -344,16 +334,3 @@ def kv_cache_bytes(model: str, max_length: int, precision: str) -> int:
     key_value_heads = getattr(config, "num_key_value_heads", None) or heads
     values = 2 * config.num_hidden_layers * key_value_heads * head_dim
     return (max_length // 128 + 1) * 128 * values * (2 if precision == "bf16" else 4)
-
-
-def _repack(model: torch.nn.Module) -> None:
-    """Pack matrices anew: vLLM 0.32 computes with packed copies of them on a CPU.
-
-    After a reload it keeps the old copies of a tied head and of a mixture's experts.
-    """
-    for module in model.modules():
-        method = getattr(module, "quant_method", None)
-        if getattr(method, "moe_kernel", None):
-            method.moe_kernel.fused_experts.process_weights_after_loading(module)
-        elif hasattr(module, "cpu_linear") and module.weight.numel():  # others keep only the copy
-            method.process_weights_after_loading(module)

@@ -18,20 +18,18 @@ are not computed; their tokens still count in the divisor.
     python -m paper.select_checkpoint runs/grpo           # which checkpoint to evaluate
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: its threads would spin
+from arguments import RolloutArgs, keywords, run_script, start
+from data import InputError, TokenizedExample, Trajectory, count_rows
+from engine import Engine, init_distributed, load_engine
+from rollout import Groups, Rollout, completion_stats, judge, trajectories, vllm_gap
+from run import Run
+from verify import Verifier
 
 import torch
 import torch.distributed as dist
-
-from data import InputError, TokenizedExample, Trajectory
-from engine import Engine, init_distributed, load_engine
-from rollout import Groups, Rollout, completion_stats, judge, trajectories, vllm_gap
-from run import RolloutArgs, Run, claim_or_resume, load_training_data, run_script
-from verify import Verifier
 
 
 @dataclass(kw_only=True)
@@ -113,7 +111,7 @@ def update(
     no_signal = (advantages == 0).all(dim=1).float().mean().item()
     advantages = advantages.flatten().to(engine.device)  # (N,)
     sums = torch.zeros(4, device=engine.device)
-    for batch in engine.micro_batches(rows, args.max_tokens_per_micro_batch, keep=advantages != 0):
+    for batch in engine.micro_batches(rows, keep=advantages != 0):
         logprobs = engine.logprobs(batch, args.temperature)  # (n, T)
         old, advantage = logprobs.detach(), advantages[batch.rows]  # (n, T), (n,)
         if old_logprobs is not None:
@@ -127,7 +125,8 @@ def update(
     dist.all_reduce(sums)
     low, high, kl = (sums[1:] / sums[0].clamp(min=1)).tolist()  # no token: no group has a signal
     shares = {"clipped_low_share": low, "clipped_high_share": high, "approx_kl": kl}
-    return {"no_signal_share": no_signal, **stats, **shares}
+    counts = count_rows(rows, keep=advantages != 0)
+    return {"no_signal_share": no_signal, **stats, **counts, **shares}
 
 
 def log_pi_old(
@@ -141,7 +140,7 @@ def log_pi_old(
     if args.steps_per_batch == 1:  # then pi_old is the model that is updated
         return None
     rows, keep = trajectories(queries, completions), advantages.flatten() != 0
-    old = engine.eval_logprobs(rows, args.max_tokens_per_micro_batch, args.temperature, keep)
+    old = engine.eval_logprobs(rows, args.temperature, keep)
     return old.view(*advantages.shape, -1)
 
 
@@ -161,26 +160,27 @@ def diagnose(logprobs, old_logprobs, advantages, mask, args: Args) -> torch.Tens
 def main(args: Args) -> int:
     """Train; returns the exit status."""
     init_distributed()
-    checkpoint = claim_or_resume(args)
-    tokenizer, examples = load_training_data(args)
+    checkpoint, tokenizer, examples = start(args)
     verifier = Verifier(args.verifier_workers, reward=args.reward)  # starts while models load
-    engine = load_engine(args, checkpoint)
-    rollout = Rollout(args, tokenizer, args.max_length, args.rollout_batch_size, args.num_rollouts)
+    engine = load_engine(args.model, args.max_length, checkpoint, **keywords(args, Engine))
+    rollout = Rollout(args.model, tokenizer, args.max_length, **keywords(args, Rollout))
+    run = Run(args.output_dir, engine, tokenizer, examples, rollout, **keywords(args, Run))
 
-    with Run(args, engine, tokenizer, examples, checkpoint, rollout) as run, verifier:
+    with run, verifier:
         run.keep_models = True  # any of them may be the one that is evaluated
         for batch, queries in run.batches():  # the same on every rank
             # ---- rollout: G answers to each query, from the current weights
             rollout.load_weights(engine.named_weights())
             run.lap("sync_s")
-            completions = rollout.answer(queries, batch, lambda: run.interrupted)  # this rank's
+            answers = rollout.answer(queries, batch, stop=lambda: run.interrupted)  # this rank's
             if run.should_stop():  # some are missing; nothing was learnt since the last step
                 break
             run.lap("rollout_s")
 
             # ---- verify: which answers are right?
-            completions, rewards = judge(verifier, queries, completions)  # all ranks', (B, G)
-            gap = vllm_gap(engine, queries, completions, args, refuse=run.step == run.first_step)
+            completions, rewards = judge(verifier, queries, answers)  # all ranks', (B, G)
+            refuse = run.step == run.first_step
+            gap = vllm_gap(engine, rollout, queries, completions, refuse)
 
             # ---- weigh: how much better than its group is an answer?
             advantages = grpo_advantages(rewards)  # (B, G)

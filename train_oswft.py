@@ -17,20 +17,18 @@ gradients are clipped at norm 1; ZeRO's stage is 2. By default all else is as in
     deepspeed --quiet train_oswft.py --resume runs/oswft    # continue a stopped run
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: its threads would spin
-
-import torch
-
-from data import TokenizedExample, derive_seed
+from arguments import RolloutArgs, keywords, run_script, start
+from data import TokenizedExample, count_rows, derive_seed
 from engine import Engine, init_distributed, load_engine
 from rollout import Rollout, completion_stats, judge, vllm_gap
-from run import RolloutArgs, Run, claim_or_resume, load_training_data, run_script
+from run import Run
 from verify import Verifier
+
+import torch
 
 
 @dataclass(kw_only=True)
@@ -77,11 +75,11 @@ def oswft_loss(
 def update(
     engine: Engine, queries: Sequence[TokenizedExample], weights: torch.Tensor, args: Args
 ) -> dict[str, float]:
-    """One optimizer step on expert solutions with their weights (B,); returns its metrics."""
+    """One optimizer step on a batch of all ranks, with its weights (B,); returns its metrics."""
     num_tokens = sum(len(query.completion_ids) for query in queries)
     normalizer = num_tokens if args.normalizer == "token" else len(queries)
     weights = weights.to(engine.device)
-    for batch in engine.micro_batches(queries, args.max_tokens_per_micro_batch, keep=weights > 0):
+    for batch in engine.micro_batches(queries, keep=weights > 0):
         logprobs = engine.logprobs(batch)  # (b, T)
         loss = oswft_loss(logprobs, batch.mask, weights[batch.rows], normalizer)
         engine.backward(loss)
@@ -89,6 +87,7 @@ def update(
     return {
         "mean_weight": weights.mean().item(),
         **stats,
+        **count_rows(queries, keep=weights > 0),
         "weight_0_share": (weights == 0).float().mean().item(),
         "weight_between_share": ((weights > 0) & (weights < 1)).float().mean().item(),
         "weight_1_share": (weights == 1).float().mean().item(),
@@ -120,25 +119,26 @@ def control_weights(
 def main(args: Args) -> int:
     """Train; returns the exit status."""
     init_distributed()
-    checkpoint = claim_or_resume(args)
-    tokenizer, examples = load_training_data(args)
+    checkpoint, tokenizer, examples = start(args)
     verifier = Verifier(args.verifier_workers, reward=args.reward)  # starts while models load
-    engine = load_engine(args, checkpoint)
-    rollout = Rollout(args, tokenizer, args.max_length, args.rollout_batch_size, args.num_rollouts)
+    engine = load_engine(args.model, args.max_length, checkpoint, **keywords(args, Engine))
+    rollout = Rollout(args.model, tokenizer, args.max_length, **keywords(args, Rollout))
+    run = Run(args.output_dir, engine, tokenizer, examples, rollout, **keywords(args, Run))
 
-    with Run(args, engine, tokenizer, examples, checkpoint, rollout) as run, verifier:
+    with run, verifier:
         for batch, queries in run.batches():  # the same on every rank
             # ---- rollout: K answers to each query, from the current weights
             rollout.load_weights(engine.named_weights())
             run.lap("sync_s")
-            completions = rollout.answer(queries, batch, lambda: run.interrupted)  # this rank's
+            answers = rollout.answer(queries, batch, stop=lambda: run.interrupted)  # this rank's
             if run.should_stop():  # some are missing; nothing was learnt since the last step
                 break
             run.lap("rollout_s")
 
             # ---- verify: which answers are right?
-            completions, rewards = judge(verifier, queries, completions)  # all ranks', (B, K)
-            gap = vllm_gap(engine, queries, completions, args, refuse=run.step == run.first_step)
+            completions, rewards = judge(verifier, queries, answers)  # all ranks', (B, K)
+            refuse = run.step == run.first_step
+            gap = vllm_gap(engine, rollout, queries, completions, refuse)
 
             # ---- weigh: w = 1 - p̂
             weights = oswft_weights(rewards)  # (B,)

@@ -12,17 +12,15 @@ base model that is OSW-FT's offline form (docs/study.md).
 """
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: its threads would spin
+from arguments import TrainArgs, keywords, run_script, start
+from data import InputError, TokenizedExample, count_rows
+from engine import Engine, init_distributed, load_engine
+from run import Run
 
 import torch
-
-from data import InputError, TokenizedExample
-from engine import Engine, init_distributed, load_engine
-from run import Run, TrainArgs, claim_or_resume, load_training_data, run_script
 
 
 @dataclass(kw_only=True)
@@ -41,18 +39,15 @@ class Args(TrainArgs):
 
 
 def sft_loss(
-    logprobs: torch.Tensor,
-    mask: torch.Tensor,
-    normalizer: float,
-    weights: torch.Tensor | float = 1.0,
+    logprobs: torch.Tensor, mask: torch.Tensor, weights: torch.Tensor, normalizer: float
 ) -> torch.Tensor:
-    """- sum of log pi(o*|q) / normalizer: a part of the batch's loss.
+    """- sum of w * log pi(o*|q) / normalizer: a part of the batch's loss.
 
     Args:
         logprobs: (B, T) log pi of each token of the expert solutions.
         mask: (B, T), true on the solutions' tokens, false on prompt and padding.
+        weights: (B,) ones, or the solutions' own.
         normalizer: completion tokens in the *global* batch.
-        weights: (B,) of the solutions, where the data has some.
     """
     sequence_logprobs = torch.where(mask.bool(), logprobs, 0).sum(dim=1)  # (B, T) -> (B,)
     return -(weights * sequence_logprobs).sum() / normalizer
@@ -62,11 +57,11 @@ def update(engine: Engine, queries: Sequence[TokenizedExample], args: Args) -> d
     """One optimizer step on expert solutions; returns its metrics."""
     normalizer = sum(len(query.completion_ids) for query in queries)
     weights = torch.tensor([get_weight(query, args) for query in queries], device=engine.device)
-    for batch in engine.micro_batches(queries, args.max_tokens_per_micro_batch, keep=weights > 0):
+    for batch in engine.micro_batches(queries, keep=weights > 0):
         logprobs = engine.logprobs(batch)  # (b, T)
-        loss = sft_loss(logprobs, batch.mask, normalizer, weights[batch.rows])
+        loss = sft_loss(logprobs, batch.mask, weights[batch.rows], normalizer)
         engine.backward(loss)
-    stats = engine.step(args.learning_rate)
+    stats = {**engine.step(args.learning_rate), **count_rows(queries, keep=weights > 0)}
     return {"mean_weight": weights.mean().item(), **stats} if args.weight_column else stats
 
 
@@ -85,13 +80,12 @@ def get_weight(query: TokenizedExample, args: Args) -> float:
 def main(args: Args) -> int:
     """Train; returns the exit status."""
     init_distributed()
-    checkpoint = claim_or_resume(args)
-    tokenizer, examples = load_training_data(args)
+    checkpoint, tokenizer, examples = start(args)
     if not any([get_weight(example, args) for example in examples]):  # a bad one is found now
         raise InputError(f"{args.data}: every '{args.weight_column}' is 0: nothing would be learnt")
-    engine = load_engine(args, checkpoint)
+    engine = load_engine(args.model, args.max_length, checkpoint, **keywords(args, Engine))
 
-    with Run(args, engine, tokenizer, examples, checkpoint) as run:
+    with Run(args.output_dir, engine, tokenizer, examples, **keywords(args, Run)) as run:
         for _, queries in run.batches():  # the same on every rank
             # ---- update: one optimizer step
             run.end_step(update(engine, queries, args))

@@ -5,10 +5,10 @@ import platform
 import re
 from pathlib import Path
 
+from run import provenance
+
 import psutil
 import torch
-
-from run import provenance
 
 HEAD = """# Benchmarks
 

@@ -7,13 +7,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
-from tyro.conf import OmitArgPrefixes
-
 from bench import plan
 from bench.measure import markdown_table, print_section
 from rollout import MARGIN, MAX_SEQUENCES
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from tyro.conf import OmitArgPrefixes
 
 QWEN3_ALL = {"vocab_size": 151_936, "head_dim": 128, "num_key_value_heads": 8}
 QWEN3_ALL |= {"max_position_embeddings": 32_768, "tie_word_embeddings": True}

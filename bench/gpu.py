@@ -5,12 +5,6 @@ from functools import partial
 from importlib.util import find_spec
 from statistics import median
 
-import numpy as np
-import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
-
-import train_oswft
-import train_sft
 from bench.cost import QWEN3, num_parameters, sampling_seconds, training_flops, update_seconds
 from bench.measure import markdown_table, print_section, timed
 from bench.parts import logprobs
@@ -18,6 +12,11 @@ from data import Example, InputError, TokenizedExample
 from demo.tiny import make_tokenizer
 from engine import Engine, init_distributed
 from rollout import Rollout
+from train_sft import sft_loss
+
+import numpy as np
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 
 def random_rows(lengths: list[tuple[int, int]], vocabulary: range) -> list[TokenizedExample]:
@@ -34,16 +33,25 @@ def matrix_rate(size: int, repetitions: int = 20) -> float:
     return 2 * size**3 / min(timed(lambda: a @ b) for _ in range(repetitions))
 
 
+def train(engine: Engine, rows: list[TokenizedExample]) -> None:
+    """A step of SFT."""
+    num_tokens = sum(len(row.completion_ids) for row in rows)
+    for batch in engine.micro_batches(rows):
+        weights = torch.ones(len(batch.rows), device=engine.device)
+        engine.backward(sft_loss(engine.logprobs(batch), batch.mask, weights, num_tokens))
+    engine.step(learning_rate=1e-5)
+
+
 def train_on_lengths(
     config: Qwen3Config, lengths: list[int], max_tokens: int, repetitions: int, best: float
 ) -> list[list[str]]:
     """A table's row for SFT on rows of each length; `best` is the FLOP/s of a matrix product."""
     init_distributed()
-    args = train_sft.Args(model="", data="", max_tokens_per_micro_batch=max_tokens)
-    engine, table = Engine(Qwen3ForCausalLM(config), args), []
+    engine = Engine(Qwen3ForCausalLM(config), max_tokens_per_micro_batch=max_tokens)
+    table = []
     for length in lengths:
         rows = random_rows([(length // 8, length - length // 8)] * 8, range(config.vocab_size))
-        update = partial(train_sft.update, engine, rows, args)
+        update = partial(train, engine, rows)
         update()
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
@@ -60,8 +68,7 @@ def sampled_per_second(config: Qwen3Config, prompts: int, tokens: int) -> float:
     """Tokens/s of vLLM, with random weights and 2 answers to each prompt of 128 tokens."""
     with tempfile.TemporaryDirectory() as folder:
         Qwen3ForCausalLM(config).save_pretrained(folder)
-        args = train_oswft.Args(model=folder, data="")
-        rollout = Rollout(args, make_tokenizer(), 128 + tokens, load_weights_from_disk=True)
+        rollout = Rollout(folder, make_tokenizer(), 128 + tokens, load_weights_from_disk=True)
     prompt_ids = [row.prompt_ids for row in random_rows([(128, 1)] * prompts, range(8, 28))]
 
     sample = partial(rollout.generate, prompt_ids, 2, tokens, seeds=list(range(prompts)))

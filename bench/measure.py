@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
+from arguments import one_line_errors, parse_args
+
 import psutil
 import torch
 from tqdm import tqdm
-
-from run import one_line_errors, parse_args
 
 
 def compare(

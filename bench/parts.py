@@ -9,16 +9,16 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import torch
-from math_verify import parse, verify
-
-import train_oswft
 from bench.measure import compare, extra_memory, print_section, timed
+from cpu import share_cores
 from data import TokenizedExample, load_examples, load_tokenizer, tokenize_examples
-from engine import init_ranks, share_cores
+from engine import init_ranks
 from logprobs import LogprobHead
 from rollout import Rollout
 from verify import Verifier
+
+import torch
+from math_verify import parse, verify
 
 MODEL, DATA = Path("runs/sft/final"), Path("data/train.jsonl")  # as docs/real-model.md makes them
 MAX_LENGTH, MAX_TOKENS = 512, 96  # of a row, and of an answer
@@ -108,8 +108,9 @@ def rollouts(repetitions: int, model: Path, data: Path) -> list[str]:
     prompts = [row.prompt_ids for row in load_rows(model, data)[:QUERIES]]
     seeds, found = list(range(QUERIES)), []
     init_ranks("gloo")
-    args = train_oswft.Args(model=str(model), data="", vllm_memory=0.2)
-    rollout = Rollout(args, load_tokenizer(str(model)), MAX_LENGTH, load_weights_from_disk=True)
+    model = str(model)
+    sampling = {"vllm_memory": 0.2, "load_weights_from_disk": True}
+    rollout = Rollout(model, load_tokenizer(model), MAX_LENGTH, **sampling)
     options = {"n": 2, "max_tokens": MAX_TOKENS, "stop_token_ids": rollout.stop_token_ids}
 
     def bare() -> None:

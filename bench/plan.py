@@ -5,17 +5,17 @@ import itertools
 from dataclasses import dataclass, replace
 from unittest import mock
 
-import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
-from tyro.conf import OmitArgPrefixes
-
 import train_oswft
+from arguments import TrainArgs
 from bench.measure import markdown_table, print_section
 from engine import GATHER_BYTES, load_config
 from logprobs import MAX_LOGITS, LogprobModel
 from rollout import MARGIN, SHARE, kv_cache_bytes
-from run import TrainArgs
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from tyro.conf import OmitArgPrefixes
 
 CONTEXT = 2**30  # bytes of CUDA's context and NCCL: assumed
 VLLM_OWN = 4 * 2**30  # bytes of vLLM's share for activations and CUDA graphs: assumed

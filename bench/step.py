@@ -14,24 +14,24 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import torch
-import transformers
-import trl
-from datasets import Dataset
-from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForCausalLM, GenerationConfig
-
-import train_oswft
 from bench.measure import compare, print_section, timed
 from bench.parts import DATA, MAX_LENGTH, MAX_TOKENS, MODEL, QUERIES, load_rows
+from cpu import share_cores
 from data import TokenizedExample, load_tokenizer, stop_token_ids
-from engine import init_ranks, share_cores
+from engine import init_ranks
 from recipes.oswft_mixin import Query
 from recipes.trainer_run import RolloutWeights, to_columns
 from recipes.trl_sft import WeightedSFTTrainer
 from rollout import Rollout
 from train_oswft import oswft_weights
 from verify import Verifier
+
+import torch
+import transformers
+import trl
+from datasets import Dataset
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 # Of all of TRL's trainers. The learning rate is so small that the model hardly moves.
 SETTINGS = {"num_train_epochs": 1, "learning_rate": 1e-12, "remove_unused_columns": False}
@@ -109,8 +109,7 @@ class Clock(transformers.TrainerCallback):
 def by_vllm(model: Path) -> Callable:
     """Weights from two answers of vLLM in this process, as rollout.py sets it up."""
     init_ranks("gloo")
-    args = train_oswft.Args(model=str(model), data="", vllm_memory=0.2)
-    rollout = Rollout(args, load_tokenizer(str(model)), MAX_LENGTH)
+    rollout = Rollout(str(model), load_tokenizer(str(model)), MAX_LENGTH, vllm_memory=0.2)
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):  # of this process, not of the runs it starts
         del os.environ[name]
     return RolloutWeights(rollout, Verifier(num_workers=2), 2, MAX_TOKENS)

@@ -18,12 +18,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-import tyro
-from tqdm import tqdm
-
+from arguments import one_line_errors
 from data import InputError, read_rows
 from demo.world import GAIN, MAX_COMPLETION, MAX_LENGTH, RETENTION, TIERS
-from run import one_line_errors, read_args, write_args
+from run import read_args, write_args
+
+import tyro
+from tqdm import tqdm
 
 TITLES = {"base": "base", "sft": "SFT", "oswft": "OSW-FT, K = 2", "grpo": "GRPO, G = 8"}
 SCRIPTS = {

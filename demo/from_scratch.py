@@ -15,10 +15,6 @@ import argparse
 import time
 from pathlib import Path
 
-import torch
-import transformers
-from transformers import AutoModelForCausalLM, PreTrainedModel
-
 from data import (
     Trajectory,
     batch_indices,
@@ -33,6 +29,10 @@ from demo.world import GAIN, MAX_COMPLETION, MAX_LENGTH, RETENTION
 from train_grpo import grpo_advantages, grpo_loss
 from train_oswft import oswft_loss, oswft_weights
 from verify import is_correct
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 BATCH_SIZE = 128  # queries
 LEARNING_RATE = 3e-4

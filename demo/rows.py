@@ -10,14 +10,14 @@ import itertools
 import re
 from pathlib import Path
 
+from data import read_rows
+from demo.world import GAIN, RETENTION
+from paper.plot import STYLE
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from scipy import stats
-
-from data import read_rows
-from demo.world import GAIN, RETENTION
-from paper.plot import STYLE
 
 FOLDER = Path(__file__).parent.parent / "docs" / "study"
 RATES = ("1e-4", "5e-5", "2.5e-5", "1.25e-5")

@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import AutoModelForCausalLM
-
-import train_oswft
+from arguments import run_script
 from data import (
     TokenizedExample,
     derive_seed,
@@ -23,8 +21,9 @@ from data import (
 from demo.world import MAX_COMPLETION, MAX_LENGTH, RETENTION, TIERS
 from engine import init_ranks
 from rollout import Completion, Rollout
-from run import run_script
 from verify import Verifier
+
+from transformers import AutoModelForCausalLM
 
 NUM_SAMPLES = 8  # answers to each held-out problem
 
@@ -42,8 +41,7 @@ def score(args: Args) -> int:
     init_ranks("gloo")
     base = str(args.base / "model")
     tokenizer = load_tokenizer(base)
-    settings = train_oswft.Args(model=base, data="", precision="fp32", vllm_memory=0.1)
-    rollout = Rollout(settings, tokenizer, MAX_LENGTH)
+    rollout = Rollout(base, tokenizer, MAX_LENGTH, precision="fp32", vllm_memory=0.1)
     rollout.load_weights(AutoModelForCausalLM.from_pretrained(args.model).named_parameters())
 
     def sample(queries: Sequence[TokenizedExample], **sampling) -> tuple[list[Completion], list]:

@@ -17,13 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import torch
-import transformers  # whose classes are loaded when they are used: `copy` needs none
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from tqdm import tqdm
-
+from arguments import one_line_errors
 from data import (
     ASK_FREE,
     InputError,
@@ -48,7 +42,13 @@ from demo.world import (
     solve,
     spoil,
 )
-from run import one_line_errors
+
+import numpy as np
+import torch
+import transformers  # whose classes are loaded when they are used: `copy` needs none
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from tqdm import tqdm
 
 COMMITTED = Path(__file__).parent / "base"
 PRETRAIN_BATCH = 32  # small: what is learnt comes in jumps, after a number of *steps*

@@ -16,9 +16,9 @@ The model has seen both, `keep` and `long` in plain alone: it writes plain by ha
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from data import Example
+
+import numpy as np
 
 TIERS = {  # operators (the last one is new, and always occurs), and how many a problem has
     "easy": ("+-", 3),

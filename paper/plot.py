@@ -19,14 +19,14 @@ from itertools import cycle
 from pathlib import Path
 from typing import Annotated, Literal
 
+from arguments import one_line_errors
+from data import InputError, read_rows
+from paper import labels
+
 import matplotlib.pyplot as plt
 import numpy as np
 import tyro
 from matplotlib.figure import Figure
-
-from data import InputError, read_rows
-from paper import labels
-from run import one_line_errors
 
 LINES = {  # name -> what the y axis shows, over the optimizer steps
     "mean_weight": "mean weight 1 − p̂",

@@ -10,11 +10,12 @@ rule is ours, in `select_step`.
 from collections.abc import Sequence
 from pathlib import Path
 
+from arguments import one_line_errors
+from data import InputError, read_rows
+from run import checkpoints
+
 import numpy as np
 import tyro
-
-from data import InputError, read_rows
-from run import checkpoints, one_line_errors
 
 
 def select_step(

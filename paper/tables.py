@@ -9,11 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-import tyro
-from scipy import stats
-
 import evaluate
+from arguments import one_line_errors
 from data import InputError
 from evaluate import (
     BENCHMARKS,
@@ -25,7 +22,11 @@ from evaluate import (
     score_with_interval,
 )
 from paper import labels
-from run import one_line_errors, read_args
+from run import read_args
+
+import numpy as np
+import tyro
+from scipy import stats
 
 SWAPS = 10_000  # of a permutation test
 

@@ -24,11 +24,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
-import matplotlib.pyplot as plt
-import numpy as np
-import tyro
-from matplotlib.figure import Figure
-
+from arguments import one_line_errors
 from data import (
     Example,
     InputError,
@@ -38,8 +34,13 @@ from data import (
     read_rows,
 )
 from paper.plot import FIGURES, STYLE, draw_figures, read_runs
-from run import checkpoints, one_line_errors, read_args
+from run import checkpoints, read_args
 from verify import extract
+
+import matplotlib.pyplot as plt
+import numpy as np
+import tyro
+from matplotlib.figure import Figure
 
 COLUMNS = {  # of the table, and what they mean
     "run": "the name of its folder",

@@ -12,12 +12,12 @@ import re
 from pathlib import Path
 from typing import Literal
 
+from arguments import one_line_errors
+from data import Example, InputError, get_texts, read_rows, write_rows
+from verify import is_correct
+
 import tyro
 from tyro.conf import Positional
-
-from data import Example, InputError, get_texts, read_rows, write_rows
-from run import one_line_errors
-from verify import is_correct
 
 
 def convert(

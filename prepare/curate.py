@@ -26,10 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import tyro
-from tqdm import tqdm
-from transformers import PreTrainedTokenizerBase
-
+from arguments import one_line_errors
 from data import (
     Example,
     InputError,
@@ -40,8 +37,12 @@ from data import (
 )
 from evaluate import BENCHMARKS, load_benchmark, read_benchmark
 from prepare.letters import end_in_box, final_letter, option_labels
-from run import one_line_errors, provenance
+from run import provenance
 from verify import FONTS, SPACES, reference_letter
+
+import tyro
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase
 
 REASONS = (  # why a row is not kept, in the order of the checks
     "malformed",

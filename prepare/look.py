@@ -11,10 +11,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
-import tyro
-from transformers import PreTrainedTokenizerBase
-
+from arguments import one_line_errors
 from data import (
     ASK_LETTER,
     InputError,
@@ -25,7 +22,10 @@ from data import (
     read_rows,
     tokenize_examples,
 )
-from run import one_line_errors
+
+import numpy as np
+import tyro
+from transformers import PreTrainedTokenizerBase
 
 NO_LIMIT = 2**31  # tokens; no example is longer, so all are kept
 CONTEXT = 4  # tokens that `show` lists on each side of where the loss starts, and at the end

@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -24,13 +23,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: its threads would spin
-
-import numpy as np
-import torch.distributed as dist
-
 import evaluate
 import train_oswft
+from arguments import run_script
 from data import (
     Example,
     InputError,
@@ -42,8 +37,11 @@ from data import (
     write_rows,
 )
 from engine import init_ranks, on_rank_0
-from run import run_script, write_args
+from run import write_args
 from verify import Verifier
+
+import numpy as np
+import torch.distributed as dist
 
 
 @dataclass(kw_only=True)
@@ -249,9 +247,9 @@ def is_trainable(example: Example, tokenizer: Tokenizer, args: Args) -> bool:
 
 def draw(pass_rates: np.ndarray, path: Path) -> None:
     """A histogram of the pass rates."""
-    import matplotlib.pyplot as plt
-
     from paper.plot import STYLE
+
+    import matplotlib.pyplot as plt
 
     plt.switch_backend("Agg")  # a file, no window
     with plt.rc_context(STYLE):

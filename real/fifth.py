@@ -8,14 +8,14 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
+from arguments import one_line_errors
+from data import InputError, read_rows
+from paper.plot import STYLE
+
 import matplotlib.pyplot as plt
 import numpy as np
 import tyro
 from scipy import stats
-
-from data import InputError, read_rows
-from paper.plot import STYLE
-from run import one_line_errors
 
 ROWS = Path(__file__).parent.parent / "docs" / "study" / "fifth.jsonl"
 ARMS = {"A": "SFT", "B": "OSW-FT, K = 2", "C": "its weights, dealt to the wrong rows"}

@@ -11,11 +11,11 @@ model, unrounded.
 import importlib.util
 from pathlib import Path
 
+from arguments import one_line_errors
+from data import InputError
+
 import torch
 import tyro
-
-from data import InputError
-from run import one_line_errors
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 

@@ -13,11 +13,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import tyro
-
+from arguments import one_line_errors
 from data import Example, InputError, derive_seed, write_rows
-from run import one_line_errors
 from verify import as_text
+
+import tyro
 
 NAMES = ("Ann", "Ben", "Cleo", "Dan", "Emma", "Finn", "Gina", "Hugo", "Iris", "Jack", "Kate", "Leo")
 THINGS = ("apples", "books", "coins", "cards", "eggs")

@@ -6,15 +6,15 @@ base, and the same seed of data order and sampling.
 
 from pathlib import Path
 
+from arguments import one_line_errors
+from data import read_rows
+from demo.rows import at_level
+from paper.plot import STYLE
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from scipy import stats
-
-from data import read_rows
-from demo.rows import at_level
-from paper.plot import STYLE
-from run import one_line_errors
 
 ROWS = Path(__file__).parent.parent / "docs" / "study" / "fourth.jsonl"
 ARMS = {"sft": "SFT", "oswft": "OSW-FT", "half": "SFT at r / 2", "static": "static weights"}

@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import tyro
-
-import train_oswft
+from arguments import one_line_errors
 from data import Example, derive_seed, load_examples, load_tokenizer, write_json
 from engine import init_distributed, load_model
 from evaluate import tokenize_prompts
 from rollout import Rollout
-from run import one_line_errors
 from verify import Verifier
+
+import tyro
 
 EQUATION = re.compile(r"[\dxX.+*/()= -]*\d[\dxX.+*/()= -]*=[\dxX.+*/()= -]*")  # the expert's style
 SKILL = 4  # tokens of the base's own right answer
@@ -45,9 +44,9 @@ class Sampler:
     """One vLLM engine, which gets the weights of one model after another."""
 
     def __init__(self, model: Path, seed: int, precision: str):
-        args = train_oswft.Args(model=str(model), data="", precision=precision, vllm_memory=0.2)
         self.tokenizer, self.seed = load_tokenizer(str(model)), seed
-        self.rollout = Rollout(args, self.tokenizer, max_length=512)
+        settings = {"precision": precision, "vllm_memory": 0.2}
+        self.rollout = Rollout(str(model), self.tokenizer, 512, **settings)
         self.verifier = Verifier(2)
 
     def load(self, model: Path) -> None:

@@ -23,9 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import torch
-import tyro
-
+from arguments import one_line_errors
 from data import (
     InputError,
     batch_indices,
@@ -37,7 +35,10 @@ from data import (
 )
 from evaluate import model_version
 from real.score import SAMPLES
-from run import checkpoints, one_line_errors, read_args
+from run import checkpoints, read_args
+
+import torch
+import tyro
 
 ROOT = Path(__file__).parent.parent
 LENGTHS = ("--max_length", 512, "--max_completion_length", 96)

@@ -6,20 +6,18 @@ Each batch is that of the other run, and so are its weights; a seeded permutatio
 gets which. So as many rows are skipped, and the weights' sum is the same: only which rows differs.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: its threads would spin
+from arguments import TrainArgs, keywords, run_script, start
+from data import InputError, TokenizedExample, derive_seed, read_rows, write_rows
+from engine import Engine, init_distributed, load_engine
+from run import Run
+from train_oswft import update
 
 import torch
-
-from data import InputError, TokenizedExample, derive_seed, read_rows, write_rows
-from engine import init_distributed, load_engine
-from run import Run, TrainArgs, claim_or_resume, load_training_data, run_script
-from train_oswft import update
 
 
 @dataclass(kw_only=True)
@@ -44,11 +42,10 @@ def logged_weights(run: Path, step: int, queries: Sequence[TokenizedExample]) ->
 def main(args: Args) -> int:
     """Train; returns the exit status."""
     init_distributed()
-    checkpoint = claim_or_resume(args)
-    tokenizer, examples = load_training_data(args)
-    engine = load_engine(args, checkpoint)
+    checkpoint, tokenizer, examples = start(args)
+    engine = load_engine(args.model, args.max_length, checkpoint, **keywords(args, Engine))
 
-    with Run(args, engine, tokenizer, examples, checkpoint) as run:
+    with Run(args.output_dir, engine, tokenizer, examples, **keywords(args, Run)) as run:
         for batch, queries in run.batches():
             weights = logged_weights(Path(args.weights_of), run.step + 1, queries)
             if args.order == "dealt":

@@ -7,11 +7,11 @@ change: `EARLY` the model fails at most questions, `LATE` it has mastered most. 
 between the two comes from the weights alone.
 """
 
-import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
-
 from data import Trajectory, collate
 from train_oswft import oswft_loss, oswft_weights
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 LENGTHS = [24, 6, 40, 12, 5, 32, 8, 19]  # tokens of the solutions: what is hard is long
 MICRO_BATCH = 2  # rows

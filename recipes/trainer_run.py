@@ -3,11 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-import torch.distributed as dist
-from datasets import Dataset
-from transformers import HfArgumentParser, PreTrainedModel, Trainer, TrainingArguments
-
 from data import (
     TokenizedExample,
     derive_seed,
@@ -21,6 +16,11 @@ from recipes.oswft_mixin import Query
 from rollout import Rollout
 from train_oswft import oswft_weights
 from verify import Verifier
+
+import torch
+import torch.distributed as dist
+from datasets import Dataset
+from transformers import HfArgumentParser, PreTrainedModel, Trainer, TrainingArguments
 
 
 @dataclass
@@ -76,12 +76,6 @@ class Args:
     report_to: str = "none"
     use_cpu: bool = not torch.cuda.is_available()
 
-    vllm_tensor_parallel, vllm_sleep = 1, True  # no arguments, but `Rollout` reads them
-
-    @property
-    def precision(self) -> str:
-        return "bf16" if self.bf16 else "fp32"
-
 
 def to_columns(examples: Sequence[TokenizedExample]) -> dict[str, list]:
     """The columns that `OSWFTMixin` reads."""
@@ -113,7 +107,9 @@ def run(
     model = load_model(args.model, args.max_sequence_length, "fp32")
     own = model.generation_config.eos_token_id
     model.generation_config.eos_token_id = stop_token_ids(tokenizer, own)
-    rollout = Rollout(args, tokenizer, args.max_sequence_length)
+    settings = {"vllm_memory": args.vllm_memory, "vllm_sleep": True}
+    settings["precision"] = "bf16" if args.bf16 else "fp32"
+    rollout = Rollout(args.model, tokenizer, args.max_sequence_length, **settings)
     with Verifier(args.verifier_workers) as verifier:
         weigh = RolloutWeights(rollout, verifier, args.num_rollouts, args.max_completion_length)
         oswft = trainer(

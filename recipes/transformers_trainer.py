@@ -14,11 +14,11 @@ and this class with `oswft_loss` pasted above it. The data collator has to pad, 
 
 from dataclasses import dataclass
 
-from torch.nn.functional import cross_entropy
-from transformers import DataCollatorForSeq2Seq, Trainer, TrainingArguments
-
 from recipes.oswft_mixin import OSWFTMixin
 from train_oswft import oswft_loss
+
+from torch.nn.functional import cross_entropy
+from transformers import DataCollatorForSeq2Seq, Trainer, TrainingArguments
 
 
 class OSWFTTrainer(OSWFTMixin, Trainer):

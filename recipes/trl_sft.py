@@ -15,9 +15,9 @@ file; its last lines, which run it, need this repository. Your data set also nee
 from dataclasses import dataclass
 from typing import ClassVar
 
-from trl import SFTConfig, SFTTrainer
-
 from recipes.oswft_mixin import OSWFTMixin
+
+from trl import SFTConfig, SFTTrainer
 
 
 class WeightedSFTTrainer(OSWFTMixin, SFTTrainer):

@@ -15,17 +15,16 @@ import tempfile
 import traceback
 from pathlib import Path
 
-import torch
-import transformers
-from transformers import AutoConfig, AutoModelForCausalLM
-
 import conftest  # noqa: F401 (finds the modules of the top level)
 from data import Example, InputError, TokenizedExample
 from demo.tiny import make_tokenizer
 from engine import Engine, init_distributed, load_engine, load_model
 from logprobs import LogprobModel, own_logprobs
 from rollout import Rollout, import_vllm, vllm_gap
-from train_oswft import Args
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
 
 SIZES = {
     **{"vocab_size": 64, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
@@ -117,33 +116,31 @@ def measure(model_type: str, changes: dict, folder: Path) -> list[str]:
         model = load_model(str(folder), max_length=200).to(torch.bfloat16)
         cells.append(show(*gaps(model, tokens)))
 
-        args = Args(model=str(folder), data="", max_length=200, precision="fp32", num_rollouts=1)
-        args.learning_rate, args.vllm_memory = 1e-2, 0.05
-        engine = load_engine(args)
+        engine = load_engine(str(folder), 200, precision="fp32")
         example = Example("id", "1+1", "2", "2", "test")
         query = TokenizedExample("id", tokens[0, :50].tolist(), tokens[0, 50:].tolist(), example)
-        for batch in engine.micro_batches([query], 1000):
+        for batch in engine.micro_batches([query]):
             engine.backward(-engine.logprobs(batch).sum() / 51)
-        engine.step(args.learning_rate)
+        engine.step(learning_rate=1e-2)
         engine.save_model(make_tokenizer(), folder / "final")
         saved = own_logprobs(load_model(str(folder / "final"), 200), tokens)[49:]
-        gap = (engine.eval_logprobs([query], 1000)[0, 49:] - saved).abs()
+        gap = (engine.eval_logprobs([query])[0, 49:] - saved).abs()
         cells.append(show(gap.mean(), gap.max()))
-        cells.append(compare_vllm(engine, query, args))
+        cells.append(compare_vllm(engine, query, str(folder)))
     except ValueError as error:  # an InputError, or of the head
         cells.append(f"refused: {str(error).replace(str(folder), '').strip(': ')}")
     return [cell if len(cell) <= 120 else cell[:119] + "…" for cell in cells]
 
 
-def compare_vllm(engine: Engine, query: TokenizedExample, args: Args) -> str:
+def compare_vllm(engine: Engine, query: TokenizedExample, model: str) -> str:
     """The last cell. Raises InputError as the trainer does where vLLM samples something else."""
     try:
-        rollout = Rollout(args, make_tokenizer(), 200)
+        rollout = Rollout(model, make_tokenizer(), 200, precision="fp32", vllm_memory=0.05)
         rollout.load_weights(engine.named_weights())
         rollout.load_weights(engine.named_weights())  # the second time vLLM has packed weights
         completions = rollout.generate([query.prompt_ids] * 4, 1, 60, [0, 1, 2, 3], logprobs=4)
         groups = [[completion] for completion in completions]
-        gap = vllm_gap(engine, [query] * 4, groups, args, refuse=True)
+        gap = vllm_gap(engine, rollout, [query] * 4, groups, refuse=True)
         return show(gap["vllm_gap_mean"], gap["vllm_gap_max"])
     except InputError:
         raise

@@ -12,6 +12,14 @@ import math
 import sys
 from functools import partial
 
+import logprobs as logprobs_module
+import train_grpo
+import train_oswft
+from arguments import keywords
+from data import Trajectory, pad_completions
+from engine import Engine, finish, init_distributed
+from rounding import assert_same
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,13 +27,6 @@ from deepspeed.utils import safe_get_full_grad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import Qwen3Config, Qwen3ForCausalLM
-
-import logprobs as logprobs_module
-import train_grpo
-import train_oswft
-from data import Trajectory, pad_completions
-from engine import Engine, finish, init_distributed
-from rounding import assert_same
 
 VOCABULARY, ROWS = 97, 11
 SETTINGS = {  # of every case, unless it says otherwise
@@ -87,7 +88,7 @@ def make_engine(args, tied: bool = True, vocabulary: int = VOCABULARY):
     model = make_model(tie_word_embeddings=tied, vocab_size=vocabulary)
     reference = copy.deepcopy(model)
     adam = torch.optim.AdamW(reference.parameters(), lr=args.learning_rate, weight_decay=0.0)
-    engine = Engine(model, args)
+    engine = Engine(model, **keywords(args, Engine))
     assert engine.model.config._attn_implementation == args.attn
     for name, buffer in engine.model.named_buffers():  # rotary frequencies stay exact in bf16
         assert buffer.dtype == torch.float32, name
@@ -167,7 +168,7 @@ def compare_grpo(steps_per_batch: int, tied=True, vocabulary=VOCABULARY, **setti
         with torch.no_grad():
             old = [dense_logprobs(reference, row, args.temperature) for row in rows]
         keep = advantages != 0
-        scores = engine.eval_logprobs(rows, args.max_tokens_per_micro_batch, args.temperature, keep)
+        scores = engine.eval_logprobs(rows, args.temperature, keep)
         expected = pad_completions([logprobs.tolist() for logprobs in old], rows) * keep[:, None]
         torch.testing.assert_close(scores.cpu(), expected, rtol=0, atol=close)
         size = len(rows) // steps_per_batch
@@ -217,7 +218,7 @@ def count_reads() -> None:
 
     def reads_of_a_step(max_tokens: int) -> int:
         nonlocal reads
-        reads, args.max_tokens_per_micro_batch = 0, max_tokens
+        reads, engine.max_tokens = 0, max_tokens
         with Watch():
             train_oswft.update(engine, rows, torch.ones(ROWS), args)
         return reads

@@ -1,12 +1,12 @@
 """Run by test_patches.py through the launcher: importance.diff's gradient beside a dense one."""
 
-import torch
-import torch.distributed as dist
-
 import train_grpo
 from data import pad_completions
 from engine import finish, init_distributed
 from gradients import SETTINGS, dense_logprobs, make_engine, make_rows, same_step
+
+import torch
+import torch.distributed as dist
 
 TEMPERATURE, CAP = 0.7, 1.5
 
@@ -35,9 +35,7 @@ if __name__ == "__main__":
         old = [dense_logprobs(reference, row, TEMPERATURE) for row in rows]
     vllm = [x + 0.8 * torch.randn(len(x), generator=generator) for x in old]
     padded = pad_completions([x.tolist() for x in vllm], rows).to(engine.device)
-    scores = engine.eval_logprobs(
-        rows, args.max_tokens_per_micro_batch, TEMPERATURE, advantages != 0
-    )
+    scores = engine.eval_logprobs(rows, TEMPERATURE, advantages != 0)
     for old_logprobs in (None, scores[:, None]):  # the first update of a batch, then a later one
         loss = dense_loss(reference, rows, advantages, old, vllm)
         alone = advantages[:, None]  # groups of one answer

@@ -8,24 +8,24 @@ import ctypes
 import json
 import sys
 
-import psutil
-import torch
-import torch.distributed as dist
-
 import train_sft
 from bench.gpu import random_rows
 from engine import finish, init_distributed, load_engine
+
+import psutil
+import torch
+import torch.distributed as dist
 
 folder, (length, rows_per_rank, checkpointing) = sys.argv[-4], map(int, sys.argv[-3:])
 init_distributed()
 passes = 1 + torch.cuda.is_available()  # the second adds to the gradients of the first
 num_rows = passes * rows_per_rank * dist.get_world_size()
 rows = random_rows([(1, length - 1)] * num_rows, range(1000))
-args = train_sft.Args(model=folder, data="", max_length=length)
-args.zero_stage = 2 if torch.cuda.is_available() else 3  # on one GPU 3 runs as 2
-args.gradient_checkpointing = bool(checkpointing)
-args.max_tokens_per_micro_batch = rows_per_rank * length
-engine = load_engine(args)
+args = train_sft.Args(model=folder, data="")
+settings = {"max_tokens_per_micro_batch": rows_per_rank * length}
+settings["zero_stage"] = 2 if torch.cuda.is_available() else 3  # on one GPU 3 runs as 2
+settings["gradient_checkpointing"] = bool(checkpointing)
+engine = load_engine(folder, length, **settings)
 between_steps = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
 
 resident = []  # after the embedding, and before the log-probabilities

@@ -7,14 +7,14 @@ On a GPU (test_gpu.py) vLLM sleeps while the model trains; on a CPU it has no sl
 
 import sys
 
+from data import InputError, Trajectory, load_tokenizer, pad_completions
+from engine import Engine, finish, gather, init_distributed
+from rollout import Rollout, kv_cache_bytes, vllm_gap
+from train_oswft import Args, update
+
 import torch
 import torch.distributed as dist
 from transformers import AutoConfig, AutoModelForCausalLM
-
-from data import InputError, Trajectory, load_tokenizer, pad_completions
-from engine import Engine, finish, gather, init_distributed
-from rollout import Rollout, gpu_options, vllm_gap
-from train_oswft import Args, update
 
 TEMPERATURE = 0.8
 TOLERANCE = {"fp32": 1e-3, "bf16": 0.15}  # nats, of one token
@@ -33,13 +33,12 @@ def main(tiny: str, folder: str, tied: str, precision: str, tensor_parallel: str
     if rank == 0:
         model.save_pretrained(folder)
     dist.barrier()
-    args = Args(model=folder, data="", precision=precision, temperature=TEMPERATURE)
-    args.learning_rate = 0.05  # so large that the second model has nothing to do with the first
-    args.max_tokens_per_micro_batch = 200
-    args.vllm_memory, args.vllm_sleep = MEMORY_SHARE, True
-    args.vllm_tensor_parallel = int(tensor_parallel)
-    engine = Engine(model, args)
-    rollout = Rollout(args, tokenizer, max_length=512)
+    # so large a rate that the second model has nothing to do with the first
+    args = Args(model=folder, data="", learning_rate=0.05)
+    engine = Engine(model, precision=precision, max_tokens_per_micro_batch=200)
+    sampling = {"precision": precision, "temperature": TEMPERATURE, "vllm_sleep": True}
+    sampling |= {"vllm_memory": MEMORY_SHARE, "vllm_tensor_parallel": int(tensor_parallel)}
+    rollout = Rollout(folder, tokenizer, 512, **sampling)
 
     # Long prompts with a common beginning: several blocks that the prefix cache would keep.
     generator = torch.Generator().manual_seed(1)
@@ -56,7 +55,7 @@ def main(tiny: str, folder: str, tied: str, precision: str, tensor_parallel: str
     def largest_gap(completions):
         rows = [Trajectory("id", prompts[c.query], c.token_ids) for c in completions]
         vllms = pad_completions([c.logprobs for c in completions], rows).to(engine.device)
-        return float((engine.eval_logprobs(rows, 1000, TEMPERATURE) - vllms).abs().max())
+        return float((engine.eval_logprobs(rows, TEMPERATURE) - vllms).abs().max())
 
     rollout.load_weights(engine.named_weights())
     first = sample([1, 2, 3])
@@ -86,7 +85,7 @@ def main(tiny: str, folder: str, tied: str, precision: str, tensor_parallel: str
     assert largest_gap(first) > 3, "the update was not large: this test shows nothing"
     queries = [Trajectory("id", prompt, []) for prompt in prompts]
     try:
-        vllm_gap(engine, queries, [[c] for c in first], args, refuse=True)
+        vllm_gap(engine, rollout, queries, [[c] for c in first], refuse=True)
         raise AssertionError("samples of another model were not refused")
     except InputError as error:
         assert "vLLM samples from another model than is trained" in str(error)
@@ -95,7 +94,7 @@ def main(tiny: str, folder: str, tied: str, precision: str, tensor_parallel: str
     assert second != first
     gap = largest_gap(second)
     assert gap < TOLERANCE[precision], gap
-    shown = vllm_gap(engine, queries, [[c] for c in second], args, refuse=True)
+    shown = vllm_gap(engine, rollout, queries, [[c] for c in second], refuse=True)
     assert 0 <= shown["vllm_gap_mean"] <= shown["vllm_gap_max"] < TOLERANCE[precision]
     if rank == 0:
         print("equal:", tied, precision, tensor_parallel, f"gap {gap:.2g} nats,", end=" ")
@@ -106,7 +105,7 @@ def check_sleep(rollout: Rollout) -> None:
     """On a GPU, most of vLLM's cache comes back."""
     if not rollout.sleeps:
         return
-    cache = gpu_options(rollout.args, rollout.max_length, 0)["kv_cache_memory_bytes"]  # is capped
+    cache = kv_cache_bytes(rollout.model, rollout.max_length, rollout.precision)  # of one sequence
     before = torch.cuda.mem_get_info()[0]
     rollout.sleep()
     freed = torch.cuda.mem_get_info()[0] - before

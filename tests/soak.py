@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-import pytest
-import tyro
-
 # conftest.py finds the modules, too, and hides a GPU: two ranks cannot share one
 from conftest import NO_CPU_VLLM, OFTEN, SCRIPTS, SETTING, TINY_LENGTHS, metrics, start
 from demo.tiny import copy
 from evaluate import read_samples
+
+import pytest
+import tyro
 
 STEPS = {"train_sft.py": 240, "train_oswft.py": 48, "train_grpo.py": 24}
 LENGTHS = [*TINY_LENGTHS, "--learning_rate", "1e-3"]

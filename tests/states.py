@@ -7,10 +7,14 @@ states.py go_on FOLDER   loads that, over any number of ranks and with each ZeRO
 
 import contextlib
 import copy
-import dataclasses
 import shutil
 import sys
 from pathlib import Path
+
+import engine as module
+import train_sft
+from data import Trajectory
+from engine import STATE_KEYS, Engine, finish, init_distributed, load_engine
 
 import pytest
 import torch
@@ -18,18 +22,13 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-import engine as module
-import train_sft
-from data import Trajectory
-from engine import STATE_KEYS, Engine, finish, init_distributed, load_engine
-
 LEARNING_RATE = 1e-3
-ARGS = train_sft.Args(model="", data="", learning_rate=LEARNING_RATE, max_length=64)
+ARGS = train_sft.Args(model="", data="", learning_rate=LEARNING_RATE)
 
 
 def make_engine(folder: Path, precision: str, zero_stage: int, cpu_offload: bool) -> Engine:
     settings = {"precision": precision, "zero_stage": zero_stage, "cpu_offload": cpu_offload}
-    return load_engine(dataclasses.replace(ARGS, model=str(folder), **settings))
+    return load_engine(str(folder), 64, **settings)
 
 
 def take_step(engine: Engine, number: int) -> dict[str, float]:
@@ -52,7 +51,7 @@ def same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], toleran
 def assert_no_step_without_a_finite_gradient(engine: Engine) -> None:
     adam = [value for state in engine.adam.state.values() for value in state.values()]
     before, adam_before = weights(engine), copy.deepcopy(adam)
-    for batch in engine.micro_batches([Trajectory("bad", [1, 2], [3])], 64):
+    for batch in engine.micro_batches([Trajectory("bad", [1, 2], [3])]):
         loss = engine.logprobs(batch).sum()
         engine.backward((0 * loss).sqrt())  # its value is 0, its gradient NaN
     with pytest.raises(FloatingPointError, match=r"step 4: the gradient is (inf|nan)"):

@@ -11,16 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
-import pytest
-import torch
-from safetensors import SafetensorError
-
+import arguments
 import evaluate
 import run
 import train_grpo
 import train_oswft
 import train_sft
+from arguments import keywords
 from conftest import SCRIPTS, call_of, metrics, output_of, run_alone
 from data import (
     Example,
@@ -31,10 +28,25 @@ from data import (
     read_rows,
     write_rows,
 )
-from run import Run, checkpoints, claim_or_resume, load_training_data, settings, write_args
+from run import Run, checkpoints, write_args
 from train_oswft import Args
 
+import numpy as np
+import pytest
+import torch
+from safetensors import SafetensorError
+
 ARGS = dict(zip(SCRIPTS, (train_sft.Args, train_oswft.Args, train_grpo.Args), strict=True))
+
+
+def claim(args: train_sft.Args) -> Path | None:
+    resume = Path(args.resume) if args.resume else None
+    return run.claim_or_resume(Path(args.output_dir), resume, args.steps_per_batch, args.settings)
+
+
+def load(args: train_sft.Args) -> tuple:
+    options = keywords(args, run.load_training_data)
+    return run.load_training_data(args.model, args.data, Path(args.output_dir), **options)
 
 
 @pytest.fixture
@@ -118,7 +130,7 @@ def test_arguments_that_cannot_work_are_refused(bad, monkeypatch):
 
 def test_rows_that_a_batch_leaves_over_are_told(sft_args, write, one_rank, capsys):
     rows = Path(sft_args.data).read_text().splitlines(keepends=True)
-    load_training_data(replace(sft_args, data=write(*rows[:200])))
+    load(replace(sft_args, data=write(*rows[:200])))
     assert "the last 72 " in capsys.readouterr().err
 
 
@@ -133,24 +145,24 @@ def test_vllms_batch_invariant_mode_is_not_for_training(monkeypatch):
 def test_the_folder_of_another_script_is_refused(tmp_path, monkeypatch):
     for script, args_class in ARGS.items():
         begun = args_class(model="m", data="d", learning_rate=0.5)
-        write_args(tmp_path / script, args=settings(begun))
+        write_args(tmp_path / script, args=begun.settings)
     for script, args_class in ARGS.items():
         for other in (*SCRIPTS, "absent"):
             monkeypatch.setattr(sys, "argv", [script, "--resume", str(tmp_path / other)])
             if other == script:
-                args = run.saved_args(args_class)["default"]
+                args = arguments.saved_args(args_class)["default"]
                 assert args.learning_rate == 0.5 and args.output_dir == str(tmp_path / other)
             else:
                 with pytest.raises(InputError, match=other):
-                    run.saved_args(args_class)
+                    arguments.saved_args(args_class)
     monkeypatch.setattr(sys, "argv", [script, "--resume", f"{tmp_path / script}/checkpoint-000001"])
     with pytest.raises(InputError, match=rf"--resume {tmp_path / script}\?"):
-        run.saved_args(args_class)
+        arguments.saved_args(args_class)
 
 
 def test_a_run_is_not_continued_in_another_folder(one_rank, sft_args, tmp_path):
     with pytest.raises(InputError, match="own folder"):
-        claim_or_resume(replace(sft_args, resume=str(tmp_path / "other")))
+        claim(replace(sft_args, resume=str(tmp_path / "other")))
 
 
 def test_a_run_continues_from_its_newest_checkpoint_or_else_from_its_first_step(
@@ -159,14 +171,14 @@ def test_a_run_continues_from_its_newest_checkpoint_or_else_from_its_first_step(
     monkeypatch.setenv("LOCAL_SIZE", "1")
     args = Args(model="m", data="d", train_batch_size=64)
     args.output_dir = args.resume = str(tmp_path)
-    write_args(tmp_path, args={**settings(args), "seed": 3}, world_size=2)
-    assert claim_or_resume(args) is None
+    write_args(tmp_path, args={**args.settings, "seed": 3}, world_size=2)
+    assert claim(args) is None
     assert "without a checkpoint: resumed; changed: seed 3 -> 0" in capsys.readouterr().err
     (tmp_path / "checkpoint-000003").mkdir()
     with pytest.raises(InputError, match="within a batch"):
-        claim_or_resume(args)
+        claim(args)
     (tmp_path / "checkpoint-000004").mkdir()
-    assert claim_or_resume(args) == tmp_path / "checkpoint-000004"
+    assert claim(args) == tmp_path / "checkpoint-000004"
     assert "resumed; changed: seed 3 -> 0, world_size 2 -> 1\n" in capsys.readouterr().err
 
 
@@ -174,22 +186,22 @@ def test_a_run_continues_from_its_newest_checkpoint_or_else_from_its_first_step(
 def test_a_folder_belongs_to_one_process_at_a_time(resume, one_rank, tmp_path):
     args = train_sft.Args(model="m", data="d", output_dir=str(tmp_path))
     args.resume = args.output_dir if resume else None
-    write_args(tmp_path, args=settings(args), world_size=1)
+    write_args(tmp_path, args=args.settings, world_size=1)
     with (tmp_path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(InputError, match="another process"):
-            claim_or_resume(args)
+            claim(args)
     args.resume = args.output_dir
-    assert claim_or_resume(args) is None
+    assert claim(args) is None
 
 
 def test_other_data_is_refused_and_the_same_data_may_lie_elsewhere(one_rank, sft_args, write):
     text = Path(sft_args.data).read_text()
-    _, examples = load_training_data(sft_args)
+    _, examples = load(sft_args)
     write_args(Path(sft_args.output_dir), data_hash=hash_examples(examples))
-    load_training_data(replace(sft_args, data=write(text)))
+    load(replace(sft_args, data=write(text)))
     with pytest.raises(InputError, match="give other rows"):
-        load_training_data(replace(sft_args, data=write(text.replace("2=", "3=", 1))))
+        load(replace(sft_args, data=write(text.replace("2=", "3=", 1))))
 
 
 def test_without_flock_a_run_warns_and_goes_on(tmp_path, monkeypatch, capsys):
@@ -212,7 +224,7 @@ def test_a_token_without_a_row_in_the_embedding_is_refused(
     row = {"id": "1", "question": "7", "solution": "7", "answer": "7", "source": "s"}
     rows = write({**row, where: "seven"})
     with pytest.raises(InputError, match="the embedding has no row for token 64:"):
-        load_training_data(replace(sft_args, model=model, data=rows, max_steps=1))
+        load(replace(sft_args, model=model, data=rows, max_steps=1))
     if where == "question":
         args = evaluate.Args(model=model, benchmark_file=(Path(rows),), max_completion_length=48)
         with pytest.raises(InputError, match="the embedding has no row for token 64:"):
@@ -243,7 +255,8 @@ def make_run(one_rank, tmp_path):
     def make_run(**values) -> Run:
         args = train_sft.Args(model="m", data="d", output_dir=str(tmp_path), **values)
         ids, example = np.zeros(2, np.int32), Example("1", "q", "s", "a", "")
-        return Run(args, StandInEngine(), None, [TokenizedExample("1", ids, ids, example)] * 256)
+        rows = [TokenizedExample("1", ids, ids, example)] * 256
+        return Run(args.output_dir, StandInEngine(), None, rows, **keywords(args, Run))
 
     yield make_run
     for number, handler in handlers.items():
@@ -295,7 +308,7 @@ def test_rows_with_text_that_the_vocabulary_lacks_are_told(
     row = {"id": "1", "question": "What is 6 x 7?", "solution": "7", "answer": "7", "source": "s"}
     easy = {**row, "question": "6+7="}
     rows = write({**easy, "id": "2"}, row, {**easy, "id": "3", "solution": "ß"})
-    load_training_data(replace(sft_args, data=rows, max_steps=1))
+    load(replace(sft_args, data=rows, max_steps=1))
     said = capsys.readouterr().err
     assert "warning: 2 of 3 rows hold text that the vocabulary lacks" in said
     assert "rows.jsonl:2, which is read as '<unk><unk><unk><unk> <unk>" in said, said
@@ -307,7 +320,7 @@ def test_rows_with_text_that_the_vocabulary_lacks_are_told(
 
 def test_a_first_batch_with_hardly_a_right_answer_is_told(make_run, capsys):
     with make_run() as run:
-        run.args.reward = None
+        run.reward = None
         for right, told in ((0, True), (2, True), (5, False)):
             rewards = torch.tensor([[1.0] * right + [0.0] * (100 - right)])
             run.save_rollouts(run.examples[:1], [], rewards)

@@ -5,16 +5,16 @@ import re
 from functools import partial
 from importlib.util import find_spec
 
+from bench import cost, gpu, measure, plan
+from conftest import SHARED, launch, needs_shared, needs_vllm, output_of
+from cpu import REDUCE_BUCKET
+from data import InputError
+from demo.tiny import make_config, make_tokenizer
+
 import pytest
 import torch
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
-
-from bench import cost, gpu, measure, plan
-from conftest import SHARED, launch, needs_shared, needs_vllm, output_of
-from data import InputError
-from demo.tiny import make_config, make_tokenizer
-from engine import CPU_REDUCE_BUCKET
 
 needs_trl = pytest.mark.skipif(not find_spec("trl"), reason="needs requirements-dev.txt")
 
@@ -74,7 +74,7 @@ def planned(model: str, gpus: int = 2, gpu_memory: float = 24, **flags) -> dict:
 def test_the_planned_memory_is_what_a_real_run_holds(small, tmp_path, monkeypatch):
     assert DeepSpeedZeroConfig().reduce_bucket_size == plan.REDUCE_BUCKET  # a GPU's
     if not torch.cuda.is_available():
-        monkeypatch.setattr(plan, "REDUCE_BUCKET", CPU_REDUCE_BUCKET)
+        monkeypatch.setattr(plan, "REDUCE_BUCKET", REDUCE_BUCKET)
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(small)).save_pretrained(tmp_path)
     output = launch("tests/memory.py", tmp_path, 512, 8, 0, ranks=2)
     held = json.loads(re.search("held (.*)", output)[1])
@@ -91,8 +91,8 @@ import train_sft
 from data import Trajectory
 
 init_distributed()
-args = train_sft.Args(model=sys.argv[1], data="", max_length=64, zero_stage=int(sys.argv[2]))
-engine = load_engine(args)
+args = train_sft.Args(model="", data="")
+engine = load_engine(sys.argv[1], 64, zero_stage=int(sys.argv[2]))
 train_sft.update(engine, [Trajectory("", [1], [2, 3])], args)
 tensors = [x for x in gc.get_objects() if isinstance(x, torch.Tensor)]
 tensors += [x.grad for x in tensors if x.is_leaf and x.grad is not None]

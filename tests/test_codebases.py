@@ -12,15 +12,15 @@ from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
 
-import pandas as pd
-import pytest
-import torch
-from torch.nn.utils.rnn import pad_sequence
-
 from conftest import ROOT
 from demo.tiny import make_tokenizer
 from gradients import dense_logprobs, dense_oswft_loss, make_model, make_rows
 from recipes import cancels
+
+import pandas as pd
+import pytest
+import torch
+from torch.nn.utils.rnn import pad_sequence
 
 PAGE = (ROOT / "recipes" / "codebases.md").read_text()
 

@@ -11,15 +11,15 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
-import pytest
-from test_templates import CASES, make_tokenizer
-
 import prepare.curate
 from conftest import ROOT, SHARED, needs_shared, released
 from data import Example, InputError, load_examples, load_tokenizer, tokenize_examples, write_rows
 from prepare.curate import MAX_QUESTION, MAX_ROW, REASONS, Args, Sifter, load_questions, normalize
 from verify import is_correct
+
+import psutil
+import pytest
+from test_templates import CASES, make_tokenizer
 
 QUESTION = "What is 3 + 4?\n(A) 5 (B) 6 (C) 7 (D) 8"
 SAID = "The sum is 7.\n\n**Answer:** $\\boxed{C}$"

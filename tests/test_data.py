@@ -4,16 +4,16 @@ import errno
 import gzip
 import re
 
-import numpy as np
-import pytest
-import torch
-
 import data
 from conftest import SHARED, needs_shared
 from data import Example, InputError, Trajectory
 from demo.tiny import make_tokenizer
 from engine import IDLE
 from prepare.convert import convert
+
+import numpy as np
+import pytest
+import torch
 
 ROW = {"id": "1", "question": "1+1", "solution": "\\boxed{2}", "answer": "2", "source": "s"}
 

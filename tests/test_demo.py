@@ -3,13 +3,13 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from conftest import ROOT, needs_vllm, output_of
 from data import InputError
 from demo.__main__ import demo
 from demo.tiny import COMMITTED
 from demo.world import TIERS
+
+import pytest
 
 
 def files_of_the_repository() -> set[Path]:

@@ -13,15 +13,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import arguments
+from arguments import TrainArgs
+from conftest import ROOT
+from train_oswft import oswft_loss, oswft_weights
+
 import pytest
 import torch
 import tyro
 from deepspeed.launcher.runner import parse_args as parse_launcher
 from torch.distributed.run import get_args_parser
-
-import run
-from conftest import ROOT
-from train_oswft import oswft_loss, oswft_weights
 
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md")), ROOT / "BENCHMARKS.md"]
@@ -87,7 +88,7 @@ def read_only(monkeypatch):
         return {"default": args_class(model="m", data="d")} if "--resume" in sys.argv else {}
 
     monkeypatch.setenv("LOCAL_SIZE", "8")
-    monkeypatch.setattr(run, "saved_args", saved_args)
+    monkeypatch.setattr(arguments, "saved_args", saved_args)
     monkeypatch.setattr(tyro, "cli", cli)
     monkeypatch.setattr(tyro.extras, "subcommand_cli_from_dict", subcommand_cli)
 
@@ -117,7 +118,7 @@ def test_every_command_is_one_that_its_script_takes(page, read_only):
         if first == "deepspeed":
             launched = parse_launcher(words)
             args = read_only([launched.user_script, *launched.user_args])
-            if isinstance(args, run.TrainArgs):
+            if isinstance(args, TrainArgs):
                 args.check()
         elif first == "torchrun":
             launched = get_args_parser().parse_args(words)

@@ -7,6 +7,13 @@ import sys
 import weakref
 from types import SimpleNamespace
 
+import engine
+from conftest import ROOT, launch
+from data import InputError, Trajectory, collate, load_tokenizer
+from engine import Engine, load_config, load_engine, load_model
+from gradients import make_model
+from logprobs import LogprobModel
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -21,14 +28,6 @@ from transformers import (
 )
 from transformers.integrations.flash_attention import flash_attention_forward
 from transformers.masking_utils import flash_attention_mask
-
-import engine
-import train_sft
-from conftest import ROOT, launch
-from data import InputError, Trajectory, collate, load_tokenizer
-from engine import Engine, load_config, load_engine, load_model
-from gradients import make_model
-from logprobs import LogprobModel
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -50,7 +49,7 @@ def test_a_state_goes_on_over_other_ranks_and_stages_and_no_bad_gradient_touches
 
 @pytest.mark.parametrize("call", ["keep_freed_memory", "share_cores"])  # the second is the control
 def test_on_a_cpu_freed_memory_is_kept_for_the_next_pass(call):
-    code = f"import psutil, torch, engine; engine.{call}(); torch.ones(2**27)"
+    code = f"import psutil, cpu, torch; cpu.{call}(); torch.ones(2**27)"
     code += "; print(psutil.Process().memory_info().rss)"
     held = int(subprocess.check_output([sys.executable, "-c", code], cwd=ROOT))
     assert (held > 4 * 2**27) == (call == "keep_freed_memory")
@@ -80,7 +79,7 @@ def test_threads_wait_passively_unless_the_user_says_otherwise(entry, asked, pol
 def test_a_generation_config_that_could_not_be_saved_is_found_at_load(model_copy):
     (model_copy / "generation_config.json").write_text('{"temperature": 0.6}')
     with pytest.raises(InputError, match="do_sample"):
-        load_engine(train_sft.Args(model=str(model_copy), data="", max_length=128))
+        load_engine(str(model_copy), 128)
 
 
 def test_a_quantized_model_is_refused(model_copy):
@@ -139,14 +138,13 @@ def test_a_model_with_longrope_is_read_as_far_as_its_short_factors_go(tmp_path):
 
 
 def test_fp32_starts_from_the_file_s_own_digits(model_copy, monkeypatch):
-    monkeypatch.setattr(engine, "Engine", lambda model, args: model)
+    monkeypatch.setattr(engine, "Engine", lambda model, **options: model)
     path = model_copy / "model.safetensors"
     weights = {name: weight.float() * 1.001 for name, weight in load_file(path).items()}
     save_file(weights, path, metadata={"format": "pt"})
     config = json.loads((model_copy / "config.json").read_text())
     (model_copy / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
-    args = train_sft.Args(model=str(model_copy), data="", max_length=128, precision="fp32")
-    for name, weight in load_engine(args).named_parameters():
+    for name, weight in load_engine(str(model_copy), 128, precision="fp32").named_parameters():
         assert torch.equal(weight, weights[name]), name
 
 

@@ -11,10 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
-import pytest
-from safetensors.torch import load_file, save_file
-
 import data
 import evaluate
 from conftest import NO_CPU_VLLM, OFTEN, SHARED, launch, needs_shared, start
@@ -24,6 +20,10 @@ from evaluate import BENCHMARKS, Args, load_benchmark, load_own, pass_at_k, with
 from paper import tables
 from rollout import Completion
 from run import read_args, write_args
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
 
 
 @pytest.mark.parametrize(("n", "c"), [(1, 0), (1, 1), (5, 0), (5, 2), (5, 5), (8, 3)])

@@ -5,9 +5,9 @@ import runpy
 import subprocess
 import sys
 
-import pytest
-
 from conftest import ROOT
+
+import pytest
 
 sys.path.insert(0, str(ROOT / "docs" / "exercises"))
 

@@ -2,9 +2,9 @@
 
 import re
 
-from families import FAMILIES
-
 from conftest import ROOT, needs_vllm, run_alone
+
+from families import FAMILIES
 
 # Each branch of our code, and each outcome. After another version of a package: all of them.
 SOME = "qwen3 qwen2 qwen3_moe gemma2 gemma3 gemma4_text phi granitemoe cohere gpt_oss seed_oss"

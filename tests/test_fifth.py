@@ -4,13 +4,13 @@ import re
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from conftest import SHARED, call_of, launch, metrics, needs_shared, needs_vllm, rollouts
 from data import InputError, read_rows
 from real import fifth, problems, study
 from real.score import EQUATION
 from verify import is_correct
+
+import pytest
 
 
 @needs_shared

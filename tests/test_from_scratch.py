@@ -2,15 +2,15 @@
 
 import os
 
-import pytest
-import torch
-
 import train_grpo
 from conftest import link_packages, output_of
 from demo import from_scratch
 from demo.from_scratch import NUM_ROLLOUTS, compute_loss
 from gradients import dense_grpo_loss, dense_logprobs, dense_oswft_loss, make_model, make_rows
 from rounding import assert_same
+
+import pytest
+import torch
 
 
 @pytest.mark.parametrize("method", NUM_ROLLOUTS)

@@ -8,13 +8,13 @@ import os
 import re
 import signal
 
-import pytest
-import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
-
 from bench import plan
 from bench.cost import QWEN3
 from conftest import GPU, call_of, launch, metrics, output_of, rollouts, start, wait_for_rows
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 pytestmark = pytest.mark.skipif(not GPU, reason="there is no NVIDIA GPU here")
 

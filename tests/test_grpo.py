@@ -2,11 +2,11 @@
 
 import math
 
-import pytest
-import torch
-
 from data import InputError
 from train_grpo import Args, grpo_advantages, grpo_loss
+
+import pytest
+import torch
 
 
 def test_advantages_are_normalised_within_each_group():

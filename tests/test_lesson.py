@@ -5,10 +5,10 @@ import io
 import json
 import re
 
+from conftest import ROOT
+
 import matplotlib.pyplot as plt
 import pytest
-
-from conftest import ROOT
 
 NOTEBOOK = ROOT / "docs" / "lesson.ipynb"
 CELLS = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]

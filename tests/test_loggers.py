@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-
 from conftest import ROOT, call_of, launch, metrics, output_of, run_alone
 from data import InputError
 from run import read_args, start_logger
+
+import pytest
 
 START = """
 import os, signal, sys, time

@@ -3,15 +3,15 @@
 import re
 import sys
 
-import pytest
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM, GPT2Config, OPTConfig, Qwen3Config
-
 import logprobs as logprobs_module
 from conftest import ROOT
 from logprobs import LogprobHead, LogprobModel
 from rounding import assert_same
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM, GPT2Config, OPTConfig, Qwen3Config
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from conftest import ROOT
+
+import pytest
 
 UV = """#!/bin/sh
 echo "$@" >> uv.log

@@ -2,9 +2,6 @@
 
 import math
 
-import pytest
-import torch
-
 from conftest import ROOT
 from recipes.neighbours import (
     asft_penalty,
@@ -23,6 +20,9 @@ from recipes.neighbours import (
     sc_sdpo_weights,
 )
 from train_oswft import oswft_weights
+
+import pytest
+import torch
 
 PAGE = (ROOT / "recipes" / "neighbours.md").read_text()
 TOKEN_WEIGHTS = (dft_weights, profit_weights, chord_phi, luffy_weights)

@@ -1,11 +1,11 @@
 """The method itself: weights, loss, and what the paper claims about the estimator."""
 
-import pytest
-import torch
-
 from train_grpo import grpo_loss
 from train_oswft import control_weights, oswft_loss, oswft_weights
 from train_sft import sft_loss
+
+import pytest
+import torch
 
 EDGE_CASES = {  # rewards (B, K) -> the weights of OSW-FT and of hard-thresholding
     "all right": (torch.ones(4, 2), [0, 0, 0, 0], [0, 0, 0, 0]),
@@ -97,7 +97,7 @@ def test_gradient_equals_autograd_of_the_dense_formula():
 
 
 LOSSES = {  # each script's, of (log-probabilities, mask, a weight for each row, normalizer)
-    "sft": lambda logprobs, mask, weights, n: sft_loss(logprobs, mask, n, weights),
+    "sft": lambda logprobs, mask, weights, n: sft_loss(logprobs, mask, weights, n),
     "oswft": oswft_loss,
     "grpo": lambda x, mask, weights, n: grpo_loss(x, x.detach() - 0.1, weights, mask, n),
 }

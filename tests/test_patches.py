@@ -7,12 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from conftest import ROOT, assert_equal_up_to_rounding, call_of, launch, metrics
+from data import load_tokenizer, read_rows, stop_token_ids, write_rows
+
 import pytest
 import torch
 from safetensors.torch import load_file
-
-from conftest import ROOT, assert_equal_up_to_rounding, call_of, launch, metrics
-from data import load_tokenizer, read_rows, stop_token_ids, write_rows
 
 FOLDER = ROOT / "recipes" / "patches"
 PATCHES = sorted(path.stem for path in FOLDER.glob("*.diff"))

@@ -3,13 +3,13 @@
 import json
 from pathlib import Path
 
-import matplotlib.pyplot as plt
-import numpy as np
-import pytest
-
 from conftest import run_alone
 from data import write_rows
 from paper import plot
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
 
 
 def write_run(folder: Path, steps: int = 12, **fields: float) -> Path:

@@ -4,15 +4,15 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-from test_templates import CASES, make_tokenizer
-
 from conftest import SHARED, needs_shared
 from data import ASK_LETTER, InputError, load_examples, write_rows
 from prepare.convert import convert
 from prepare.letters import end_in_box, final_letter, option_labels
 from prepare.look import show, stats
 from verify import is_correct
+
+import pytest
+from test_templates import CASES, make_tokenizer
 
 AQUA = {"question": "2+2? ", "options": ["A)3", "B)4"], "rationale": "sum\n", "correct": "B"}
 GSM8K = {"question": "q", "answer": "He has 2*3=<<2*3=6>>6.\n#### $1,234,567.8"}

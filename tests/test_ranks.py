@@ -5,13 +5,13 @@ import subprocess
 import sys
 import time
 
-import pytest
-
 from conftest import BIN, ROOT, free_port
+
+import pytest
 
 RANK = """
 import os, signal, sys, time
-import run
+import arguments
 from data import InputError
 
 def interrupt(*_):  # as Run does: the launcher's SIGTERM is taken for Ctrl-C
@@ -40,8 +40,9 @@ def main(args):
     return 130
 
 asked = False
-run.saved_args, run.parse_args = lambda kind: {}, lambda kind, *_: kind()  # no command line
-run.run_script(main, type("Args", (), {"plan": sys.argv[-1]}), "")
+arguments.saved_args = lambda kind: {}  # no command line
+arguments.parse_args = lambda kind, *_: kind()
+arguments.run_script(main, type("Args", (), {"plan": sys.argv[-1]}), "")
 """
 
 

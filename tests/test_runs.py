@@ -8,11 +8,6 @@ import subprocess
 import time
 from pathlib import Path
 
-import psutil
-import pytest
-import torch
-from safetensors.torch import load_file
-
 from conftest import (
     BIN,
     ROOT,
@@ -31,6 +26,11 @@ from conftest import (
 from data import ASK_FREE, load_tokenizer, prompt_text, write_rows
 from run import checkpoints, read_args
 from train_grpo import grpo_advantages
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
 
 SAMPLING = SCRIPTS[1:]
 
@@ -243,7 +243,7 @@ def test_two_hosts_train_until_one_is_killed_and_the_other_goes_on_alone(
 # After a step, sampling takes seconds and says when it has begun.
 SLOW = """
 import sys, time
-import rollout, run, train_oswft
+import arguments, rollout, run, train_oswft
 rollout.import_vllm()
 from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -257,7 +257,7 @@ def log(self, row, log=run.Run.end_step):
     LLMEngine.step = slow_step
 
 run.Run.end_step = log
-run.run_script(train_oswft.main, train_oswft.Args, "")
+arguments.run_script(train_oswft.main, train_oswft.Args, "")
 """
 
 

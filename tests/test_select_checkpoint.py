@@ -1,11 +1,11 @@
 """Which checkpoint of a GRPO run is evaluated: the beginning of the reward's plateau."""
 
-import pytest
-import torch
-
 from conftest import output_of
 from data import InputError, write_rows
 from paper.select_checkpoint import select_checkpoint, select_step
+
+import pytest
+import torch
 
 CHECKPOINTS = range(10, 101, 10)
 

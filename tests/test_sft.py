@@ -1,11 +1,11 @@
 """SFT itself: its loss, and weights from the data."""
 
-import pytest
-import torch
-
 from data import Example, InputError, TokenizedExample, Trajectory, collate
 from train_oswft import oswft_loss
 from train_sft import Args, get_weight, sft_loss, update
+
+import pytest
+import torch
 
 
 def test_the_loss_is_the_mean_cross_entropy_of_the_solutions_tokens():
@@ -14,7 +14,7 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_solutions_tokens():
     tokens = torch.randint(11, (4, 6), generator=generator)
     mask = torch.rand(4, 6, generator=generator) > 0.4
     logprobs = theta.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
-    ours = sft_loss(logprobs, mask, mask.sum().item())
+    ours = sft_loss(logprobs, mask, torch.ones(len(mask)), mask.sum().item())
     torch.testing.assert_close(ours, torch.nn.functional.cross_entropy(theta[mask], tokens[mask]))
 
 
@@ -24,8 +24,7 @@ class Recorder:
     def __init__(self, logprobs):
         self.all_logprobs, self.loss = logprobs, 0.0
 
-    def micro_batches(self, rows, max_tokens, keep):
-        assert max_tokens == 77
+    def micro_batches(self, rows, keep):
         self.kept = keep.tolist()
         yield collate(rows, keep.nonzero()[:, 0].tolist())
 
@@ -45,10 +44,10 @@ class Recorder:
 def test_a_step_takes_the_loss_over_all_completion_tokens():
     logprobs = -torch.rand(2, 3)
     row = Trajectory("id", [1, 2], [3, 4])
-    args = Args(model="m", data="d", max_tokens_per_micro_batch=77)
+    args = Args(model="m", data="d")
     stats = update(engine := Recorder(logprobs), [row, row], args)
     mask = torch.tensor([[False, True, True]] * 2)
-    torch.testing.assert_close(stats["loss"], sft_loss(logprobs, mask, 4))
+    torch.testing.assert_close(stats["loss"], sft_loss(logprobs, mask, torch.ones(len(mask)), 4))
     assert engine.kept == [True, True] and "mean_weight" not in stats
 
 
@@ -59,7 +58,7 @@ def weighted(weight) -> TokenizedExample:
 
 def test_weights_from_the_data_give_the_loss_of_osw_ft_and_weight_0_costs_no_pass():
     logprobs, weights = -torch.rand(3, 3), torch.tensor([0.5, 0.0, 1.0])
-    args = Args(model="m", data="d", weight_column="w", max_tokens_per_micro_batch=77)
+    args = Args(model="m", data="d", weight_column="w")
     stats = update(engine := Recorder(logprobs), [weighted(w) for w in (0.5, 0, 1.0)], args)
     mask = torch.tensor([[False, True, True]] * 3)
     torch.testing.assert_close(stats["loss"], oswft_loss(logprobs, mask, weights, 6))

@@ -4,16 +4,16 @@ import json
 import re
 import statistics
 
-import numpy as np
-import pytest
-from scipy import stats
-
 from conftest import ROOT
 from data import load_examples
 from demo.__main__ import call, run_all
 from demo.rows import main, read_scores, table
 from demo.tiny import spoil_file, write_problems
 from demo.world import PRETRAIN_MIX, TIERS, TRAIN_MIX, make_examples, solve
+
+import numpy as np
+import pytest
+from scipy import stats
 
 FOLDER = ROOT / "docs" / "study"
 DETAILS = (FOLDER / "details.md").read_text()

@@ -9,15 +9,15 @@ import re
 import shutil
 from dataclasses import dataclass
 
-import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
 import data
 from conftest import SHARED, needs_shared
 from data import Example, InputError
 from demo.tiny import CHAT_TEMPLATE
 from engine import load_config
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 TURNS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"

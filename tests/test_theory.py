@@ -8,12 +8,12 @@ from collections.abc import Callable
 from statistics import fmean
 from typing import NamedTuple
 
-import pytest
-import torch
-
 from conftest import ROOT
 from train_oswft import control_weights, oswft_loss, oswft_weights
 from train_sft import sft_loss
+
+import pytest
+import torch
 
 each_k = pytest.mark.parametrize("k", range(1, 9))
 SHARES = (0.0, 0.1, 0.5, 0.9, 1.0)  # success probabilities p
@@ -104,7 +104,8 @@ def test_a_gradient_through_the_weight_would_be_another_one():
 def test_weight_one_is_sft():
     theta, logprobs, mask = solution()
     weights = oswft_weights(torch.zeros(1, 2))
-    (sft,) = torch.autograd.grad(sft_loss(logprobs, mask, 3), theta, retain_graph=True)
+    sft = sft_loss(logprobs, mask, torch.ones(1), 3)
+    (sft,) = torch.autograd.grad(sft, theta, retain_graph=True)
     (ours,) = torch.autograd.grad(oswft_loss(logprobs, mask, weights, 3), theta)
     assert weights.tolist() == [1.0]
     torch.testing.assert_close(ours, sft)

@@ -1,11 +1,11 @@
 """The tiny base: what is committed, and what makes another one."""
 
-import torch
-from transformers import AutoModelForCausalLM
-
 from data import load_examples, load_tokenizer
 from demo import tiny
 from demo.world import TIERS
+
+import torch
+from transformers import AutoModelForCausalLM
 
 
 def test_a_base_that_is_made_has_the_shape_and_the_tokenizer_of_the_committed_one(

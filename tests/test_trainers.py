@@ -9,25 +9,25 @@ import subprocess
 import sys
 from functools import partial
 
+import data
+from conftest import ROOT, launch, link_packages, needs_vllm, output_of
+from gradients import dense_oswft_loss, make_rows
+
 import pytest
 import torch
 from test_templates import QWEN3
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Trainer
 
-import data
-from conftest import ROOT, launch, link_packages, needs_vllm, output_of
-from gradients import dense_oswft_loss, make_rows
-
 pytest.importorskip("trl", reason="needs requirements-dev.txt")
-
-from datasets import Dataset
-from trl import SFTConfig
 
 from recipes.transformers_trainer import OSWFTTrainer
 from recipes.trl_sft import WeightedSFTTrainer
 from train_oswft import oswft_loss
 from trainers import Case, compare, make_trainer
+
+from datasets import Dataset
+from trl import SFTConfig
 
 PAGE = (ROOT / "recipes" / "README.md").read_text()
 LOOP, SCRIPT = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -8,12 +8,12 @@ import sys
 import threading
 import types
 
-import psutil
-import pytest
-
 import verify
 from conftest import ROOT
 from verify import RewardError, Verifier, grade, is_correct, read_letter, said_letter
+
+import psutil
+import pytest
 
 
 def table(cases: str) -> list[str]:

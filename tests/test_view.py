@@ -5,12 +5,12 @@ import shutil
 import time
 from pathlib import Path
 
-import pytest
-
 from data import InputError, write_rows
 from demo.tiny import make_tokenizer
 from paper.view import split_tokens, view
 from run import write_args
+
+import pytest
 
 HOSTILE = (
     '</script><script>hacked=1</script><img src=x onerror="hacked=1"><svg onload=hacked=1> <!-- '

@@ -4,15 +4,15 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import pytest
-
 from conftest import launch, needs_vllm
 from data import Example, InputError, load_examples, load_tokenizer, read_rows, write_rows
 from demo.tiny import spoil_file
 from prepare import weigh
 from prepare.look import suspect
 from verify import Verifier
+
+import numpy as np
+import pytest
 
 SHORT = {"max_length": 160, "max_completion_length": 128, "precision": "fp32"}
 

@@ -9,6 +9,12 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from demo.tiny import make_tokenizer
+from engine import gather
+from gradients import dense_oswft_loss, make_model, make_rows
+from recipes.transformers_trainer import OSWFTTrainer
+from recipes.trl_sft import WeightedSFTTrainer
+
 import torch
 from datasets import Dataset
 from transformers import (
@@ -19,12 +25,6 @@ from transformers import (
     TrainingArguments,
 )
 from trl import SFTConfig
-
-from demo.tiny import make_tokenizer
-from engine import gather
-from gradients import dense_oswft_loss, make_model, make_rows
-from recipes.transformers_trainer import OSWFTTrainer
-from recipes.trl_sft import WeightedSFTTrainer
 
 CALLS, LIMIT = 2, 1e-5  # to weigh, in a run; relative error of a gradient
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))

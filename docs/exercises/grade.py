@@ -5,7 +5,6 @@ make exercises ONLY=3       # one, the same as: python docs/exercises/grade.py 3
 """
 
 import itertools
-import os
 import runpy
 import sys
 import textwrap
@@ -14,17 +13,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: its threads would spin
-
-import torch
-from torch.nn.utils.rnn import pad_sequence
-from transformers import Qwen3ForCausalLM
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from demo.tiny import make_config, make_tokenizer
 from train_grpo import grpo_advantages
 from train_oswft import oswft_loss, oswft_weights
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from transformers import Qwen3ForCausalLM
 
 FOLDER = Path(__file__).resolve().parent
 

@@ -1,0 +1,190 @@
+"""The arguments that the training scripts share, and the command line."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, NoReturn
+
+from data import InputError, TokenizedExample, Tokenizer
+from engine import fail, finish, on_rank_0
+from run import claim_or_resume, load_training_data, read_args
+from verify import RewardError
+
+import torch.distributed as dist
+
+
+@dataclass(kw_only=True)
+class TrainArgs:
+    """What all scripts share. Where there is no default here, the script has the paper's value."""
+
+    model: str  # hub id or folder of a causal language model with a chat template
+    data: str  # hub id or JSONL file with id, question, solution, answer, source
+    output_dir: str
+    resume: str | None = None  # folder of a run: continue it, with its arguments
+    seed: int = 0  # decides the order of the data, and what is sampled
+
+    learning_rate: float
+    train_batch_size: int | None
+    num_epochs: int = 1  # times that each row is read
+    max_steps: int | None = None  # instead of num_epochs: optimizer steps, to the end of a batch
+    max_grad_norm: float = 1.0  # gradients are clipped to this norm
+
+    # Lengths, in tokens
+    max_length: int = 5120  # of prompt and solution together; a longer row is dropped
+    # of a rollout; a prompt that leaves less room in max_length is dropped, by SFT too
+    max_completion_length: int = 4096
+    max_tokens_per_micro_batch: int = 8192  # of one rank, padding included
+
+    # The machine
+    zero_stage: Literal[1, 2, 3] = 2  # what is sharded over ranks; the paper's 3 fits more, slower
+    attn: str = "sdpa"  # of the trained model: any name that transformers knows
+    # bf16 keeps fp32 master weights; on a GPU, fp32 attention may take memory quadratic in length
+    precision: Literal["bf16", "fp32"] = "bf16"
+    gradient_checkpointing: bool = False  # recompute activations: less memory, a third more time
+    cpu_offload: bool = False  # optimizer state in host memory
+
+    # What is kept
+    save_every: int = 50  # optimizer steps between checkpoints
+    keep_checkpoints: int = 2  # the newest ones, from which a run can continue
+    logger: Literal["none", "wandb", "trackio"] = "none"  # also gets the metrics
+
+    @property
+    def batch_size(self) -> int:
+        """Queries that are drawn together."""
+        return getattr(self, "rollout_batch_size", self.train_batch_size)
+
+    @property
+    def steps_per_batch(self) -> int:
+        """Optimizer steps on each batch: S of Theorem 2."""
+        return self.batch_size // self.train_batch_size
+
+    @property
+    def settings(self) -> dict:
+        """All arguments but `output_dir` and `resume`."""
+        return {k: v for k, v in asdict(self).items() if k not in ("output_dir", "resume")}
+
+    def check(self) -> None:
+        """Raise InputError for what cannot work, before anything is loaded."""
+        for name, value in vars(self).items():
+            least = 0 if name == "seed" else 1
+            if type(value) is int and value < least:
+                raise InputError(f"--{name} must be at least {least}, got {value}")
+            if type(value) is float and not value > 0:
+                raise InputError(f"--{name} must be above 0, got {value}")
+
+
+@dataclass(kw_only=True)
+class RolloutArgs(TrainArgs):
+    """What the scripts that sample answers share."""
+
+    num_rollouts: int
+    temperature: float
+    rollout_batch_size: int
+
+    # vLLM and the verifier
+    vllm_memory: float | None = None  # share of GPU's (CPU: host's) memory; 0.3, asleep the rest
+    vllm_tensor_parallel: int = 1  # GPUs that sample from one copy of the model together
+    vllm_sleep: bool = False  # vLLM gives its GPU memory back while the model trains
+    verifier_workers: int = 2  # processes per rank that check answers
+    reward: str | None = None  # file.py:function of your own, in place of the verifier
+
+    def __post_init__(self) -> None:
+        if self.train_batch_size is None:
+            self.train_batch_size = self.rollout_batch_size
+
+    def check(self) -> None:
+        super().check()
+        if self.max_completion_length >= self.max_length:
+            raise InputError("--max_completion_length leaves no room for a prompt in --max_length")
+        if (self.vllm_memory or 0) > 1:
+            raise InputError(f"--vllm_memory is a share, at most 1, got {self.vllm_memory}")
+        if self.rollout_batch_size % self.train_batch_size:
+            raise InputError("--train_batch_size does not divide --rollout_batch_size")
+        ranks_here = int(os.environ.get("LOCAL_SIZE", 1))  # the ranks of one engine share a host
+        if ranks_here % self.vllm_tensor_parallel:
+            raise InputError(f"--vllm_tensor_parallel does not divide {ranks_here} ranks of a host")
+        if os.environ.get("VLLM_BATCH_INVARIANT", "0") != "0":
+            raise InputError("VLLM_BATCH_INVARIANT replaces functions of torch that train")
+
+
+def keywords(args: TrainArgs, room: Callable) -> dict:
+    """The arguments that `Engine`, `Rollout` or `Run` takes by keyword, under the same names."""
+    parameters = inspect.signature(room).parameters.values()
+    names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and hasattr(args, p.name)]
+    return {name: getattr(args, name) for name in names}
+
+
+def start(args: TrainArgs) -> tuple[Path | None, Tokenizer, list[TokenizedExample]]:
+    """The checkpoint to resume from, if any, the tokenizer and the examples. A collective."""
+    on_rank_0(args.check)
+    folder = Path(args.output_dir)
+    resume = Path(args.resume) if args.resume else None
+    checkpoint = claim_or_resume(folder, resume, args.steps_per_batch, args.settings)
+    options = keywords(args, load_training_data)
+    tokenizer, examples = load_training_data(args.model, args.data, folder, **options)
+    return checkpoint, tokenizer, examples
+
+
+# ---- The command line ----------------------------------------------------------------------------
+
+
+def parse_args(args_class: type, description: str | None, **options):
+    """Read a dataclass, or a function's arguments, from the command line; rank 0 alone speaks."""
+    import tyro
+
+    return tyro.cli(
+        args_class,
+        args=[arg for arg in sys.argv[1:] if not arg.startswith("--local_rank")],  # the launcher's
+        description=description,
+        use_underscores=True,
+        console_outputs="WORLD_SIZE" not in os.environ or os.environ.get("RANK", "0") == "0",
+        **options,
+    )
+
+
+def saved_args(args_class: type) -> dict:
+    """With `--resume FOLDER` the folder's arguments are the defaults: only changes are typed."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--resume")
+    folder = parser.parse_known_args()[0].resume
+    if folder is None or "resume" not in args_class.__dataclass_fields__:
+        return {}
+    record, parent = read_args(Path(folder)), Path(folder).parent
+    if "args" not in record:
+        advice = f"; --resume {parent}?" if read_args(parent) else ""
+        raise InputError(f"{folder}: there is no run in it{advice}")
+    if not record["args"].keys() <= args_class.__dataclass_fields__.keys():
+        raise InputError(f"{folder}: was made by {record.get('script', 'another script')}")
+    return {"default": args_class(**{**record["args"], "output_dir": folder, "resume": folder})}
+
+
+def run_script(main: Callable, args_class: type, description: str | None) -> NoReturn:
+    """Parse the command line, run `main(args)`, and end with the exit status that it returns."""
+    gc.set_threshold(100_000, 50, 50)  # Python's own (700) takes a fifth of the imports' time
+    with one_line_errors("stopped; the same command continues (a training run: --resume)"):
+        status = main(parse_args(args_class, description, **saved_args(args_class)))
+    finish(status)
+
+
+@contextlib.contextmanager
+def one_line_errors(stopped: str = "stopped") -> Iterator[None]:
+    """End with one line after Ctrl-C or an error that the user can fix, else with a traceback."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        fail(stopped, status=130)
+    except (InputError, RewardError, OSError, FloatingPointError) as error:
+        fail(str(error))
+    except Exception:
+        if not dist.is_initialized():
+            raise
+        fail(traceback.format_exc())

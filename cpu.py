@@ -1,0 +1,82 @@
+"""What a machine without a GPU needs. Who reads for GPUs can skip this file.
+
+It is imported before torch, by data.py: torch reads OMP_WAIT_POLICY when it is loaded.
+"""
+
+import contextlib
+import ctypes
+import os
+
+os.environ.setdefault(
+    "OMP_WAIT_POLICY", "passive"
+)  # beside a busy core, spinning is 8 times slower
+
+import torch
+
+REDUCE_BUCKET = 2**22  # parameters; small: ZeRO allocates buckets for each micro-batch
+
+
+def share_cores() -> None:
+    """Give each rank its share of the cores, unless OMP_NUM_THREADS is set; vLLM would give one."""
+    threads = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_SIZE", 1)))
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1":
+        del os.environ["OMP_NUM_THREADS"]  # set by torchrun, not by the user
+    os.environ["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(threads)
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"].partition(",")[0]))  # "8,2": nested
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep freed memory for the next micro-batch: new pages take a tenth of an update."""
+    trim_threshold, mmap_threshold = -1, -3  # of malloc.h
+    with contextlib.suppress(AttributeError):  # another libc
+        for option in trim_threshold, mmap_threshold:
+            ctypes.CDLL(None).mallopt(option, 2**31 - 1)
+
+
+def prepare_deepspeed() -> None:
+    """Set what must be set before DeepSpeed is imported."""
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # loading torch's compiler takes a second
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed warns
+
+
+def prepare_vllm() -> None:
+    """Set what must be set before vLLM is imported."""
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # seconds to compile one function, for no speed
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+
+    # Use gloo, not vLLM 0.32's shared memory: all runs on a host would have the same name for it.
+    CpuCommunicator._all_group_ranks_share_shm_group_name = lambda self: False
+
+
+def vllm_options(memory_share: float, cache_bytes: int, max_length: int) -> dict:
+    """What vLLM needs to be told.
+
+    Args:
+        memory_share: of the host's memory, for the KV caches of all its ranks.
+        cache_bytes: what this rank's KV cache can use at most.
+    """
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    ranks_here = int(os.environ.get("LOCAL_SIZE", 1))
+    return {
+        # vLLM touches all of it at the start: ask for no more than can be used
+        "kv_cache_memory_bytes": min(cache_bytes, int(memory_share * memory / ranks_here)),
+        "block_size": 32,  # not 128: only whole blocks of a prompt are shared by its answers
+        "enforce_eager": True,
+        # A CPU generator cannot take back the number drawn at a half-read prompt.
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(max_length, 8192),
+    }
+
+
+def repack(model: torch.nn.Module) -> None:
+    """Pack matrices anew: vLLM 0.32 computes with packed copies of them.
+
+    After a reload it keeps the old copies of a tied head and of a mixture's experts.
+    """
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if getattr(method, "moe_kernel", None):
+            method.moe_kernel.fused_experts.process_weights_after_loading(module)
+        elif hasattr(module, "cpu_linear") and module.weight.numel():  # others keep only the copy
+            method.process_weights_after_loading(module)
