@@ -1,4 +1,4 @@
-"""The arguments that the training scripts share, and the command line."""
+"""What the training scripts are told: their arguments, the folder, the data, the command line."""
 
 from __future__ import annotations
 
@@ -14,11 +14,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, NoReturn
 
-from data import InputError, TokenizedExample, Tokenizer
-from engine import fail, finish, on_rank_0
-from run import claim_or_resume, load_training_data, read_args
+from data import (
+    InputError,
+    TokenizedExample,
+    Tokenizer,
+    hash_examples,
+    load_examples,
+    load_tokenizer,
+    tokenize_examples,
+    warn_of_unknown,
+)
+from engine import fail, finish, load_config, on_rank_0
+from run import checkpoints, claim, read_args
 from verify import RewardError
 
+import numpy as np
 import torch.distributed as dist
 
 
@@ -123,15 +133,56 @@ def keywords(args: TrainArgs, room: Callable) -> dict:
     return {name: getattr(args, name) for name in names}
 
 
-def start(args: TrainArgs) -> tuple[Path | None, Tokenizer, list[TokenizedExample]]:
-    """The checkpoint to resume from, if any, the tokenizer and the examples. A collective."""
-    on_rank_0(args.check)
+# ---- The start -----------------------------------------------------------------------------------
+
+
+def claim_or_resume(args: TrainArgs) -> Path | None:
+    """Lock the folder; the checkpoint to resume from, or None to begin anew. A collective."""
+    return on_rank_0(lambda: find_checkpoint(args))  # another host may see an older folder
+
+
+def find_checkpoint(args: TrainArgs) -> Path | None:
+    args.check()
     folder = Path(args.output_dir)
-    resume = Path(args.resume) if args.resume else None
-    checkpoint = claim_or_resume(folder, resume, args.steps_per_batch, args.settings)
-    options = keywords(args, load_training_data)
-    tokenizer, examples = load_training_data(args.model, args.data, folder, **options)
-    return checkpoint, tokenizer, examples
+    claim(folder)
+    if not args.resume:
+        if any(path.name != ".lock" for path in folder.iterdir()):
+            raise InputError(f"{folder} is not empty: choose another --output_dir, or --resume it")
+        return None
+    if folder != Path(args.resume):
+        raise InputError(f"{args.resume} is continued in its own folder: leave out --output_dir")
+    step, checkpoint = max(checkpoints(folder).items(), default=(0, None))
+    if step % args.steps_per_batch:
+        raise InputError(f"{checkpoint} ends within a batch of answers: keep its batch sizes")
+    record, now = read_args(folder), {**args.settings, "world_size": dist.get_world_size()}
+    before = {**record["args"], "world_size": record["world_size"]}
+    changed = [f"{k} {before.get(k)} -> {v}" for k, v in now.items() if before.get(k) != v]
+    start = checkpoint or f"{folder}, without a checkpoint"
+    print(f"{start}: resumed; changed: {', '.join(changed) or 'nothing'}", file=sys.stderr)
+    return checkpoint
+
+
+def load_training_data(args: TrainArgs) -> tuple[Tokenizer, list[TokenizedExample]]:
+    """The tokenizer, and the examples that fit. Raises InputError if a run began with others."""
+    read = load_examples(args.data)  # first, as transformers takes seconds to import
+    tokenizer = load_tokenizer(args.model)
+    lengths = args.max_length, args.max_completion_length
+    examples, dropped = tokenize_examples(read, tokenizer, *lengths)
+    highest = max((max(e.prompt_ids.max(), e.completion_ids.max()) for e in examples), default=0)
+    load_config(args.model, args.max_length, highest)
+    if not examples or (not args.max_steps and len(examples) * args.num_epochs < args.batch_size):
+        left = f"{len(examples)} examples are left (dropped: {dropped})"
+        raise InputError(f"{args.data}: {left}, too few for a batch of {args.batch_size}")
+    if dist.get_rank() == 0:
+        unused = 0 if args.max_steps else len(examples) * args.num_epochs % args.batch_size
+        unused = f"; the last {unused} do not fill a batch, and are not used" if unused else ""
+        print(f"{len(examples):,} examples, dropped: {dropped}{unused}", file=sys.stderr)
+        ids = (np.concatenate([e.prompt_ids, e.completion_ids]) for e in examples)
+        warn_of_unknown(tokenizer, [*zip((e.example.where for e in examples), ids, strict=True)])
+        before = read_args(Path(args.output_dir)).get("data_hash")
+        if before and before != hash_examples(examples):
+            raise InputError(f"{args.data} and these lengths give other rows than before")
+    return tokenizer, examples
 
 
 # ---- The command line ----------------------------------------------------------------------------

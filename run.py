@@ -30,18 +30,13 @@ from data import (
     atomic_write,
     batch_indices,
     hash_examples,
-    load_examples,
-    load_tokenizer,
     named,
     read_rows,
-    tokenize_examples,
-    warn_of_unknown,
     write_json,
     write_rows,
 )
-from engine import Engine, load_config, on_rank_0
+from engine import Engine
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from tqdm import tqdm
@@ -109,67 +104,6 @@ def claim(folder: Path) -> None:
         print(f"warning: {folder} is not locked: {error.strerror}", file=sys.stderr)
 
 
-def claim_or_resume(
-    folder: Path, resume: Path | None, steps_per_batch: int, settings: dict
-) -> Path | None:
-    """Lock the folder; the checkpoint to resume from, or None to begin anew. A collective."""
-    # another host may see an older folder
-    return on_rank_0(lambda: find_checkpoint(folder, resume, steps_per_batch, settings))
-
-
-def find_checkpoint(
-    folder: Path, resume: Path | None, steps_per_batch: int, settings: dict
-) -> Path | None:
-    claim(folder)
-    if not resume:
-        if any(path.name != ".lock" for path in folder.iterdir()):
-            raise InputError(f"{folder} is not empty: choose another --output_dir, or --resume it")
-        return None
-    if folder != resume:
-        raise InputError(f"{resume} is continued in its own folder: leave out --output_dir")
-    step, checkpoint = max(checkpoints(folder).items(), default=(0, None))
-    if step % steps_per_batch:
-        raise InputError(f"{checkpoint} ends within a batch of answers: keep its batch sizes")
-    record, now = read_args(folder), {**settings, "world_size": dist.get_world_size()}
-    before = {**record["args"], "world_size": record["world_size"]}
-    changed = [f"{k} {before.get(k)} -> {v}" for k, v in now.items() if before.get(k) != v]
-    start = checkpoint or f"{folder}, without a checkpoint"
-    print(f"{start}: resumed; changed: {', '.join(changed) or 'nothing'}", file=sys.stderr)
-    return checkpoint
-
-
-def load_training_data(
-    model: str,
-    data: str,
-    folder: Path,
-    *,
-    max_length: int,
-    max_completion_length: int,
-    batch_size: int,
-    num_epochs: int = 1,
-    max_steps: int | None = None,
-) -> tuple[Tokenizer, list[TokenizedExample]]:
-    """The tokenizer, and the examples that fit. Raises InputError if a run began with others."""
-    read = load_examples(data)  # first, as transformers takes seconds to import
-    tokenizer = load_tokenizer(model)
-    examples, dropped = tokenize_examples(read, tokenizer, max_length, max_completion_length)
-    highest = max((max(e.prompt_ids.max(), e.completion_ids.max()) for e in examples), default=0)
-    load_config(model, max_length, highest)
-    if not examples or (not max_steps and len(examples) * num_epochs < batch_size):
-        left = f"{len(examples)} examples are left (dropped: {dropped})"
-        raise InputError(f"{data}: {left}, too few for a batch of {batch_size}")
-    if dist.get_rank() == 0:
-        unused = 0 if max_steps else len(examples) * num_epochs % batch_size
-        unused = f"; the last {unused} do not fill a batch, and are not used" if unused else ""
-        print(f"{len(examples):,} examples, dropped: {dropped}{unused}", file=sys.stderr)
-        ids = (np.concatenate([e.prompt_ids, e.completion_ids]) for e in examples)
-        warn_of_unknown(tokenizer, [*zip((e.example.where for e in examples), ids, strict=True)])
-        before = read_args(folder).get("data_hash")
-        if before and before != hash_examples(examples):
-            raise InputError(f"{data} and these lengths give other rows than before")
-    return tokenizer, examples
-
-
 # ---- The run -------------------------------------------------------------------------------------
 
 
@@ -205,7 +139,7 @@ class Run(contextlib.AbstractContextManager):
         rollout: Rollout | None = None,
         *,
         train_batch_size: int,
-        rollout_batch_size: int | None = None,
+        batch_size: int | None = None,
         num_epochs: int = 1,
         max_steps: int | None = None,
         seed: int = 0,
@@ -218,7 +152,7 @@ class Run(contextlib.AbstractContextManager):
         self.folder, self.engine, self.tokenizer = Path(folder), engine, tokenizer
         self.examples, self.seed, self.reward = examples, seed, reward
         self.train_batch_size = train_batch_size
-        self.batch_size = rollout_batch_size or train_batch_size
+        self.batch_size = batch_size or train_batch_size
         self.steps_per_batch = self.batch_size // train_batch_size
         self.save_every, self.keep_checkpoints = save_every, keep_checkpoints
         self.step = engine.num_steps  # optimizer steps done

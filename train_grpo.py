@@ -21,7 +21,7 @@ are not computed; their tokens still count in the divisor.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from arguments import RolloutArgs, keywords, run_script, start
+from arguments import RolloutArgs, claim_or_resume, keywords, load_training_data, run_script
 from data import InputError, TokenizedExample, Trajectory, count_rows
 from engine import Engine, init_distributed, load_engine
 from rollout import Groups, Rollout, completion_stats, judge, trajectories, vllm_gap
@@ -160,7 +160,8 @@ def diagnose(logprobs, old_logprobs, advantages, mask, args: Args) -> torch.Tens
 def main(args: Args) -> int:
     """Train; returns the exit status."""
     init_distributed()
-    checkpoint, tokenizer, examples = start(args)
+    checkpoint = claim_or_resume(args)
+    tokenizer, examples = load_training_data(args)
     verifier = Verifier(args.verifier_workers, reward=args.reward)  # starts while models load
     engine = load_engine(args.model, args.max_length, checkpoint, **keywords(args, Engine))
     rollout = Rollout(args.model, tokenizer, args.max_length, **keywords(args, Rollout))

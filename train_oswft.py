@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from arguments import RolloutArgs, keywords, run_script, start
+from arguments import RolloutArgs, claim_or_resume, keywords, load_training_data, run_script
 from data import TokenizedExample, count_rows, derive_seed
 from engine import Engine, init_distributed, load_engine
 from rollout import Rollout, completion_stats, judge, vllm_gap
@@ -119,7 +119,8 @@ def control_weights(
 def main(args: Args) -> int:
     """Train; returns the exit status."""
     init_distributed()
-    checkpoint, tokenizer, examples = start(args)
+    checkpoint = claim_or_resume(args)
+    tokenizer, examples = load_training_data(args)
     verifier = Verifier(args.verifier_workers, reward=args.reward)  # starts while models load
     engine = load_engine(args.model, args.max_length, checkpoint, **keywords(args, Engine))
     rollout = Rollout(args.model, tokenizer, args.max_length, **keywords(args, Rollout))

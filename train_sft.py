@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from arguments import TrainArgs, keywords, run_script, start
+from arguments import TrainArgs, claim_or_resume, keywords, load_training_data, run_script
 from data import InputError, TokenizedExample, count_rows
 from engine import Engine, init_distributed, load_engine
 from run import Run
@@ -80,7 +80,8 @@ def get_weight(query: TokenizedExample, args: Args) -> float:
 def main(args: Args) -> int:
     """Train; returns the exit status."""
     init_distributed()
-    checkpoint, tokenizer, examples = start(args)
+    checkpoint = claim_or_resume(args)
+    tokenizer, examples = load_training_data(args)
     if not any([get_weight(example, args) for example in examples]):  # a bad one is found now
         raise InputError(f"{args.data}: every '{args.weight_column}' is 0: nothing would be learnt")
     engine = load_engine(args.model, args.max_length, checkpoint, **keywords(args, Engine))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from arguments import TrainArgs, keywords, run_script, start
+from arguments import TrainArgs, claim_or_resume, keywords, load_training_data, run_script
 from data import InputError, TokenizedExample, derive_seed, read_rows, write_rows
 from engine import Engine, init_distributed, load_engine
 from run import Run
@@ -42,7 +42,8 @@ def logged_weights(run: Path, step: int, queries: Sequence[TokenizedExample]) ->
 def main(args: Args) -> int:
     """Train; returns the exit status."""
     init_distributed()
-    checkpoint, tokenizer, examples = start(args)
+    checkpoint = claim_or_resume(args)
+    tokenizer, examples = load_training_data(args)
     engine = load_engine(args.model, args.max_length, checkpoint, **keywords(args, Engine))
 
     with Run(args.output_dir, engine, tokenizer, examples, **keywords(args, Run)) as run:

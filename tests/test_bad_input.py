@@ -17,7 +17,7 @@ import run
 import train_grpo
 import train_oswft
 import train_sft
-from arguments import keywords
+from arguments import claim_or_resume, keywords, load_training_data
 from conftest import SCRIPTS, call_of, metrics, output_of, run_alone
 from data import (
     Example,
@@ -37,16 +37,6 @@ import torch
 from safetensors import SafetensorError
 
 ARGS = dict(zip(SCRIPTS, (train_sft.Args, train_oswft.Args, train_grpo.Args), strict=True))
-
-
-def claim(args: train_sft.Args) -> Path | None:
-    resume = Path(args.resume) if args.resume else None
-    return run.claim_or_resume(Path(args.output_dir), resume, args.steps_per_batch, args.settings)
-
-
-def load(args: train_sft.Args) -> tuple:
-    options = keywords(args, run.load_training_data)
-    return run.load_training_data(args.model, args.data, Path(args.output_dir), **options)
 
 
 @pytest.fixture
@@ -130,7 +120,7 @@ def test_arguments_that_cannot_work_are_refused(bad, monkeypatch):
 
 def test_rows_that_a_batch_leaves_over_are_told(sft_args, write, one_rank, capsys):
     rows = Path(sft_args.data).read_text().splitlines(keepends=True)
-    load(replace(sft_args, data=write(*rows[:200])))
+    load_training_data(replace(sft_args, data=write(*rows[:200])))
     assert "the last 72 " in capsys.readouterr().err
 
 
@@ -162,7 +152,7 @@ def test_the_folder_of_another_script_is_refused(tmp_path, monkeypatch):
 
 def test_a_run_is_not_continued_in_another_folder(one_rank, sft_args, tmp_path):
     with pytest.raises(InputError, match="own folder"):
-        claim(replace(sft_args, resume=str(tmp_path / "other")))
+        claim_or_resume(replace(sft_args, resume=str(tmp_path / "other")))
 
 
 def test_a_run_continues_from_its_newest_checkpoint_or_else_from_its_first_step(
@@ -172,13 +162,13 @@ def test_a_run_continues_from_its_newest_checkpoint_or_else_from_its_first_step(
     args = Args(model="m", data="d", train_batch_size=64)
     args.output_dir = args.resume = str(tmp_path)
     write_args(tmp_path, args={**args.settings, "seed": 3}, world_size=2)
-    assert claim(args) is None
+    assert claim_or_resume(args) is None
     assert "without a checkpoint: resumed; changed: seed 3 -> 0" in capsys.readouterr().err
     (tmp_path / "checkpoint-000003").mkdir()
     with pytest.raises(InputError, match="within a batch"):
-        claim(args)
+        claim_or_resume(args)
     (tmp_path / "checkpoint-000004").mkdir()
-    assert claim(args) == tmp_path / "checkpoint-000004"
+    assert claim_or_resume(args) == tmp_path / "checkpoint-000004"
     assert "resumed; changed: seed 3 -> 0, world_size 2 -> 1\n" in capsys.readouterr().err
 
 
@@ -190,18 +180,18 @@ def test_a_folder_belongs_to_one_process_at_a_time(resume, one_rank, tmp_path):
     with (tmp_path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(InputError, match="another process"):
-            claim(args)
+            claim_or_resume(args)
     args.resume = args.output_dir
-    assert claim(args) is None
+    assert claim_or_resume(args) is None
 
 
 def test_other_data_is_refused_and_the_same_data_may_lie_elsewhere(one_rank, sft_args, write):
     text = Path(sft_args.data).read_text()
-    _, examples = load(sft_args)
+    _, examples = load_training_data(sft_args)
     write_args(Path(sft_args.output_dir), data_hash=hash_examples(examples))
-    load(replace(sft_args, data=write(text)))
+    load_training_data(replace(sft_args, data=write(text)))
     with pytest.raises(InputError, match="give other rows"):
-        load(replace(sft_args, data=write(text.replace("2=", "3=", 1))))
+        load_training_data(replace(sft_args, data=write(text.replace("2=", "3=", 1))))
 
 
 def test_without_flock_a_run_warns_and_goes_on(tmp_path, monkeypatch, capsys):
@@ -224,7 +214,7 @@ def test_a_token_without_a_row_in_the_embedding_is_refused(
     row = {"id": "1", "question": "7", "solution": "7", "answer": "7", "source": "s"}
     rows = write({**row, where: "seven"})
     with pytest.raises(InputError, match="the embedding has no row for token 64:"):
-        load(replace(sft_args, model=model, data=rows, max_steps=1))
+        load_training_data(replace(sft_args, model=model, data=rows, max_steps=1))
     if where == "question":
         args = evaluate.Args(model=model, benchmark_file=(Path(rows),), max_completion_length=48)
         with pytest.raises(InputError, match="the embedding has no row for token 64:"):
@@ -308,7 +298,7 @@ def test_rows_with_text_that_the_vocabulary_lacks_are_told(
     row = {"id": "1", "question": "What is 6 x 7?", "solution": "7", "answer": "7", "source": "s"}
     easy = {**row, "question": "6+7="}
     rows = write({**easy, "id": "2"}, row, {**easy, "id": "3", "solution": "ß"})
-    load(replace(sft_args, data=rows, max_steps=1))
+    load_training_data(replace(sft_args, data=rows, max_steps=1))
     said = capsys.readouterr().err
     assert "warning: 2 of 3 rows hold text that the vocabulary lacks" in said
     assert "rows.jsonl:2, which is read as '<unk><unk><unk><unk> <unk>" in said, said

@@ -1,12 +1,13 @@
 """How the model answers: vLLM holds the trainer's weights, whatever happened to them."""
 
+import ast
 import contextlib
 from types import SimpleNamespace
 from unittest.mock import Mock, call
 
 import rollout
 from bench.cost import QWEN3
-from conftest import launch, needs_vllm
+from conftest import ROOT, launch, needs_vllm, output_of
 from data import InputError, TokenizedExample, Trajectory
 from demo.tiny import make_tokenizer
 from rollout import (
@@ -187,3 +188,12 @@ def test_a_stop_ends_the_answers_of_a_rank_alone_and_puts_vllm_to_sleep(stand_in
         made = stand_in(5, 2, world_size=size, vllm_tensor_parallel=size)
         made.answer(queries, 0, stop=lambda llm=made.llm: llm.left <= 3)
         assert made.llm.left == left and made.llm.slept == 1
+
+
+@needs_vllm
+def test_the_rooms_take_plain_values_as_in_the_notebook_of_the_page(tiny, tmp_path):
+    page = (ROOT / "recipes" / "README.md").read_text()
+    code = page.partition("## In a notebook")[2].split("```")[1].removeprefix("python\n")
+    code = code.replace("train.jsonl", str(tiny / "train.jsonl"))
+    stats, answers = output_of("-c", code).splitlines()[-2:]
+    assert ast.literal_eval(stats)["loss"] > 0 and len(ast.literal_eval(answers)) == 2
