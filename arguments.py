@@ -45,7 +45,7 @@ class TrainArgs:
     learning_rate: float
     train_batch_size: int | None
     num_epochs: int = 1  # times that each row is read
-    max_steps: int | None = None  # instead of num_epochs: optimizer steps, to the end of a batch
+    max_steps: int | None = None  # in place of num_epochs; the last batch is finished
     max_grad_norm: float = 1.0  # gradients are clipped to this norm
 
     # Lengths, in tokens
@@ -101,7 +101,7 @@ class RolloutArgs(TrainArgs):
     rollout_batch_size: int
 
     # vLLM and the verifier
-    vllm_memory: float | None = None  # share of GPU's (CPU: host's) memory; 0.3, asleep the rest
+    vllm_memory: float | None = None  # share of memory; None: 0.3, or what is free if it sleeps
     vllm_tensor_parallel: int = 1  # GPUs that sample from one copy of the model together
     vllm_sleep: bool = False  # vLLM gives its GPU memory back while the model trains
     verifier_workers: int = 2  # processes per rank that check answers
@@ -154,9 +154,10 @@ def find_checkpoint(args: TrainArgs) -> Path | None:
     step, checkpoint = max(checkpoints(folder).items(), default=(0, None))
     if step % args.steps_per_batch:
         raise InputError(f"{checkpoint} ends within a batch of answers: keep its batch sizes")
-    record, now = read_args(folder), {**args.settings, "world_size": dist.get_world_size()}
-    before = {**record["args"], "world_size": record["world_size"]}
-    changed = [f"{k} {before.get(k)} -> {v}" for k, v in now.items() if before.get(k) != v]
+    record = read_args(folder)
+    then = {**record["args"], "world_size": record["world_size"]}
+    now = {**args.settings, "world_size": dist.get_world_size()}
+    changed = [f"{k} {then.get(k)} -> {v}" for k, v in now.items() if then.get(k) != v]
     start = checkpoint or f"{folder}, without a checkpoint"
     print(f"{start}: resumed; changed: {', '.join(changed) or 'nothing'}", file=sys.stderr)
     return checkpoint
@@ -174,11 +175,11 @@ def load_training_data(args: TrainArgs) -> tuple[Tokenizer, list[TokenizedExampl
         left = f"{len(examples)} examples are left (dropped: {dropped})"
         raise InputError(f"{args.data}: {left}, too few for a batch of {args.batch_size}")
     if dist.get_rank() == 0:
-        unused = 0 if args.max_steps else len(examples) * args.num_epochs % args.batch_size
-        unused = f"; the last {unused} do not fill a batch, and are not used" if unused else ""
+        rest = 0 if args.max_steps else len(examples) * args.num_epochs % args.batch_size
+        unused = f"; the last {rest} do not fill a batch, and are not used" if rest else ""
         print(f"{len(examples):,} examples, dropped: {dropped}{unused}", file=sys.stderr)
-        ids = (np.concatenate([e.prompt_ids, e.completion_ids]) for e in examples)
-        warn_of_unknown(tokenizer, [*zip((e.example.where for e in examples), ids, strict=True)])
+        whole = [np.concatenate([e.prompt_ids, e.completion_ids]) for e in examples]
+        warn_of_unknown(tokenizer, [e.example.where for e in examples], whole)
         before = read_args(Path(args.output_dir)).get("data_hash")
         if before and before != hash_examples(examples):
             raise InputError(f"{args.data} and these lengths give other rows than before")
@@ -203,7 +204,7 @@ def parse_args(args_class: type, description: str | None, **options):
 
 
 def saved_args(args_class: type) -> dict:
-    """With `--resume FOLDER` the folder's arguments are the defaults: only changes are typed."""
+    """Options of `parse_args`: with `--resume FOLDER` that run's arguments are the defaults."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--resume")
     folder = parser.parse_known_args()[0].resume
@@ -215,7 +216,7 @@ def saved_args(args_class: type) -> dict:
         raise InputError(f"{folder}: there is no run in it{advice}")
     if not record["args"].keys() <= args_class.__dataclass_fields__.keys():
         raise InputError(f"{folder}: was made by {record.get('script', 'another script')}")
-    return {"default": args_class(**{**record["args"], "output_dir": folder, "resume": folder})}
+    return {"default": args_class(**record["args"], output_dir=folder, resume=folder)}
 
 
 def run_script(main: Callable, args_class: type, description: str | None) -> NoReturn:

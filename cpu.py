@@ -1,4 +1,4 @@
-"""What a machine without a GPU needs. Who reads for GPUs can skip this file.
+"""How the CPU is used; all but `share_cores` is for machines without a GPU.
 
 It is imported before torch, by data.py: torch reads OMP_WAIT_POLICY when it is loaded.
 """
@@ -7,9 +7,8 @@ import contextlib
 import ctypes
 import os
 
-os.environ.setdefault(
-    "OMP_WAIT_POLICY", "passive"
-)  # beside a busy core, spinning is 8 times slower
+# Beside a busy core, spinning is 8 times slower.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 
@@ -17,7 +16,7 @@ REDUCE_BUCKET = 2**22  # parameters; small: ZeRO allocates buckets for each micr
 
 
 def share_cores() -> None:
-    """Give each rank its share of the cores, unless OMP_NUM_THREADS is set; vLLM would give one."""
+    """Give each rank its share of the cores, unless OMP_NUM_THREADS is set; vLLM's default is 1."""
     threads = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_SIZE", 1)))
     if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1":
         del os.environ["OMP_NUM_THREADS"]  # set by torchrun, not by the user
@@ -50,7 +49,7 @@ def prepare_vllm() -> None:
 
 
 def vllm_options(memory_share: float, cache_bytes: int, max_length: int) -> dict:
-    """What vLLM needs to be told.
+    """vLLM's options on a CPU.
 
     Args:
         memory_share: of the host's memory, for the KV caches of all its ranks.
@@ -63,7 +62,7 @@ def vllm_options(memory_share: float, cache_bytes: int, max_length: int) -> dict
         "kv_cache_memory_bytes": min(cache_bytes, int(memory_share * memory / ranks_here)),
         "block_size": 32,  # not 128: only whole blocks of a prompt are shared by its answers
         "enforce_eager": True,
-        # A CPU generator cannot take back the number drawn at a half-read prompt.
+        # Each chunk would draw a number, which a CPU generator cannot take back.
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(max_length, 8192),
     }
@@ -78,5 +77,5 @@ def repack(model: torch.nn.Module) -> None:
         method = getattr(module, "quant_method", None)
         if getattr(method, "moe_kernel", None):
             method.moe_kernel.fused_experts.process_weights_after_loading(module)
-        elif hasattr(module, "cpu_linear") and module.weight.numel():  # others keep only the copy
+        elif hasattr(module, "cpu_linear") and module.weight.numel():  # 0: only the copy is left
             method.process_weights_after_loading(module)

@@ -150,9 +150,10 @@ class Example:
 def load_examples(path_or_hub_id: str, **fixed: str) -> list[Example]:
     """Read a training file. Raises InputError that says which row is bad, and why.
 
-    `fixed` fields are the same in every example, but not in its `columns`; no row needs an id.
+    `fixed` fields are the same in all; a row's own stay in `columns`. No row needs an id.
     """
-    examples, seen, names = [], {}, [name for name in FIELDS if name not in fixed]
+    examples, seen = [], {}
+    names = [name for name in FIELDS if name not in fixed]
     for where, row in read_rows(path_or_hub_id):
         if fixed:
             row = {"id": f"row-{len(examples)}", **row}
@@ -209,9 +210,9 @@ def load_tokenizer(path_or_hub_id: str) -> Tokenizer:
     with named(f"{path_or_hub_id}: its tokenizer cannot be loaded"):
         tokenizer = PreTrainedTokenizerFast.from_pretrained(path_or_hub_id, **options)
     end_of_turn_id(tokenizer)
-    asked, before = prompt_text(tokenizer, "1", ASK_FREE), around_answer(tokenizer)[0]
     thinking = r"(\s|</?think>)+$"  # either side may hold an opened or an empty <think>
-    asked, before = (re.sub(thinking, "", text) for text in (asked, before))
+    asked = re.sub(thinking, "", prompt_text(tokenizer, "1", ASK_FREE))
+    before = re.sub(thinking, "", around_answer(tokenizer)[0])
     whole = prompt_text(tokenizer, MARK, ASK_FREE)
     if asked != before or MARK not in whole or SYSTEM_PROMPT not in whole:
         reason = "drops text, or does not end the prompt where it begins the assistant's turn"
@@ -274,12 +275,12 @@ def refuse_special_tokens(tokenizer: Tokenizer, texts: Iterable[tuple[str, str]]
             raise InputError(f"{what} holds the special token '{found[0]}'")
 
 
-def warn_of_unknown(tokenizer: Tokenizer, rows: Sequence[tuple[str, Sequence[int]]]) -> None:
-    """Say how many rows, given as (where, token ids), hold text that the vocabulary lacks."""
+def warn_of_unknown(tokenizer: Tokenizer, places: list[str], rows: Sequence) -> None:
+    """Say how many rows of token ids hold text that the vocabulary lacks; places: "file:line"."""
     unknown = tokenizer.unk_token_id
     if unknown is None or unknown in stop_token_ids(tokenizer):  # then no text is read as it
         return
-    if lacking := [(where, ids) for where, ids in rows if unknown in ids]:
+    if lacking := [pair for pair in zip(places, rows, strict=True) if unknown in pair[1]]:
         where, ids = lacking[0]
         shown = tokenizer.decode(ids[list(ids).index(unknown) :])
         count = f"{len(lacking):,} of {len(rows):,} rows hold text that the vocabulary lacks"
@@ -334,14 +335,14 @@ def tokenize_examples(
         part = examples[start : start + TOKENIZER_BATCH]
         prompts = [prompt_text(tokenizer, e.question, instruction(e.answer)) for e in part]
         solutions = [space + solution_after(*pair) for pair in zip(prompts, part, strict=True)]
-        whole = list(map("".join, zip(prompts, solutions, strict=True)))
+        whole = [p + s for p, s in zip(prompts, solutions, strict=True)]
         ids = [tokenizer(x, add_special_tokens=False).input_ids for x in (prompts, whole)]
         for example, solution, asked, both in zip(part, solutions, *ids, strict=True):
             learnt = both[len(asked) :]
             if both[: len(asked)] != asked:  # together, the prompt's end has other tokens
                 learnt = tokenizer(solution, add_special_tokens=False).input_ids
-            arrays = np.array(asked, np.int32), np.array([*learnt, end_of_turn], np.int32)
-            tokenized = TokenizedExample(example.id, *arrays, example)
+            learnt = np.array([*learnt, end_of_turn], np.int32)
+            tokenized = TokenizedExample(example.id, np.array(asked, np.int32), learnt, example)
             if len(asked) > max_length - room:
                 dropped["prompt_too_long"] += 1
             elif len(tokenized) > max_length:
@@ -352,21 +353,22 @@ def tokenize_examples(
 
 
 def solution_after(prompt: str, example: Example) -> str:
-    """The solution as it follows this prompt, which may have opened or closed `<think>`."""
-    solution, asked = example.solution.strip(), prompt.rstrip()
-    if asked.endswith("<think>"):
+    """The solution after this prompt, which may have opened or closed `<think>`."""
+    solution = example.solution.strip()
+    prompt = prompt.rstrip()
+    if prompt.endswith("<think>"):
         if "</think>" not in solution:
             reason = "the chat template opens <think>, and the solution does not close it"
             raise InputError(f"{example.where}: {reason}")
         return solution.removeprefix("<think>").lstrip()
-    if asked.endswith("</think>") and solution.startswith("<think>"):
+    if prompt.endswith("</think>") and solution.startswith("<think>"):
         reason = "the solution begins with <think>, which the chat template has closed before it"
         raise InputError(f"{example.where}: {reason}")
     return solution
 
 
 def hash_examples(examples: Iterable[TokenizedExample]) -> str:
-    """A hash of all that a run reads of its data: token ids, and what of its columns is JSON."""
+    """A hash of all that a run reads of its data: token ids, and columns (null if not JSON)."""
     digest = hashlib.sha256()
     for e in examples:
         columns = json.dumps([len(e.prompt_ids), e.example.columns], default=lambda _: None)
@@ -408,7 +410,7 @@ def split_rows(lengths: Sequence[int], world_size: int, max_tokens: int) -> list
     included, or its padding above `MAX_PADDING`. In the last one a rank's share may be empty.
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    batches, size, padding = [], 0, 0  # `size` is the rows of one rank in the last one
+    batches, size, padding = [], 0, 0  # of the last batch: rows a rank, padding
     for start in range(0, len(order), world_size):
         dealt = order[start : start + world_size]  # one row for each rank
         longest = lengths[batches[-1][0][0]] if batches else 0
@@ -423,7 +425,7 @@ def split_rows(lengths: Sequence[int], world_size: int, max_tokens: int) -> list
 
 
 def count_rows(rows: Sequence[Trajectory], keep: torch.Tensor) -> dict[str, int]:
-    """For a step's metrics: how many rows are not kept, (N,), and the tokens of the others."""
+    """For a step's metrics: how many rows are not kept, and the tokens of the others."""
     tokens = sum(len(row) for row, kept in zip(rows, keep.tolist(), strict=True) if kept)
     return {"skipped_sequences": int((~keep).sum()), "train_tokens": tokens}
 

@@ -35,7 +35,6 @@ import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch.distributed.distributed_c10d import _get_default_store
-from torch.nn import Module
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -44,7 +43,6 @@ GATHER_BYTES = 2**30  # parameters gathered at a time under ZeRO-3
 STATE_BYTES = 2**28  # parameters whose state goes into one file
 STATE_KEYS = ("master", "exp_avg", "exp_avg_sq")  # the fp32 weight, and Adam's moments
 IDLE = Trajectory("idle", [0, 0], [])  # what a rank without rows reads: no token is learnt
-HALF_AN_HOUR = timedelta(minutes=30)
 
 
 # ---- Ranks ---------------------------------------------------------------------------------------
@@ -61,7 +59,7 @@ def init_distributed() -> None:
         init_ranks("gloo")
 
 
-def init_ranks(backend: str, timeout: timedelta = HALF_AN_HOUR) -> None:
+def init_ranks(backend: str, timeout: timedelta = timedelta(minutes=30)) -> None:
     """Join the process group of the launcher; without one, be the only rank. A collective."""
     os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's name
     alone = {}
@@ -84,7 +82,7 @@ def finish(status: int) -> NoReturn:
 def fail(reason: str, status: int = 1) -> NoReturn:
     """End this rank; if it is the first that fails, say why. The launcher ends the others."""
     with contextlib.suppress(OSError, RuntimeError):  # rank 0, which keeps the store, has ended
-        # before there is a store, all say the same
+        # before the ranks join, all fail alike
         first = "WORLD_SIZE" not in os.environ or os.environ.get("RANK") == "0"
         if dist.is_initialized() and dist.get_world_size() > 1:
             store = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -122,7 +120,7 @@ def load_config(model: str, max_length: int, highest_id: int = 0) -> PreTrainedC
         raise InputError(f"{model}: reads more than text ({config.model_type})")
     limit = getattr(config, "max_position_embeddings", None) or math.inf  # some models have none
     if (getattr(config, "rope_parameters", None) or {}).get("rope_type") == "longrope":
-        limit = config.rope_parameters["original_max_position_embeddings"]  # beyond, batches matter
+        limit = config.rope_parameters["original_max_position_embeddings"]  # rope varies past it
     if max_length > limit:
         raise InputError(f"{model}: reads {limit} tokens, not {max_length}: lower the lengths")
     if highest_id >= config.vocab_size:
@@ -147,7 +145,7 @@ def load_model(path_or_hub_id: str, max_length: int, precision: str = "auto") ->
             reason = f"holds {one}, and {several} of other files: delete the old"
             raise InputError(f"{path_or_hub_id}: {reason}")
     for name, value in vars(config).items():
-        if "drop" in name and isinstance(value, float):  # else checkpointed layers would use it
+        if "drop" in name and isinstance(value, float):  # checkpointed layers train: no dropout
             setattr(config, name, 0.0)
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}.get(precision, "auto")
     options = {"config": config, "output_loading_info": True, "trust_remote_code": False}
@@ -164,7 +162,7 @@ def load_model(path_or_hub_id: str, max_length: int, precision: str = "auto") ->
     return model
 
 
-def cast_parameters(model: Module, dtype: torch.dtype) -> None:
+def cast_parameters(model: torch.nn.Module, dtype: torch.dtype) -> None:
     """Like `model.to(dtype)`, which would round the rotary frequencies too."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
@@ -268,8 +266,8 @@ class Engine:
         """
         kept = range(len(rows)) if keep is None else keep.nonzero()[:, 0].tolist()
         lengths = [len(rows[i]) for i in kept]
-        shares = split_rows(lengths, dist.get_world_size(), self.max_tokens)
-        shares = [[kept[n] for n in share[dist.get_rank()]] for share in shares] or [[]]
+        split = split_rows(lengths, dist.get_world_size(), self.max_tokens)
+        shares = [[kept[n] for n in part[dist.get_rank()]] for part in split] or [[]]
         for number, share in enumerate(shares, start=1):
             self.engine.set_gradient_accumulation_boundary(number == len(shares))
             batch = collate(rows, share) if share else collate([IDLE], [0])
@@ -330,7 +328,7 @@ class Engine:
         for batch in self.micro_batches(rows, keep):
             logprobs = self.logprobs(batch, temperature)
             found[:, : logprobs.shape[1]].index_add_(0, batch.rows, logprobs)
-        dist.all_reduce(found)  # each row was computed by one rank
+        dist.all_reduce(found)  # each row: one rank
         return found
 
     # ---- Weights and state -----------------------------------------------------------------------

@@ -113,12 +113,14 @@ def score_with_interval(
     counts: np.ndarray, num_samples: int, k: int
 ) -> tuple[float, tuple[float, float]]:
     """pass@k in [0, 1] from counts (N,) of right answers, and its 95 % interval (Wilson's)."""
-    scores, size = pass_at_k_curve(num_samples, k)[counts], len(counts)
+    size = len(counts)
+    scores = pass_at_k_curve(num_samples, k)[counts]
     mean, variance = float(scores.mean()), float(scores.var())
-    # as many independent answers as have a mean that varies like that of the problems
+    # n: how many independent answers have a mean of this variance
     n = size * mean * (1 - mean) / variance if np.ptp(scores) else size
     n = min(max(n, size), size * num_samples)
-    centre, spread = mean + Z**2 / (2 * n), Z * math.sqrt(mean * (1 - mean) / n + (Z / n / 2) ** 2)
+    centre = mean + Z**2 / (2 * n)
+    spread = Z * math.sqrt(mean * (1 - mean) / n + (Z / n / 2) ** 2)
     low, high = ((centre + side * spread) / (1 + Z**2 / n) for side in (-1, 1))
     return mean, (max(0.0, min(low, mean)), min(1.0, max(high, mean)))
 
@@ -137,8 +139,9 @@ class Benchmark:
     year: str = ""  # only the problems of this year
 
 
-AMC, GPQA_HUB = "scottgeng00/amc_22-24", "Idavidrein/gpqa:gpqa_diamond"
-GPQA = ("Question", "Correct Answer", *(f"Incorrect Answer {n}" for n in (1, 2, 3)))
+AMC = "scottgeng00/amc_22-24"
+GPQA = "Idavidrein/gpqa:gpqa_diamond"
+OPTIONS = ("Question", "Correct Answer", *(f"Incorrect Answer {n}" for n in (1, 2, 3)))
 BENCHMARKS = {
     "aime24": Benchmark("AIME 24", "HuggingFaceH4/aime_2024", "train", 30, 16),
     "aime25": Benchmark("AIME 25", "math-ai/aime25", "test", 30, 16),
@@ -146,7 +149,7 @@ BENCHMARKS = {
     "amc23": Benchmark("AMC 23", AMC, "test", 46, 16, year="2023"),
     "amc24": Benchmark("AMC 24", AMC, "test", 45, 16, year="2024"),
     "math500": Benchmark("MATH-500", "HuggingFaceH4/MATH-500", "test", 500, 1),
-    "gpqa_diamond": Benchmark("GPQA-Diamond", GPQA_HUB, "train", 198, 1, GPQA),
+    "gpqa_diamond": Benchmark("GPQA-Diamond", GPQA, "train", 198, 1, OPTIONS),
 }
 
 
@@ -276,7 +279,7 @@ def evaluate(args: Args) -> int:
 
 
 def default_folder(model: str) -> Path:
-    """A run's eval/ for its final/, eval-checkpoint-000050/ for that; else runs/<model>/eval."""
+    """<run>/eval for <run>/final, <run>/eval-x for <run>/x; else runs/<model>/eval."""
     run, name = Path(model).resolve().parent, Path(model).resolve().name
     if not read_args(run):
         return Path("runs", name, "eval")
@@ -305,7 +308,7 @@ def open_folder(
         raise InputError("--num_samples is at least 1, --vllm_memory a share above 0, at most 1")
     refuse_special_tokens(tokenizer, ((problem.where, problem.question) for problem in problems))
     ids = tokenize_prompts(tokenizer, problems)
-    warn_of_unknown(tokenizer, [*zip((problem.where for problem in problems), ids, strict=True)])
+    warn_of_unknown(tokenizer, [problem.where for problem in problems], ids)
     load_config(args.model, max(map(len, ids)) + args.max_completion_length, max(map(max, ids)))
 
     claim(folder)
@@ -313,9 +316,10 @@ def open_folder(
     now = {**asdict(args), "model_version": model_version(args.model)}
     if before and "benchmarks" not in before:
         raise InputError(f"{folder} holds a training run: choose another output")
-    before = before if samples else {}  # it ended before its first answer
-    then, names = before.get("args", now), (*PROTOCOL, "model_version")
-    other = [name for name in names if then.get(name) != now[name]]
+    if not samples:  # it ended before its first answer
+        before = {}
+    then = before.get("args", now)
+    other = [name for name in (*PROTOCOL, "model_version") if then.get(name) != now[name]]
     if other:
         raise InputError(f"{folder} has another {', '.join(other)}: choose another output")
     return {**before, "args": now, "prompt": PROMPT}, samples
@@ -324,18 +328,19 @@ def open_folder(
 def find_missing(
     args: Args, folder: Path, tokenizer: Tokenizer, problems: dict[str, list[Example]]
 ) -> list[tuple[Example, int]]:
-    """Write args.json; returns what is still to be sampled: (problem, number of its answer)."""
+    """Write args.json; returns what is still to be sampled: (problem, its `sample`)."""
     every = [problem for part in problems.values() for problem in part]
     record, samples = open_folder(args, folder, tokenizer, every)
     asked, missing = record.get("benchmarks", {}), []
     for name, part in problems.items():
-        same, rows = fingerprint(part), samples.get(name, [])
-        if rows and asked.get(name, {}).get("fingerprint") != same:
+        mark = fingerprint(part)
+        rows = samples.get(name, [])
+        if rows and asked.get(name, {}).get("fingerprint") != mark:
             raise InputError(f"{folder} has other problems of {name}: choose another output")
         done = {(row["id"], row["sample"]) for row in rows}
         default = BENCHMARKS[name].num_samples if name in BENCHMARKS else 16
         count = max([args.num_samples or default, *(n + 1 for _, n in done)])  # for all problems
-        asked[name] = {"problems": len(part), "samples": count, "fingerprint": same}
+        asked[name] = {"problems": len(part), "samples": count, "fingerprint": mark}
         missing += [(p, n) for n in range(count) for p in part if (p.id, n) not in done]
     if missing:
         (folder / "results.json").unlink(missing_ok=True)
@@ -430,8 +435,8 @@ def score_and_print(folder: Path) -> None:
 
     print(f"\n{'':16}problems answers truncated (right) no box tokens  pass@k in % [95 % interval]")
     for name, r in results.items():
-        k = dict.fromkeys((1, r["samples"]))
-        scores = [f"@{n} {percent(r[f'pass@{n}'], r[f'pass@{n}_interval'])}" for n in k]
+        ks = sorted({1, r["samples"]})
+        scores = [f"@{k} {percent(r[f'pass@{k}'], r[f'pass@{k}_interval'])}" for k in ks]
         print(
             f"{name:16}{r['problems']:8}{r['samples']:8}{r['truncated_share']:10.1%}"
             f"{r['truncated_right_share']:8.1%}{r['without_box_share']:7.1%}"

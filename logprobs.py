@@ -54,7 +54,7 @@ class ChunkedLogprobs(torch.autograd.Function):
         target_logits, kept = torch.zeros_like(normalizer), []
         for _, logits, ids, inside in chunks(head, hidden, weight, bias, targets, temperature):
             logit = logits.gather(1, ids)[:, 0]
-            nll = F.cross_entropy(logits, ids[:, 0], reduction="none")  # one fused kernel
+            nll = F.cross_entropy(logits, ids[:, 0], reduction="none")  # one kernel: lse - logit
             normalizer = normalizer.logaddexp(nll + logit)
             target_logits += torch.where(inside, logit, 0)
             kept += [logits] if len(hidden) * len(weight) <= MAX_KEPT else []
@@ -85,7 +85,7 @@ class ChunkedLogprobs(torch.autograd.Function):
 
 
 def chunks(head, hidden, weight, bias, targets, temperature, kept=()):
-    """Slices of the vocabulary, their logits (N, size) fp32, the targets in them (N, 1), if any."""
+    """Yield a vocabulary slice, its logits (N, size), target columns (N, 1), which are in it."""
     size = max(1, MAX_LOGITS[hidden.device.type] // max(1, len(hidden)))  # ids in a chunk
     for start in range(0, len(weight), size):
         part = slice(start, min(start + size, len(weight)))
@@ -124,7 +124,7 @@ class LogprobModel(torch.nn.Module):
         model.set_output_embeddings(LogprobHead(head, *logit_scale_and_cap(config)))
         if getattr(config, "attn_logit_softcapping", None):
             model.set_attn_implementation("eager")  # sdpa drops the cap
-        for module in model.modules():  # no dropout; checkpointing works in training alone
+        for module in model.modules():  # eval mode, except where checkpointing needs train
             module.training = getattr(module, "gradient_checkpointing", False)
         self.model = model
 
@@ -138,7 +138,8 @@ class LogprobModel(torch.nn.Module):
         vocabulary = len(model.get_input_embeddings().weight)
         generator = torch.Generator().manual_seed(0)
         tokens = torch.randint(vocabulary, (1, CHECK_TOKENS + 1), generator=generator)
-        tokens, positions = tokens.to(model.device), torch.arange(CHECK_TOKENS, device=model.device)
+        tokens = tokens.to(model.device)
+        positions = torch.arange(CHECK_TOKENS, device=model.device)
         own = own_logprobs(model, tokens)  # (T,)
         wrapped = cls(model)
         gap = (wrapped(tokens[:, :-1], tokens[0, 1:], positions) - own).abs().mean().item()
@@ -159,9 +160,9 @@ class LogprobModel(torch.nn.Module):
         `input_ids` are (B, T); positions, (N,), count in the flattened (B * T,); targets are (N,).
         """
         # For OLMo, SmolLM3 and others vLLM changes transformers' class: `base(...)` would fail.
-        base, call = self.model.base_model, torch.nn.Module.__call__
-        hidden = call(base, input_ids=input_ids, use_cache=False).last_hidden_state
-        hidden = hidden.flatten(0, 1).index_select(0, positions)  # (N, H)
+        call = torch.nn.Module.__call__
+        output = call(self.model.base_model, input_ids=input_ids, use_cache=False)
+        hidden = output.last_hidden_state.flatten(0, 1).index_select(0, positions)  # (N, H)
         return self.model.get_output_embeddings()(hidden, targets, temperature)
 
 

@@ -32,8 +32,8 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 MAX_SEQUENCES = {"cpu": 256, "cuda": 512}  # at a time; for more vLLM has no CUDA graph
-SHARE = 0.3  # vLLM's of the memory, where neither --vllm_memory nor --vllm_sleep says otherwise
-MARGIN = 2 * 2**30  # bytes of a GPU that vLLM leaves, for what it does not count: assumed
+SHARE = 0.3  # of the memory for vLLM, unless --vllm_memory or --vllm_sleep is given
+MARGIN = 2 * 2**30  # bytes of a GPU kept free for what vLLM does not count; a guess
 MAX_VLLM_GAP = {"bf16": 0.1, "fp32": 1e-4}  # nats a token: rounding gives 0.01 and 3e-7
 
 
@@ -70,7 +70,7 @@ class Rollout:
         max_length: tokens of prompt and completion together.
         rollout_batch_size: prompts of all ranks, answered at a time.
         num_rollouts, max_completion_length, temperature, seed: of what `answer` samples.
-        vllm_memory: share of the memory, or None for 0.3; asleep in between, for what is left.
+        vllm_memory: share of the memory; None: 0.3, or with vllm_sleep all that is left.
         vllm_tensor_parallel: neighbouring ranks that sample from one copy of the model together.
         vllm_sleep: give the GPU's memory back between batches.
         load_weights_from_disk: start with the model's own weights (for evaluation).
@@ -105,12 +105,12 @@ class Rollout:
         mine = -(-rollout_batch_size // self.num_replicas) * num_rollouts  # this rank's answers
         num_sequences = min(MAX_SEQUENCES["cuda" if torch.cuda.is_available() else "cpu"], mine)
         cache = (num_sequences + 1) * kv_cache_bytes(model, max_length, precision)
+        llm_class = self.vllm.LLM  # most of vLLM is imported here
+        gc.freeze()  # else vLLM searches through everything that was imported, five times
         if torch.cuda.is_available():
             options = gpu_options(vllm_memory, self.sleeps, cache)
         else:
             options = cpu.vllm_options(vllm_memory or SHARE, cache, max_length)
-        llm_class = self.vllm.LLM  # most of vLLM is imported here
-        gc.freeze()  # else vLLM searches through everything that was imported, five times
         self.llm = llm_class(
             model=model,
             skip_tokenizer_init=True,  # token ids in, token ids out
@@ -158,7 +158,7 @@ class Rollout:
     def answer(
         self, queries: Sequence, batch: int, stop: Callable | None = None
     ) -> list[Completion]:
-        """Sample this rank's share of a batch's answers, or until `stop()` is true, and sleep."""
+        """Sample this rank's share of the answers, fewer if `stop()` turns true; then sleep."""
         completions = self.generate(
             [query.prompt_ids for query in queries],
             num_samples=self.num_rollouts,
@@ -214,8 +214,8 @@ class Rollout:
             for index in share
         ]
         inputs = [{"prompt_token_ids": list(map(int, prompts[index]))} for index in share]
-        ids = self.llm.enqueue(inputs, params, use_tqdm=False)
-        places = dict(zip((name.partition("-")[0] for name in ids), share, strict=True))
+        ids = [name.split("-")[0] for name in self.llm.enqueue(inputs, params, use_tqdm=False)]
+        places = dict(zip(ids, share, strict=True))
         every = 0.5 if sys.stderr.isatty() else 10  # seconds
         shown = {"unit": "answer", "leave": False, "mininterval": every, "delay": every}
         bar = tqdm(total=len(share) * num_samples, disable=dist.get_rank() > 0, **shown)
@@ -229,7 +229,7 @@ class Rollout:
     def _completion(self, query: int, sample) -> Completion:
         token_ids = list(sample.token_ids)
         text_ids = token_ids[:-1] if sample.finish_reason == "stop" else token_ids
-        text = self.tokenizer.decode(text_ids, skip_special_tokens=False)  # unknown ids have none
+        text = self.tokenizer.decode(text_ids, skip_special_tokens=False)  # unknown id: no text
         return Completion(
             query=query,
             token_ids=token_ids,
@@ -285,7 +285,7 @@ def trajectories(queries: Sequence[TokenizedExample], completions: Groups) -> li
 
 def num_checked(queries: Sequence) -> int:
     """Of how many queries, the first ones, `vllm_gap` compares an answer."""
-    return max(4, len(queries) // 16)  # vLLM computes them for its whole batch meanwhile
+    return max(4, len(queries) // 16)  # few: while one asks, vLLM computes them for all
 
 
 def vllm_gap(
@@ -294,7 +294,7 @@ def vllm_gap(
     """How far apart vLLM's and the trainer's log-probabilities of some answers are. A collective.
 
     Of one answer to each of the first `num_checked` queries: the mean and the largest difference of
-    a token, in nats. Raises InputError if `refuse`, and the two are different models.
+    a token, in nats. With `refuse`, raises InputError if the mean is too large.
     """
     checked = [group[:1] for group in completions[: num_checked(queries)]]
     rows = trajectories(queries, checked)
@@ -320,7 +320,7 @@ def gpu_options(memory_share: float | None, sleeps: bool, cache_bytes: int) -> d
         raise InputError("the trainer leaves vLLM no memory; python -m bench.plan says what fits")
     return {
         "gpu_memory_utilization": share,
-        # of a tiny model it would be millions of blocks, an object of Python for each
+        # else a tiny model gets millions of blocks, each a Python object
         "kv_cache_memory_bytes": cache_bytes if cache_bytes < share * total / 2 else None,
         "compilation_config": {"pass_config": {"fuse_allreduce_rms": False}},  # flashinfer's, too
     }

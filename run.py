@@ -16,10 +16,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import mean
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from data import (
@@ -108,7 +107,7 @@ def claim(folder: Path) -> None:
 
 
 def start_logger(name: str, folder: Path, run_id: str, config: dict):
-    """The module wandb or trackio, which gets every step too; a resumed run continues there."""
+    """Start wandb or trackio; returns the module. A resumed run continues its old log."""
     options = {"project": "osw-ft", "name": run_id, "config": config, "resume": "allow"}
     if name == "wandb":
         options |= {"id": run_id, "name": folder.name, "dir": folder}
@@ -129,6 +128,7 @@ class Run(contextlib.AbstractContextManager):
 
     SHOWN = ("mean_weight", "pass_rate", "reward", "loss")  # next to the progress bar
     keep_models = False  # delete only state/ of old checkpoints
+    logger = None
 
     def __init__(
         self,
@@ -139,32 +139,32 @@ class Run(contextlib.AbstractContextManager):
         rollout: Rollout | None = None,
         *,
         train_batch_size: int,
-        batch_size: int | None = None,
-        num_epochs: int = 1,
-        max_steps: int | None = None,
-        seed: int = 0,
-        save_every: int = 50,
-        keep_checkpoints: int = 2,
-        logger: str = "none",
+        batch_size: int,
+        num_epochs: int,
+        max_steps: int | None,
+        seed: int,
+        save_every: int,
+        keep_checkpoints: int,
+        logger: str,
         reward: str | None = None,
-        settings: Mapping = MappingProxyType({}),
+        settings: dict,
     ):
         self.folder, self.engine, self.tokenizer = Path(folder), engine, tokenizer
         self.examples, self.seed, self.reward = examples, seed, reward
         self.train_batch_size = train_batch_size
-        self.batch_size = batch_size or train_batch_size
+        self.batch_size = batch_size
         self.steps_per_batch = self.batch_size // train_batch_size
         self.save_every, self.keep_checkpoints = save_every, keep_checkpoints
         self.step = engine.num_steps  # optimizer steps done
-        self.first_step = self.step  # those done before this process began
-        self.saved_step = self.step or None
+        self.start_step = self.step  # of this process
+        self.saved_step = self.step or None  # of a checkpoint
         # If the last batch is not full, it is not used.
         batches = len(examples) * num_epochs // self.batch_size
         self.num_steps = max_steps or batches * self.steps_per_batch
-        self.writes, self.logger = dist.get_rank() == 0, None
+        self.writes = dist.get_rank() == 0
         if self.writes:
             runner = {"vllm_runner": rollout.model_runner} if rollout else {}
-            self._open_files({"args": {**settings}, **runner}, logger)
+            self._open_files({"args": settings, **runner}, logger)
         self.interrupted = False
         for number in STOP_SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it
@@ -172,7 +172,8 @@ class Run(contextlib.AbstractContextManager):
         every = 0.5 if sys.stderr.isatty() else 10  # seconds between redraws
         shown = {"unit": "step", "mininterval": every, "miniters": 0, "disable": not self.writes}
         self.bar = tqdm(total=self.num_steps, initial=self.step, **shown)
-        self.last_lap, self.seconds = time.perf_counter(), {}  # by phase, since the last step
+        self.last_lap = time.perf_counter()
+        self.seconds = {}  # this step's, by phase
 
     def _open_files(self, record: dict, logger: str) -> None:
         before = read_args(self.folder)
@@ -229,7 +230,7 @@ class Run(contextlib.AbstractContextManager):
         return (slice(start, start + size) for start in range(0, len(queries), size))
 
     def lap(self, phase: str | None) -> None:
-        """Count the time since the last lap for a phase, like "train_s", or for none."""
+        """Add the time since the last lap to a phase, like "train_s", or to none."""
         now = time.perf_counter()
         if phase:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self.last_lap
@@ -254,7 +255,7 @@ class Run(contextlib.AbstractContextManager):
             self._try(self.logger.log, row, step=self.step)
 
     def _try(self, call: Callable, *args, **options) -> None:
-        """Call the logger. An error ends no run: the logger gets nothing more."""
+        """Call the logger; after an error the run goes on without it."""
         try:
             call(*args, **options)
         except Exception as error:
@@ -274,7 +275,7 @@ class Run(contextlib.AbstractContextManager):
         """
         if not self.writes:
             return
-        if self.step == 0 and (right := rewards.mean()) < 0.05:  # OSW-FT's weights: above 0.95
+        if self.step == 0 and (right := rewards.mean()) < 0.05:  # mean weight above 0.95
             advice = "OSW-FT is then SFT at a higher price. Prompt, references, lengths: as meant?"
             print(f"\nwarning: {right:.0%} of the first answers right: {advice}", file=sys.stderr)
         verdicts = {"reward": rewards} if self.reward else {"correct": rewards.bool()}

@@ -10,8 +10,8 @@ checked; an answer is reinforced by how much better it is than its group, token 
 As in the paper, the loss is a mean over all tokens of the global batch (DAPO), the clipping is
 asymmetric, and there is neither a KL term nor a reference model. What the paper leaves open: std is
 that of a sample (divided by G - 1); pi_old is the training model's own, before the batch's first
-update, at the sampling temperature; groups that are all right or all wrong have A = 0, and
-are not computed; their tokens still count in the divisor.
+update, at the sampling temperature; groups that are all right or all wrong have A = 0: they
+are not computed, but their tokens count in the divisor.
 
     deepspeed --quiet train_grpo.py --model Qwen/Qwen3-0.6B-Base --data data/train.jsonl
     deepspeed --quiet train_grpo.py --resume runs/grpo    # more ways to start: train_oswft.py
@@ -46,7 +46,7 @@ class Args(RolloutArgs):
     # Optimization
     learning_rate: float = 1e-6  # of AdamW, constant
     rollout_batch_size: int = 128  # queries that are answered together
-    train_batch_size: int | None = None  # queries per optimizer step; default: all of them
+    train_batch_size: int | None = None  # queries per optimizer step; default: as many
 
     def check(self) -> None:
         super().check()
@@ -90,8 +90,8 @@ def grpo_loss(
         advantages: (N,) from `grpo_advantages`.
         mask: (N, T), true on the answers' tokens, false on prompt and padding.
         normalizer: completion tokens in the *global* batch, those of skipped answers included.
-        clip_low, clip_high: bounds of the ratio, beyond which a token that has already moved the
-            way its advantage pushes is not pushed on.
+        clip_low, clip_high: bounds of the ratio. A token that its advantage has pushed past one of
+            them has no gradient.
     """
     ratio = torch.where(mask.bool(), logprobs - old_logprobs, 0).exp()  # (N, T)
     clipped = ratio.clamp(clip_low, clip_high)
@@ -113,7 +113,8 @@ def update(
     sums = torch.zeros(4, device=engine.device)
     for batch in engine.micro_batches(rows, keep=advantages != 0):
         logprobs = engine.logprobs(batch, args.temperature)  # (n, T)
-        old, advantage = logprobs.detach(), advantages[batch.rows]  # (n, T), (n,)
+        advantage = advantages[batch.rows]  # (n,)
+        old = logprobs.detach()
         if old_logprobs is not None:
             old = old_logprobs.flatten(0, 1)[batch.rows, : logprobs.shape[1]]  # (n, T)
         clip = (args.clip_low, args.clip_high)
@@ -123,10 +124,10 @@ def update(
     stats = engine.step(args.learning_rate)
 
     dist.all_reduce(sums)
-    low, high, kl = (sums[1:] / sums[0].clamp(min=1)).tolist()  # no token: no group has a signal
-    shares = {"clipped_low_share": low, "clipped_high_share": high, "approx_kl": kl}
+    low, high, kl = (sums[1:] / sums[0].clamp(min=1)).tolist()  # 0 tokens if every A is 0
+    means = {"clipped_low_share": low, "clipped_high_share": high, "approx_kl": kl}
     counts = count_rows(rows, keep=advantages != 0)
-    return {"no_signal_share": no_signal, **stats, **counts, **shares}
+    return {"no_signal_share": no_signal, **stats, **counts, **means}
 
 
 def log_pi_old(
@@ -139,14 +140,14 @@ def log_pi_old(
     """log pi_old of the answers, (B, G, T), before the batch's first update. A collective."""
     if args.steps_per_batch == 1:  # then pi_old is the model that is updated
         return None
-    rows, keep = trajectories(queries, completions), advantages.flatten() != 0
-    old = engine.eval_logprobs(rows, args.temperature, keep)
+    rows = trajectories(queries, completions)
+    old = engine.eval_logprobs(rows, args.temperature, keep=advantages.flatten() != 0)
     return old.view(*advantages.shape, -1)
 
 
 def diagnose(logprobs, old_logprobs, advantages, mask, args: Args) -> torch.Tensor:
-    """Of a micro-batch's tokens: their number, how many are clipped low and high, sum of KL."""
-    log_ratio = logprobs - old_logprobs  # (n, T), like all of these
+    """(4,) sums over a micro-batch's tokens: of 1, of those clipped low, clipped high, of KL."""
+    log_ratio = logprobs - old_logprobs  # (n, T); advantages (n,)
     ratio = log_ratio.exp()
     clipped_low = (ratio < args.clip_low) & (advantages[:, None] < 0) & mask
     clipped_high = (ratio > args.clip_high) & (advantages[:, None] > 0) & mask
@@ -174,13 +175,13 @@ def main(args: Args) -> int:
             rollout.load_weights(engine.named_weights())
             run.lap("sync_s")
             answers = rollout.answer(queries, batch, stop=lambda: run.interrupted)  # this rank's
-            if run.should_stop():  # some are missing; nothing was learnt since the last step
+            if run.should_stop():  # answers are missing; the run's end saves a checkpoint
                 break
             run.lap("rollout_s")
 
             # ---- verify: which answers are right?
             completions, rewards = judge(verifier, queries, answers)  # all ranks', (B, G)
-            refuse = run.step == run.first_step
+            refuse = run.step == run.start_step  # a vLLM that samples from another model
             gap = vllm_gap(engine, rollout, queries, completions, refuse)
 
             # ---- weigh: how much better than its group is an answer?

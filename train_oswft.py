@@ -7,7 +7,7 @@ answers, sampled from the current model, that are right (Algorithm 1 of the pape
 
 What the model has mastered costs nothing; what it fails at is learnt in full. No gradient flows
 through the weight, and none ever comes from a sampled answer. Deviations from the paper's text: the
-normalizer is the number of completion tokens in the global batch, so that weight 1 gives standard
+normalizer is the number of solution tokens in the global batch, so that weight 1 gives standard
 token-mean SFT (`--normalizer sequence` divides by the number of queries, as Algorithm 1 does);
 gradients are clipped at norm 1; ZeRO's stage is 2. By default all else is as in the paper.
 
@@ -44,7 +44,7 @@ class Args(RolloutArgs):
     # Optimization
     learning_rate: float = 1e-5  # of AdamW, constant
     rollout_batch_size: int = 128  # queries that are answered and weighed together
-    train_batch_size: int | None = None  # queries per optimizer step; default: all of them
+    train_batch_size: int | None = None  # queries per optimizer step; default: as many
 
 
 # ---- The method ----------------------------------------------------------------------------------
@@ -64,10 +64,10 @@ def oswft_loss(
         logprobs: (B, T) log pi of each token of the expert solutions.
         mask: (B, T), true on these tokens, false on prompt and padding.
         weights: (B,) from `oswft_weights`.
-        normalizer: completion tokens, or queries, of the *global* batch, those of weight 0 too.
+        normalizer: solution tokens, or queries, of the *global* batch, those of weight 0 too.
             Never the sum of the weights: that would cancel the method.
     """
-    assert weights.shape == logprobs.shape[:1], "one weight for each row"  # else they broadcast
+    assert weights.shape == logprobs.shape[:1], "one weight for each row"  # (B, 1) would broadcast
     sequence_logprobs = torch.where(mask.bool(), logprobs, 0).sum(dim=1)  # (B, T) -> (B,)
     return -(weights * sequence_logprobs).sum() / normalizer
 
@@ -75,7 +75,7 @@ def oswft_loss(
 def update(
     engine: Engine, queries: Sequence[TokenizedExample], weights: torch.Tensor, args: Args
 ) -> dict[str, float]:
-    """One optimizer step on a batch of all ranks, with its weights (B,); returns its metrics."""
+    """One optimizer step on the solutions of these queries, with weights (B,); its metrics."""
     num_tokens = sum(len(query.completion_ids) for query in queries)
     normalizer = num_tokens if args.normalizer == "token" else len(queries)
     weights = weights.to(engine.device)
@@ -106,7 +106,7 @@ def control_weights(
             return (weights > 0).float()
         case "uniform":  # SFT, at the cost of the rollouts
             return torch.ones_like(weights)
-        case "random":  # whichever queries fail; an even grid around OSW-FT's mean, as wide as fits
+        case "random":  # blind to the rewards: evenly spread around OSW-FT's mean
             grid = (2 * torch.randperm(len(weights), generator=generator) + 1) / len(weights) - 1
             mean = weights.mean()
             return mean + torch.minimum(mean, 1 - mean) * grid
@@ -132,13 +132,13 @@ def main(args: Args) -> int:
             rollout.load_weights(engine.named_weights())
             run.lap("sync_s")
             answers = rollout.answer(queries, batch, stop=lambda: run.interrupted)  # this rank's
-            if run.should_stop():  # some are missing; nothing was learnt since the last step
+            if run.should_stop():  # answers are missing; the run's end saves a checkpoint
                 break
             run.lap("rollout_s")
 
             # ---- verify: which answers are right?
             completions, rewards = judge(verifier, queries, answers)  # all ranks', (B, K)
-            refuse = run.step == run.first_step
+            refuse = run.step == run.start_step  # a vLLM that samples from another model
             gap = vllm_gap(engine, rollout, queries, completions, refuse)
 
             # ---- weigh: w = 1 - p̂

@@ -28,7 +28,7 @@ class Args(TrainArgs):
     output_dir: str = "runs/sft"  # where the run writes; all hosts share it
 
     # The method
-    weight_column: str | None = None  # of the data, with each solution's weight; default: weight 1
+    weight_column: str | None = None  # column of the data with the weights; default: all are 1
 
     # Optimization
     learning_rate: float = 1e-5  # of AdamW, constant
@@ -61,8 +61,8 @@ def update(engine: Engine, queries: Sequence[TokenizedExample], args: Args) -> d
         logprobs = engine.logprobs(batch)  # (b, T)
         loss = sft_loss(logprobs, batch.mask, weights[batch.rows], normalizer)
         engine.backward(loss)
-    stats = {**engine.step(args.learning_rate), **count_rows(queries, keep=weights > 0)}
-    return {"mean_weight": weights.mean().item(), **stats} if args.weight_column else stats
+    mean = {"mean_weight": weights.mean().item()} if args.weight_column else {}
+    return {**mean, **engine.step(args.learning_rate), **count_rows(queries, keep=weights > 0)}
 
 
 def get_weight(query: TokenizedExample, args: Args) -> float:
@@ -82,13 +82,13 @@ def main(args: Args) -> int:
     init_distributed()
     checkpoint = claim_or_resume(args)
     tokenizer, examples = load_training_data(args)
-    if not any([get_weight(example, args) for example in examples]):  # a bad one is found now
+    weights = [get_weight(example, args) for example in examples]
+    if not any(weights):
         raise InputError(f"{args.data}: every '{args.weight_column}' is 0: nothing would be learnt")
     engine = load_engine(args.model, args.max_length, checkpoint, **keywords(args, Engine))
 
     with Run(args.output_dir, engine, tokenizer, examples, **keywords(args, Run)) as run:
         for _, queries in run.batches():  # the same on every rank
-            # ---- update: one optimizer step
             run.end_step(update(engine, queries, args))
     return 0 if run.finished else 130
 
