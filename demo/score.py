@@ -20,7 +20,7 @@ from data import (
 )
 from demo.world import MAX_COMPLETION, MAX_LENGTH, RETENTION, TIERS
 from engine import init_ranks
-from rollout import Completion, Rollout
+from rollout import Rollout
 from verify import Verifier
 
 from transformers import AutoModelForCausalLM
@@ -44,13 +44,13 @@ def score(args: Args) -> int:
     rollout = Rollout(base, tokenizer, MAX_LENGTH, precision="fp32", vllm_memory=0.1)
     rollout.load_weights(AutoModelForCausalLM.from_pretrained(args.model).named_parameters())
 
-    def sample(queries: Sequence[TokenizedExample], **sampling) -> tuple[list[Completion], list]:
-        """All completions, those of a query next to each other, and which are right."""
+    def judged(queries: Sequence[TokenizedExample], **sampling) -> list:
+        """Which answers are right, those of a query next to each other."""
         prompts = [query.prompt_ids for query in queries]
         seeds = [derive_seed(args.seed, query.id) for query in queries]
         completions = rollout.generate(prompts, NUM_SAMPLES, MAX_COMPLETION, seeds, **sampling)
         answers = [queries[completion.query].example.answer for completion in completions]
-        return completions, verifier.score([c.text for c in completions], answers)
+        return verifier.score([completion.text for completion in completions], answers)
 
     no_expert = {"logit_bias": {tokenizer.convert_tokens_to_ids("@"): -100.0}}  # nor its style
     scores = {}
@@ -58,15 +58,14 @@ def score(args: Args) -> int:
         for tier in TIERS:
             examples = load_examples(str(args.base / "heldout" / f"{tier}.jsonl"))
             queries, _ = tokenize_examples(examples, tokenizer, MAX_LENGTH, MAX_COMPLETION)
-            completions, right = sample(queries)
+            right = judged(queries)
             by_problem = [right[n : n + NUM_SAMPLES] for n in range(0, len(right), NUM_SAMPLES)]
             values = {
                 "pass@1": sum(right) / len(right),
                 f"pass@{NUM_SAMPLES}": sum(map(any, by_problem)) / len(by_problem),
-                "scratch": sum(c.text.startswith("@") for c in completions) / len(right),
             }
             if tier in RETENTION:  # what the model can do where it may not use the style
-                values["skill"] = sum(sample(queries, **no_expert)[1]) / len(right)
+                values["skill"] = sum(judged(queries, **no_expert)) / len(right)
             scores[tier] = {name: round(value, 4) for name, value in values.items()}
     write_json(scores, args.output)
     return 0

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from arguments import one_line_errors
 from data import read_rows
-from demo.rows import at_level
 from paper.plot import STYLE
 
 import matplotlib.pyplot as plt
@@ -56,6 +55,13 @@ def levels_of(rows: list[dict]) -> list[float]:
     bases = {row["base_hash"]: row["gain"] for row in rows if row["run"] == "base"}
     start = bases[tried[0]["base_hash"]]
     return [start + share * (best - start) for share in (0.5, 0.75)]
+
+
+def at_level(gain: np.ndarray, score: np.ndarray, level: float) -> float:
+    """A score where the gain first rises to a level, between two checkpoints; else the last one."""
+    rises = np.flatnonzero((gain[:-1] <= level) & (level <= gain[1:]))
+    part = slice(rises[0], rises[0] + 2) if len(rises) else slice(-1, None)
+    return float(np.interp(level, gain[part], score[part]))
 
 
 def score(curve: pd.DataFrame, name: str, levels: list[float]) -> float:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from conftest import ROOT, needs_vllm, output_of
 from data import InputError
-from demo.__main__ import demo
+from demo.__main__ import call, demo, run_all
 from demo.tiny import COMMITTED
 from demo.world import TIERS
 
@@ -57,3 +57,16 @@ def test_a_folder_of_something_else_is_not_deleted(tmp_path, args):
     with pytest.raises(InputError, match="holds no demo"):
         demo(tmp_path)
     assert (tmp_path / "logs").exists()
+
+
+def test_a_command_that_fails_is_named_with_its_log_and_its_last_line_and_no_other_begins(tmp_path):
+    log, begun = tmp_path / "logs" / "run.log", []
+    why = "import sys; print('why it failed'); sys.exit(3)"
+
+    def run(name: str) -> None:
+        begun.append(name)
+        call(f'python -c "{why}"', log)
+
+    with pytest.raises(ChildProcessError, match=r"logs/run\.log: status 3: why it failed"):
+        run_all(run, "abcdef", "runs")
+    assert len(begun) < 6

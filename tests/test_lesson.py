@@ -13,7 +13,7 @@ import pytest
 NOTEBOOK = ROOT / "docs" / "lesson.ipynb"
 CELLS = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
 # The numbers of these cells come from no model.
-EXACT = ("base", "answer-4", "adam-steps", "pairs", "hypotheses", "style", "where-not")
+EXACT = ("base", "answer-4", "adam-steps", "pairs", "fair")
 SAMPLED = ("rollout", "logprobs", "coefficients")  # another processor samples other text
 
 

@@ -53,6 +53,8 @@ def test_the_page_has_the_results_of_the_rows():
         if name in ("R3", "R4"):  # the page has points
             mean = "{:+.1f} ± {:.1f}".format(*(100 * float(x) for x in mean.split(" ± ")))
         mean = mean.replace("-", "−")
+        if name in ("R1", "R3"):
+            assert f" {mean[1:]} " in said("docs/study.md")
         assert f" | {mean} | {pairs} | {p} | {holm} | {exact} |" in page
 
 
@@ -81,18 +83,16 @@ def interval(values: list[float]) -> str:
 
 
 def test_means_of_arms_are_over_the_seeds_that_have_all_of_them(curves, at_equal_gain):
+    half, static = "SFT at r / 2 with twice the steps", "weights from one weighing of the base"
+    names = {"sft": "SFT reached", "oswft": "OSW-FT", "half": half, "static": static}
+    assert f"the base has {100 * curves['sft', 1].gain.iloc[0]:.1f} %" in said("docs/study.md")
     for arm in report.ARMS:
-        end = sum(curves[arm, seed].iloc[-1][["gain", "pass@4", "easy"]] for seed in (1, 2)) * 50
-        kl, trained = (
-            statistics.fmean(curves[arm, seed][name].iloc[-1] for seed in (1, 2))
-            for name in ("kl", "train_tokens")
-        )
-        gain, many, easy = (f"{value:.1f}" for value in end)
-        assert f" | {gain} | {many} | {kl:.3f} | {easy} | {trained:,.0f} |" in said("docs/study.md")
+        gain = f"{50 * sum(curves[arm, seed].gain.iloc[-1] for seed in (1, 2)):.1f}"
+        assert f"{names[arm]} {gain} %" in said("docs/study.md").split("have all arms (1 and 2)")[1]
         assert arm == "static" or f" {gain} %" in said("README.md").split("complete seeds")[1]
         mean = {x: statistics.mean(at_equal_gain[arm, n][x] for n in (1, 2)) for x in report.SCORES}
-        names = ("pass@4", "easy", "skill", "multiarith", "commonsense")
-        many, *cells = (f"{100 * mean[name]:.1f}" for name in names)
+        scores = ("pass@4", "easy", "skill", "multiarith", "commonsense")
+        many, *cells = (f"{100 * mean[name]:.1f}" for name in scores)
         cells = [many, f"{mean['kl']:.3f}", *cells, f"{mean['TFLOPs']:.0f}"]
         cells += [f"{at_equal_gain[arm, 1]['seconds']:,.0f}"]
         assert f" | {' | '.join(cells)} |" in said("docs/study/fourth.md")
@@ -125,6 +125,7 @@ def test_oswft_is_compared_with_sft_after_as_many_tokens(curves):
         shares.append(100 * end.train_tokens / sft.train_tokens.iloc[-1])
     difference = interval([ours - theirs for ours, theirs in gains])
     means = "{:.1f} and {:.1f} %".format(*map(statistics.mean, zip(*gains, strict=True)))
-    assert f"on {statistics.mean(shares):.0f} % of SFT's tokens" in page
+    share = f"on {statistics.mean(shares):.0f} % of SFT's tokens"
+    assert share in page and share in said("docs/study.md")
     assert f"{means} ({difference}, three pairs)" in page
     assert f"from as many ({difference})" in said("docs/study.md")
