@@ -1,146 +1,220 @@
-"""SFT, OSW-FT and GRPO in one file, made to be stepped through: one process, one model, one loop.
+"""SFT, OSW-FT and GRPO in one file, to be read from top to bottom.
 
-No launcher, no vLLM, no DeepSpeed: a breakpoint stops at any line. What the paper is about is
-imported from the real files: weights, losses, verdicts. Three packages are enough, also on a Mac:
+It imports no file of ours, and takes the steps of train_*.py. Tyro is for demo.tiny alone.
 
-    pip install torch transformers math-verify
+    pip install torch transformers tyro
+    python -m demo.tiny copy --output_dir runs/tiny  # train.jsonl and heldout/*.jsonl
     python -m demo.from_scratch --method oswft       # half a minute; grpo takes longer
-    python -m pdb -m demo.from_scratch --method grpo --steps 2
+    python -m demo.from_scratch --model FOLDER_OR_HUB_ID --data FILE --gain FILE --retention FILE
 
-The base is the demo's, from `demo/base`, and so are data and settings. The other differences
-from train_*.py: fp32, all rows in one pass, and a mask over full logits.
+Any small causal LM with a chat template will do: on the CPU, in fp32, a batch in one pass.
+Shapes: B queries in a batch, K answers to each of them, N rows, T tokens in the longest row.
 """
 
 import argparse
-import time
+import json
+import random
+import re
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from data import (
-    Trajectory,
-    batch_indices,
-    collate,
-    load_examples,
-    load_tokenizer,
-    stop_token_ids,
-    tokenize_examples,
-)
-from demo import tiny
-from demo.world import GAIN, MAX_COMPLETION, MAX_LENGTH, RETENTION
-from train_grpo import grpo_advantages, grpo_loss
-from train_oswft import oswft_loss, oswft_weights
-from verify import is_correct
-
 import torch
-import transformers
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-BATCH_SIZE = 128  # queries
+BATCH_SIZE = 128  # queries in an optimizer step; these are the demo's settings, to be edited
 LEARNING_RATE = 3e-4
-NUM_ROLLOUTS = {"sft": 0, "oswft": 2, "grpo": 8}  # answers sampled to each query
+NUM_ROLLOUTS = {"sft": 0, "oswft": 2, "grpo": 8}  # K, answers sampled for each query
+MAX_LENGTH = 160  # tokens of prompt and expert solution; longer rows are left out
+MAX_COMPLETION = 128  # tokens of a sampled answer
+INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
+GAIN_FILES = ["runs/tiny/heldout/middle.jsonl", "runs/tiny/heldout/hard.jsonl"]
+RETENTION_FILES = ["runs/tiny/heldout/keep.jsonl", "runs/tiny/heldout/long.jsonl"]
 
 
-@torch.no_grad()
-def sample(model: PreTrainedModel, tokenizer, queries: list, num_samples: int) -> list[Trajectory]:
-    """`num_samples` answers to each query, at temperature 1; those of a query are neighbours."""
+@dataclass
+class Row:
+    """A prompt with one completion: the expert's solution, or an answer of the model."""
+
+    question: str
+    reference: str  # the right answer
+    prompt_ids: list[int]
+    completion_ids: list[int]
+
+
+def load_rows(tokenizer, paths: list) -> list[Row]:
+    """Read JSONL files with the fields id, question, solution, answer, source."""
+    rows = []
+    for path in paths:
+        if not Path(path).is_file():
+            sys.exit(f"error: {path}: no such file (python -m demo.tiny copy writes the demo's)")
+        for line in Path(path).read_text(encoding="utf-8").strip().split("\n"):
+            fields = json.loads(line)
+            user = {"role": "user", "content": fields["question"] + "\n" + INSTRUCTION}
+            expert = {"role": "assistant", "content": fields["solution"]}
+            options = {"tokenize": False, "add_generation_prompt": True}
+            prompt = tokenizer.apply_chat_template([user], **options)
+            chat = tokenizer.apply_chat_template([user, expert], tokenize=False)
+            end = chat.rpartition(fields["solution"])[2].strip()  # of a turn, such as <|im_end|>
+            prompt_ids = tokenizer(prompt, add_special_tokens=False).input_ids
+            completion_ids = tokenizer(fields["solution"] + end, add_special_tokens=False).input_ids
+            if len(prompt_ids) + len(completion_ids) <= MAX_LENGTH:
+                reference = str(fields["answer"]).strip()
+                rows.append(Row(fields["question"], reference, prompt_ids, completion_ids))
+    if not rows:
+        sys.exit(f"error: {paths[0]}: no row fits into MAX_LENGTH = {MAX_LENGTH} tokens")
+    return rows
+
+
+# ---- Rollout and verdict: sample answers, and see which are right --------------------------------
+def sample(model, tokenizer, queries: list[Row], num_samples: int) -> list[Row]:
+    """Answers at temperature 1: B * K rows, those of a query side by side."""
+    stop_ids = [queries[0].completion_ids[-1], tokenizer.eos_token_id]  # the expert's stop, and EOS
     prompts = {"input_ids": [query.prompt_ids for query in queries]}
-    inputs = tokenizer.pad(prompts, padding_side="left", return_tensors="pt")
-    stops = stop_token_ids(tokenizer)
-    output = model.generate(
-        **inputs,
-        do_sample=True,
-        top_k=0,
-        num_return_sequences=num_samples,
-        max_new_tokens=MAX_COMPLETION,
-        eos_token_id=stops,
-    )  # (B * K, prompt and answer)
+    inputs = tokenizer.pad(prompts, padding_side="left", return_tensors="pt")  # (B, T)
+    settings = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    settings |= {"num_return_sequences": num_samples, "max_new_tokens": MAX_COMPLETION}
+    output = model.generate(**inputs, **settings, eos_token_id=stop_ids)
     answers = []
-    for n, ids in enumerate(output[:, inputs.input_ids.shape[1] :].tolist()):
-        query = queries[n // num_samples]
-        end = next((i + 1 for i, token in enumerate(ids) if token in stops), len(ids))
-        answers.append(Trajectory(query.id, query.prompt_ids, ids[:end]))
+    for n, ids in enumerate(output[:, inputs.input_ids.shape[1] :].tolist()):  # B * K of them
+        stops = [position for position, token in enumerate(ids) if token in stop_ids]
+        end = stops[0] + 1 if stops else len(ids)  # what follows is padding
+        answers.append(replace(queries[n // num_samples], completion_ids=ids[:end]))
     return answers
 
 
-def verify(tokenizer, queries: list, answers: list[Trajectory]) -> torch.Tensor:
-    """Which answers are right: (B, K) of 0 and 1."""
-    texts = [tokenizer.decode(a.completion_ids, skip_special_tokens=True) for a in answers]
-    references = {query.id: query.example.answer for query in queries}
-    rewards = [is_correct(text, references[a.id]) for text, a in zip(texts, answers, strict=True)]
-    return torch.tensor(rewards).float().view(len(queries), -1)
+def boxed_answer(text: str) -> str | None:
+    """What the last \\boxed{...} of a text holds; None if there is none."""
+    # Braces may stand in a box, as in \frac{1}{2}, but none in these.
+    boxes = re.findall(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}", text)
+    return boxes[-1].strip() if boxes else None
 
 
-def compute_loss(
-    method: str, model: PreTrainedModel, queries: list, answers: list, rewards: torch.Tensor
-) -> torch.Tensor:
-    """The loss of a whole batch: a scalar."""
+def verify(tokenizer, queries: list[Row], answers: list[Row]) -> torch.Tensor:
+    """Rewards (B, K): 1 for a right answer, else 0."""
+    rewards = []
+    for answer in answers:
+        text = tokenizer.decode(answer.completion_ids, skip_special_tokens=True)
+        rewards.append(float(boxed_answer(text) == answer.reference))
+    return torch.tensor(rewards).view(len(queries), -1)
+
+
+# ---- Weights, advantages, losses -----------------------------------------------------------------
+def oswft_weights(rewards):
+    """w = 1 - p̂, where p̂ is the share of a query's answers that are right: (B, K) -> (B,)."""
+    return 1 - rewards.float().mean(dim=1)
+
+
+def grpo_advantages(rewards):
+    """A = (r - mean) / std over the answers to a query: (B, K) -> (B, K); 0 if all are alike."""
+    mean = rewards.mean(dim=1, keepdim=True)  # (B, 1)
+    std = rewards.std(dim=1, keepdim=True)  # (B, 1)
+    return (rewards - mean) / (std + 1e-6)
+
+
+def sft_loss(logprobs, mask, num_tokens):
+    """- sum of log π / tokens; logprobs and mask are (B, T)."""
+    return -(logprobs * mask).sum() / num_tokens
+
+
+def oswft_loss(logprobs, mask, weights, num_tokens):
+    """- sum of w * log π / tokens; weights are (B,), and never part of the divisor."""
+    sequence_logprobs = (logprobs * mask).sum(dim=1)  # (B,)
+    return -(weights * sequence_logprobs).sum() / num_tokens
+
+
+def grpo_loss(logprobs, old_logprobs, advantages, mask, num_tokens, clip_low=0.8, clip_high=1.28):
+    """- sum of min(ratio * A, clip(ratio) * A) / tokens; advantages are (N,), the rest (N, T)."""
+    ratio = (logprobs - old_logprobs).exp()  # (N, T)
+    clipped_ratio = ratio.clamp(clip_low, clip_high)
+    advantages = advantages[:, None]  # (N, 1): an answer's tokens share it
+    objective = torch.minimum(ratio * advantages, clipped_ratio * advantages)
+    return -(objective * mask).sum() / num_tokens
+
+
+def token_logprobs(model, rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+    """log π of each token but the first, and a mask, 1 on the completions: (N, T - 1) both."""
+    lengths = [len(row.prompt_ids) + len(row.completion_ids) for row in rows]
+    input_ids = torch.zeros(len(rows), max(lengths), dtype=torch.long)  # (N, T)
+    mask = torch.zeros(len(rows), max(lengths))  # (N, T)
+    for n, row in enumerate(rows):  # padded on the right, where causal attention does not look
+        input_ids[n, : lengths[n]] = torch.tensor(row.prompt_ids + row.completion_ids)
+        mask[n, len(row.prompt_ids) : lengths[n]] = 1
+    logits = model(input_ids=input_ids[:, :-1]).logits  # (N, T - 1, vocabulary)
+    targets = input_ids[:, 1:, None]  # (N, T - 1, 1): the token that comes next
+    logprobs = logits.log_softmax(dim=2).gather(2, targets)[:, :, 0]
+    return logprobs, mask[:, 1:]
+
+
+def compute_loss(method: str, model, queries, answers, rewards) -> torch.Tensor:
+    """The loss of a batch: a scalar."""
     rows = answers if method == "grpo" else queries  # own answers, or the expert's solutions
-    batch = collate(rows, range(len(rows)))
-    logits = model(input_ids=batch.input_ids).logits  # (N, T, vocabulary)
-    logprobs = logits.log_softmax(dim=2)
-    logprobs = logprobs.gather(2, batch.targets[:, :, None])[:, :, 0]  # (N, T)
-    normalizer = batch.mask.sum().item()  # tokens that are learnt from
-    if method == "grpo":
-        advantages = grpo_advantages(rewards).flatten()  # (B, G) -> (N,)
-        # The model has not moved since it sampled: old log-probabilities are today's.
-        return grpo_loss(logprobs, logprobs.detach(), advantages, batch.mask, normalizer)
-    weights = oswft_weights(rewards) if method == "oswft" else torch.ones(len(queries))  # (B,)
-    return oswft_loss(logprobs, batch.mask, weights, normalizer)
+    logprobs, mask = token_logprobs(model, rows)
+    num_tokens = mask.sum()  # completion tokens of the batch
+    if method == "sft":
+        return sft_loss(logprobs, mask, num_tokens)
+    if method == "oswft":
+        weights = oswft_weights(rewards)  # (B,)
+        return oswft_loss(logprobs, mask, weights, num_tokens)
+    advantages = grpo_advantages(rewards).flatten()  # (B, K) -> (N,)
+    old_logprobs = logprobs.detach()  # one step for each batch: the model has not moved
+    return grpo_loss(logprobs, old_logprobs, advantages, mask, num_tokens)
 
 
-def evaluate(model: PreTrainedModel, tokenizer, base: Path) -> dict[str, float]:
-    """Gain and retention: pass@1 in percent of the tiers behind each."""
+# ---- Evaluation and training ---------------------------------------------------------------------
+def evaluate(model, tokenizer, tests: dict[str, list[Row]]) -> dict[str, float]:
+    """pass@1 of each test set in percent, from four answers to each question."""
     scores = {}
-    for name, tiers in {"gain": GAIN, "retention": RETENTION}.items():
-        files = [base / "heldout" / f"{tier}.jsonl" for tier in tiers]
-        examples = [example for file in files for example in load_examples(str(file))]
-        queries, _ = tokenize_examples(examples, tokenizer, MAX_LENGTH, MAX_COMPLETION)
-        rewards = verify(tokenizer, queries, sample(model, tokenizer, queries, num_samples=4))
-        scores[name] = round(100 * rewards.mean().item(), 1)
+    for name, queries in tests.items():
+        answers = sample(model, tokenizer, queries, num_samples=4)
+        scores[name] = round(100 * verify(tokenizer, queries, answers).mean().item(), 1)
     return scores
 
 
-def main(method: str, steps: int, seed: int, base: Path) -> None:
-    if not (base / "model").exists():
-        tiny.copy(base)
-    torch.manual_seed(seed)
-    transformers.utils.logging.disable_progress_bar()
-    tokenizer = load_tokenizer(str(base / "model"))
-    model = AutoModelForCausalLM.from_pretrained(base / "model", dtype=torch.float32)
+def main(args) -> None:
+    torch.manual_seed(args.seed)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(args.model)  # Auto may take another one
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    data = load_rows(tokenizer, [args.data])
+    tests = {"gain": load_rows(tokenizer, args.gain)}
+    tests["retention"] = load_rows(tokenizer, args.retention)
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
-    examples = load_examples(str(base / "train.jsonl"))
-    data, _ = tokenize_examples(examples, tokenizer, MAX_LENGTH, MAX_COMPLETION)
-    print("base       ", evaluate(model, tokenizer, base))
+    scores = {"base": evaluate(model, tokenizer, tests)}
 
-    for step in range(steps):
-        started = time.perf_counter()
-        queries = [data[i] for i in batch_indices(len(data), BATCH_SIZE, step, seed)]
+    random.Random(args.seed).shuffle(data)  # once: after the last row the first comes again
+    for step in range(args.steps):
+        positions = range(step * BATCH_SIZE, (step + 1) * BATCH_SIZE)
+        queries = [data[position % len(data)] for position in positions]
 
-        # ---- rollout and verify: K answers to each query, and which are right
-        answers, rewards = [], torch.zeros(len(queries), 0)
-        if NUM_ROLLOUTS[method]:
-            answers = sample(model, tokenizer, queries, NUM_ROLLOUTS[method])
+        # Rollout and verify: K answers to each query, and which of them are right.
+        answers = rewards = None  # SFT samples nothing
+        if args.method != "sft":
+            answers = sample(model, tokenizer, queries, NUM_ROLLOUTS[args.method])
             rewards = verify(tokenizer, queries, answers)  # (B, K)
 
-        # ---- update
-        loss = compute_loss(method, model, queries, answers, rewards)
+        # Weigh, and take one step.
+        loss = compute_loss(args.method, model, queries, answers, rewards)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         pass_rate = f"  pass rate {rewards.mean():.3f}" if answers else ""
-        seconds = time.perf_counter() - started
-        print(f"step {step + 1:3}  loss {loss.item():7.4f}{pass_rate}  {seconds:4.1f} s")
-    print(f"{method:11}", evaluate(model, tokenizer, base))
+        print(f"step {step + 1:3}  loss {loss.item():7.4f}{pass_rate}", flush=True)
+
+    scores[args.method] = evaluate(model, tokenizer, tests)
+    print("\npass@1, %    gain  retention")
+    for name, score in scores.items():
+        print(f"{name:10}{score['gain']:7.1f}{score['retention']:11.1f}")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser()
     parser.add_argument("--method", choices=NUM_ROLLOUTS, default="oswft")
-    parser.add_argument("--steps", type=int, default=24, help="optimizer steps of 128 queries")
-    parser.add_argument("--seed", type=int, default=0, help="of the data's order and of sampling")
-    parser.add_argument(
-        "--base", type=Path, default=Path("runs/tiny"), help="of demo.tiny; copied if it is absent"
-    )
-    main(**vars(parser.parse_args()))
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--model", default="demo/base")
+    parser.add_argument("--data", default="runs/tiny/train.jsonl")
+    parser.add_argument("--gain", nargs="+", default=GAIN_FILES)
+    parser.add_argument("--retention", nargs="+", default=RETENTION_FILES)
+    main(parser.parse_args())

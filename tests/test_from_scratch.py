@@ -1,16 +1,139 @@
-"""demo/from_scratch.py: the same gradients as the real scripts, from three packages alone."""
+"""demo/from_scratch.py: it stands alone, and its numbers are those of the real scripts."""
 
+import argparse
+import ast
 import os
+import re
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import train_grpo
-from conftest import link_packages, output_of
+import train_oswft
+import train_sft
+from conftest import launch, link_packages, output_of
+from data import load_examples, load_tokenizer, tokenize_examples
 from demo import from_scratch
-from demo.from_scratch import NUM_ROLLOUTS, compute_loss
+from demo.from_scratch import NUM_ROLLOUTS, boxed_answer, compute_loss, load_rows, verify
+from demo.world import GAIN, MAX_COMPLETION, MAX_LENGTH, RETENTION, TIERS
 from gradients import dense_grpo_loss, dense_logprobs, dense_oswft_loss, make_model, make_rows
 from rounding import assert_same
+from verify import is_correct
 
 import pytest
 import torch
+from test_templates import QWEN3
+from transformers import PreTrainedTokenizerFast
+
+FILE = Path(from_scratch.__file__)
+
+
+def flags(tiny: Path) -> dict:
+    """Of a run on the demo's problems, wherever they lie."""
+    found = {"model": tiny / "model", "data": tiny / "train.jsonl"}
+    for name, tiers in (("gain", GAIN), ("retention", RETENTION)):
+        found[name] = [tiny / "heldout" / f"{tier}.jsonl" for tier in tiers]
+    return found
+
+
+@pytest.fixture
+def random_batch():
+    """logprobs, old logprobs, mask, rewards (N / 3, 3), and tokens of which some are elsewhere."""
+    generator = torch.Generator().manual_seed(0)
+    logprobs = -4 * torch.rand(12, 9, generator=generator)
+    old_logprobs = logprobs + 0.4 * torch.randn(12, 9, generator=generator)
+    mask = torch.rand(12, 9, generator=generator) > 0.3
+    rewards = torch.tensor([[1.0, 0, 0], [1, 1, 1], [0, 0, 1], [0, 0, 0]])
+    return logprobs, old_logprobs, mask, rewards, torch.tensor(31)
+
+
+def test_weights_and_advantages_are_those_of_the_scripts(random_batch):
+    coins = torch.rand(50, 8, generator=torch.Generator().manual_seed(1)) > 0.6
+    for rewards in (random_batch[3], coins.float()):
+        weights = from_scratch.oswft_weights(rewards)
+        assert torch.equal(weights, train_oswft.oswft_weights(rewards))
+        advantages = from_scratch.grpo_advantages(rewards)
+        assert_same(advantages, train_grpo.grpo_advantages(rewards))
+        alike = (rewards == rewards[:, :1]).all(dim=1)
+        assert not advantages[alike].any() and advantages[~alike].all()
+
+
+def test_losses_are_those_of_the_scripts(random_batch):
+    logprobs, old_logprobs, mask, rewards, tokens = random_batch
+    ours = from_scratch.sft_loss(logprobs, mask, tokens)
+    assert_same(ours, train_sft.sft_loss(logprobs, mask, torch.ones(12), tokens))
+    assert_same(ours, train_oswft.oswft_loss(logprobs, mask, torch.ones(12), tokens))
+    weights = torch.tensor([0.0, 0.5, 1.0]).repeat(4)
+    ours = from_scratch.oswft_loss(logprobs, mask, weights, tokens)
+    assert_same(ours, train_oswft.oswft_loss(logprobs, mask, weights, tokens))
+    advantages = train_grpo.grpo_advantages(rewards).flatten()
+    ratio = (logprobs - old_logprobs).exp()[mask & (advantages != 0)[:, None]]
+    assert (ratio < 0.8).any() and (ratio > 1.28).any()
+    arguments = logprobs, old_logprobs, advantages, mask, tokens
+    ours = from_scratch.grpo_loss(*arguments)
+    assert_same(ours, train_grpo.grpo_loss(*arguments))
+    unclipped = -(advantages[:, None] * (logprobs - old_logprobs).exp() * mask).sum() / tokens
+    assert abs(ours - unclipped) > 0.01
+    assert_same(
+        from_scratch.grpo_loss(*arguments, clip_low=0.9, clip_high=1.1),
+        train_grpo.grpo_loss(*arguments, clip_low=0.9, clip_high=1.1),
+    )
+
+
+@pytest.mark.parametrize("template", [None, QWEN3], ids=["the demo's", "Qwen3's"])
+def test_prompts_and_solutions_are_tokenized_as_by_the_scripts(template, tiny):
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tiny / "model")
+    theirs = load_tokenizer(str(tiny / "model"))
+    if template:  # it writes an empty <think></think> before an answer
+        tokenizer.chat_template = theirs.chat_template = template
+    assert (from_scratch.MAX_LENGTH, from_scratch.MAX_COMPLETION) == (MAX_LENGTH, MAX_COMPLETION)
+    tiers = [f"heldout/{tier}" for tier in TIERS]
+    for name in tiers if template else ("train", "train-plain", *tiers):
+        path = tiny / f"{name}.jsonl"
+        examples = load_examples(str(path))
+        reference, _ = tokenize_examples(examples, theirs, MAX_LENGTH, MAX_COMPLETION)
+        for row, other in zip(load_rows(tokenizer, [path]), reference, strict=True):
+            assert row.prompt_ids == other.prompt_ids.tolist()
+            assert row.completion_ids == other.completion_ids.tolist()
+            assert (row.question, row.reference) == (other.example.question, other.example.answer)
+
+
+def test_verdicts_are_those_of_the_scripts(tiny):
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tiny / "model")
+    queries = load_rows(tokenizer, [tiny / "heldout" / f"{tier}.jsonl" for tier in TIERS])
+    answers, verdicts = [], []
+    for n, query in enumerate(queries):
+        solution = tokenizer.decode(query.completion_ids, skip_special_tokens=True)
+        box = f"\\boxed{{{query.reference}}}"
+        assert solution.endswith(box)
+        wrong = f"\\boxed{{{(int(query.reference) + 1 + n % 9) % 10}}}"
+        texts = [solution, solution.replace(box, wrong), wrong + box, box + wrong]
+        texts += [solution.replace("boxed{", "boxed{ "), solution[:-1] + "}" * (n % 2)]
+        for text in texts:
+            ids = tokenizer(text).input_ids + query.completion_ids[-1:] * (n % 2)
+            answers.append(replace(query, completion_ids=ids))
+        verdicts += [is_correct(text, query.reference) for text in texts[:-1]] + [bool(n % 2)]
+    rewards = verify(tokenizer, queries, answers)
+    assert rewards.shape == (len(queries), 6)
+    assert rewards.flatten().bool().tolist() == verdicts
+    assert rewards[:, [0, 2, 4]].all() and not rewards[:, [1, 3]].any()
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"\boxed{1}, no: \boxed{ \frac{1}{2} }.", r"\frac{1}{2}"),
+        (r"\boxed{(3, 4)} and {5}", "(3, 4)"),
+        (r"\boxed{}", ""),
+        ("the answer is 3", None),
+        ("", None),
+        (r"{7} \boxed", None),
+        (r"\boxed{7", None),
+    ],
+)
+def test_the_last_box_is_read(text, answer):
+    assert boxed_answer(text) == answer
 
 
 @pytest.mark.parametrize("method", NUM_ROLLOUTS)
@@ -33,19 +156,69 @@ def test_from_the_same_rewards_the_gradient_is_that_of_the_real_scripts(method):
         assert_same(gradient, reference)
 
 
-def test_three_packages_are_enough(tiny, tmp_path):
-    three_packages = link_packages(tmp_path, "torch", "transformers", "math-verify")
-    assert not {"vllm", "deepspeed", "tyro", "datasets"} & set(os.listdir(three_packages))
-    command = ["-S", "-m", "demo.from_scratch"]  # -S: no site-packages
-    command += ["--method", "oswft", "--steps", 1, "--base", tiny]
-    output = output_of(*command, env={**os.environ, "PYTHONPATH": str(three_packages)})
-    assert [line.split()[0] for line in output.splitlines()] == ["base", "step", "oswft"]
+def test_from_the_same_answers_its_steps_are_those_of_the_real_scripts(tiny):
+    output = launch("tests/scratch_steps.py", tiny)
+    assert output.count("equal:") == len(NUM_ROLLOUTS)
 
 
-@pytest.mark.parametrize("method", ["sft", "grpo"])
-def test_the_loop_takes_a_step_of_the_other_methods(method, tiny, monkeypatch, capsys):
+def test_it_imports_torch_and_transformers_alone():
+    names = set()
+    for node in ast.walk(ast.parse(FILE.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            names.add(node.module)
+    names = {name.partition(".")[0] for name in names}
+    assert names - sys.stdlib_module_names == {"torch", "transformers"}
+    assert len(FILE.read_text().splitlines()) <= 220
+
+
+def test_it_runs_where_neither_the_repository_nor_another_package_is(tiny, tmp_path):
+    two_packages = link_packages(tmp_path, "torch", "transformers")
+    others = {"math_verify", "vllm", "deepspeed", "tyro", "datasets", "data.py", "demo"}
+    assert not others & set(os.listdir(two_packages))
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    shutil.copy(FILE, alone)
+    command = ["-S", FILE.name, "--method", "oswft", "--steps", 1]  # -S: no site-packages
+    for name, value in flags(tiny).items():
+        command += [f"--{name}", *(value if isinstance(value, list) else [value])]
+    env = {**os.environ, "PYTHONPATH": str(two_packages)}
+    output = output_of(*command, cwd=alone, env=env)
+    first = [line.split()[0] for line in output.splitlines() if line]
+    assert first == ["step", "pass@1,", "base", "oswft"]
+
+
+def test_tyro_alone_is_needed_besides_to_write_the_problems(tmp_path):
+    packages = link_packages(tmp_path, "torch", "transformers", "tyro")
+    env = {**os.environ, "PYTHONPATH": str(packages)}
+    output_of("-S", "-m", "demo.tiny", "copy", "--output_dir", tmp_path / "tiny", env=env)
+    for path in ("train.jsonl", *from_scratch.GAIN_FILES, *from_scratch.RETENTION_FILES):
+        assert (tmp_path / "tiny" / path.removeprefix("runs/tiny/")).exists()
+
+
+def test_a_file_that_is_missing_or_too_long_is_said_in_one_line(tiny, write):
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tiny / "model")
+    row = {"question": "1" * 200, "solution": "1", "answer": 1}
+    for path, message in (("runs/none.jsonl", "no such file"), (write(row), "no row fits")):
+        with pytest.raises(SystemExit) as stop:
+            load_rows(tokenizer, [path])
+        assert re.fullmatch(f"error: {re.escape(path)}: {message}.*", stop.value.code)
+
+
+@pytest.mark.parametrize("method", NUM_ROLLOUTS)
+def test_the_loop_takes_steps_of_each_method(method, tiny, monkeypatch, capsys):
+    seen = []
+    loss = compute_loss
     monkeypatch.setattr(from_scratch, "BATCH_SIZE", 8)
-    monkeypatch.setattr(from_scratch, "evaluate", lambda *_: {})
-    from_scratch.main(method, 1, 0, tiny)
-    first = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert first == ["base", "step", method]
+    monkeypatch.setattr(from_scratch, "evaluate", lambda *_: {"gain": 0.0, "retention": 0.0})
+    monkeypatch.setattr(
+        from_scratch, "compute_loss", lambda *args: seen.append(args[2]) or loss(*args)
+    )
+    args = argparse.Namespace(method=method, steps=2, seed=0, **flags(tiny))
+    from_scratch.main(args)
+    first = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line]
+    assert first == ["step", "step", "pass@1,", "base", method]
+    questions = {query.question for queries in seen for query in queries}
+    assert len(questions) == 16  # no question twice
