@@ -11,6 +11,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import arguments
@@ -192,3 +193,17 @@ def test_the_readmes_file_tree_is_that_of_the_repository():
     tops = {path.partition("/") for path in tracked.decode().splitlines()}
     parts = {name + slash for name, slash, _ in tops if slash or name.endswith(".py")}
     assert sorted(named) == sorted(parts)
+
+
+def test_at_most_twelve_files_stand_at_the_top_and_none_imports_in_a_circle():
+    files = {path.stem: ast.parse(path.read_text()) for path in ROOT.glob("*.py")}
+    assert len(files) <= 12
+    imports = {}  # those for a type, too
+    for name, tree in files.items():
+        nodes = list(ast.walk(tree))
+        found = {a.name for node in nodes if isinstance(node, ast.Import) for a in node.names}
+        found |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+        imports[name] = found & files.keys()
+        packages = {module.partition(".")[0] for module in found}
+        assert not packages & {path.name for path in ROOT.iterdir() if path.is_dir()}
+    assert tuple(TopologicalSorter(imports).static_order())  # raises CycleError
