@@ -48,15 +48,15 @@ class TrainArgs:
     max_steps: int | None = None  # in place of num_epochs; the last batch is finished
     max_grad_norm: float = 1.0  # gradients are clipped to this norm
 
-    # Lengths, in tokens
-    max_length: int = 5120  # of prompt and solution together; a longer row is dropped
-    # of a rollout; a prompt that leaves less room in max_length is dropped, by SFT too
+    # Lengths
+    max_length: int = 5120  # tokens of prompt and solution together; a longer row is dropped
+    # tokens of a sampled answer; a prompt that leaves less room in max_length is dropped (SFT, too)
     max_completion_length: int = 4096
-    max_tokens_per_micro_batch: int = 8192  # of one rank, padding included
+    max_tokens_per_micro_batch: int = 8192  # tokens in one pass of a rank, padding included
 
     # The machine
     zero_stage: Literal[1, 2, 3] = 2  # what is sharded over ranks; the paper's 3 fits more, slower
-    attn: str = "sdpa"  # of the trained model: any name that transformers knows
+    attn: str = "sdpa"  # attention of the trained model: any name that transformers knows
     # bf16 keeps fp32 master weights; on a GPU, fp32 attention may take memory quadratic in length
     precision: Literal["bf16", "fp32"] = "bf16"
     gradient_checkpointing: bool = False  # recompute activations: less memory, a third more time
@@ -64,8 +64,8 @@ class TrainArgs:
 
     # What is kept
     save_every: int = 50  # optimizer steps between checkpoints
-    keep_checkpoints: int = 2  # the newest ones, from which a run can continue
-    logger: Literal["none", "wandb", "trackio"] = "none"  # also gets the metrics
+    keep_checkpoints: int = 2  # how many of the newest checkpoints are kept
+    logger: Literal["none", "wandb", "trackio"] = "none"  # where the metrics go, too
 
     @property
     def batch_size(self) -> int:
@@ -84,7 +84,7 @@ class TrainArgs:
 
     def check(self) -> None:
         """Raise InputError for what cannot work, before anything is loaded."""
-        for name, value in vars(self).items():
+        for name, value in sorted(vars(self).items()):  # rollout_batch_size first
             least = 0 if name == "seed" else 1
             if type(value) is int and value < least:
                 raise InputError(f"--{name} must be at least {least}, got {value}")
@@ -101,7 +101,8 @@ class RolloutArgs(TrainArgs):
     rollout_batch_size: int
 
     # vLLM and the verifier
-    vllm_memory: float | None = None  # share of memory; None: 0.3, or what is free if it sleeps
+    # share of the GPU's (CPU: host's) memory for vLLM; default: 0.3; if it sleeps, what is left
+    vllm_memory: float | None = None
     vllm_tensor_parallel: int = 1  # GPUs that sample from one copy of the model together
     vllm_sleep: bool = False  # vLLM gives its GPU memory back while the model trains
     verifier_workers: int = 2  # processes per rank that check answers
@@ -173,7 +174,8 @@ def load_training_data(args: TrainArgs) -> tuple[Tokenizer, list[TokenizedExampl
     load_config(args.model, args.max_length, highest)
     if not examples or (not args.max_steps and len(examples) * args.num_epochs < args.batch_size):
         left = f"{len(examples)} examples are left (dropped: {dropped})"
-        raise InputError(f"{args.data}: {left}, too few for a batch of {args.batch_size}")
+        flag = "--rollout_batch_size" if hasattr(args, "reward") else "--train_batch_size"
+        raise InputError(f"{args.data}: {left}, too few for a batch: lower {flag}")
     if dist.get_rank() == 0:
         rest = 0 if args.max_steps else len(examples) * args.num_epochs % args.batch_size
         unused = f"; the last {rest} do not fill a batch, and are not used" if rest else ""
@@ -212,8 +214,8 @@ def saved_args(args_class: type) -> dict:
         return {}
     record, parent = read_args(Path(folder)), Path(folder).parent
     if "args" not in record:
-        advice = f"; --resume {parent}?" if read_args(parent) else ""
-        raise InputError(f"{folder}: there is no run in it{advice}")
+        advice = f"--resume {parent}?" if read_args(parent) else "leave out --resume"
+        raise InputError(f"{folder}: there is no run in it: {advice}")
     if not record["args"].keys() <= args_class.__dataclass_fields__.keys():
         raise InputError(f"{folder}: was made by {record.get('script', 'another script')}")
     return {"default": args_class(**record["args"], output_dir=folder, resume=folder)}
@@ -222,7 +224,7 @@ def saved_args(args_class: type) -> dict:
 def run_script(main: Callable, args_class: type, description: str | None) -> NoReturn:
     """Parse the command line, run `main(args)`, and end with the exit status that it returns."""
     gc.set_threshold(100_000, 50, 50)  # Python's own (700) takes a fifth of the imports' time
-    with one_line_errors("stopped; the same command continues (a training run: --resume)"):
+    with one_line_errors("stopped; the same command continues (a run that has begun: --resume)"):
         status = main(parse_args(args_class, description, **saved_args(args_class)))
     finish(status)
 

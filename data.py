@@ -110,17 +110,19 @@ def read_rows(path_or_hub_id: str, split: str = "train") -> Iterator[tuple[str, 
         for number, row in enumerate(rows, start=1):
             yield f"{path_or_hub_id}:{number}", row
     else:
-        raise InputError(f"{path_or_hub_id}: no such file")
+        raise InputError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}")
 
 
 def get_texts(where: str, row: dict, *names: str) -> list[str]:
     """A row's fields as text. Raises InputError for one that is neither text nor a number."""
     texts = []
     for name in names:
+        if name not in row:
+            raise InputError(f"{where}: there is no field '{name}'")
         try:
             text = as_text(row[name]).strip()
             text.encode()
-        except (KeyError, TypeError, UnicodeError):  # none; pandas' NaN; half an emoji
+        except (TypeError, UnicodeError):  # null, pandas' NaN; half an emoji
             text = ""
         texts.append(text)
         if not text:

@@ -122,7 +122,8 @@ def load_config(model: str, max_length: int, highest_id: int = 0) -> PreTrainedC
     if (getattr(config, "rope_parameters", None) or {}).get("rope_type") == "longrope":
         limit = config.rope_parameters["original_max_position_embeddings"]  # rope varies past it
     if max_length > limit:
-        raise InputError(f"{model}: reads {limit} tokens, not {max_length}: lower the lengths")
+        advice = "lower --max_length and --max_completion_length"
+        raise InputError(f"{model}: reads {limit} tokens, not {max_length}: {advice}")
     if highest_id >= config.vocab_size:
         raise InputError(f"{model}: the embedding has no row for token {highest_id}: resize it")
     return config
@@ -425,7 +426,9 @@ class Engine:
         except SafetensorError as error:
             raise OSError(f"{path}: {error}") from error
         if where.keys() != {f"{name}.{key}" for name in names for key in STATE_KEYS}:
-            raise OSError(f"{folder}/state is not whole; do all hosts share the folder?")
+            raise OSError(
+                f"{folder}/state is not whole, or of other code; do all hosts share the folder?"
+            )
         return where
 
     def _allocate_moments(self) -> None:

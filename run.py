@@ -181,7 +181,7 @@ class Run(contextlib.AbstractContextManager):
         record |= {"world_size": dist.get_world_size(), "run_id": run_id, "prompt": PROMPT}
         record["data_hash"] = before.get("data_hash") or hash_examples(self.examples)
         write_args(self.folder, **record)
-        print(f"{self.folder}: {self.num_steps} steps, with {record['args']}", file=sys.stderr)
+        print(f"{self.num_steps} steps; {self.folder}/args.json has the arguments", file=sys.stderr)
         path = self.folder / "metrics.jsonl"
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         with atomic_write(path) as partial:
@@ -276,7 +276,7 @@ class Run(contextlib.AbstractContextManager):
         if not self.writes:
             return
         if self.step == 0 and (right := rewards.mean()) < 0.05:  # mean weight above 0.95
-            advice = "OSW-FT is then SFT at a higher price. Prompt, references, lengths: as meant?"
+            advice = "are prompt, references and lengths as you meant them?"
             print(f"\nwarning: {right:.0%} of the first answers right: {advice}", file=sys.stderr)
         verdicts = {"reward": rewards} if self.reward else {"correct": rewards.bool()}
         values = {"pass_rate": rewards.mean(1), **values, **verdicts}

@@ -39,14 +39,14 @@ class Args(RolloutArgs):
 
     # The method
     num_rollouts: int = 8  # G, answers sampled per query
-    temperature: float = 1.0  # of sampling
-    clip_low: float = 0.8  # the ratio's lower bound
-    clip_high: float = 1.28  # the ratio's upper bound
+    temperature: float = 1.0  # temperature of sampling
+    clip_low: float = 0.8  # lower bound of the ratio
+    clip_high: float = 1.28  # upper bound of the ratio
 
     # Optimization
-    learning_rate: float = 1e-6  # of AdamW, constant
+    learning_rate: float = 1e-6  # learning rate of AdamW, constant
     rollout_batch_size: int = 128  # queries that are answered together
-    train_batch_size: int | None = None  # queries per optimizer step; default: as many
+    train_batch_size: int | None = None  # queries per optimizer step; default: the rollout batch
 
     def check(self) -> None:
         super().check()

@@ -37,14 +37,14 @@ class Args(RolloutArgs):
 
     # The method
     num_rollouts: int = 2  # K, answers sampled per query
-    temperature: float = 1.0  # of sampling
-    weighting: Literal["oswft", "hard", "random", "uniform"] = "oswft"  # the paper's ablation
-    normalizer: Literal["token", "sequence"] = "token"  # divisor of the summed loss
+    temperature: float = 1.0  # temperature of sampling
+    weighting: Literal["oswft", "hard", "random", "uniform"] = "oswft"  # or a control
+    normalizer: Literal["token", "sequence"] = "token"  # divide by tokens, or by queries
 
     # Optimization
-    learning_rate: float = 1e-5  # of AdamW, constant
+    learning_rate: float = 1e-5  # learning rate of AdamW, constant
     rollout_batch_size: int = 128  # queries that are answered and weighed together
-    train_batch_size: int | None = None  # queries per optimizer step; default: as many
+    train_batch_size: int | None = None  # queries per optimizer step; default: the rollout batch
 
 
 # ---- The method ----------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ class Args(TrainArgs):
     weight_column: str | None = None  # column of the data with the weights; default: all are 1
 
     # Optimization
-    learning_rate: float = 1e-5  # of AdamW, constant
+    learning_rate: float = 1e-5  # learning rate of AdamW, constant
     train_batch_size: int = 128  # queries per optimizer step
 
 

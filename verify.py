@@ -301,7 +301,9 @@ def load_reward(reward: str) -> Callable[[str, dict], Grade]:
     path, _, name = reward.rpartition(":")
     sys.path.append(sys.path.pop(0))  # our folder, last: `import evaluate` is not ours
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))  # it may import its neighbours
-    function = runpy.run_path(path).get(name) if os.path.isfile(path) else None
+    if path and not os.path.isfile(path):
+        raise RewardError(f"{path}: no such file")
+    function = runpy.run_path(path).get(name) if path else None
     if not callable(function):
         raise RewardError("no such function; expected path/to/file.py:function")
 

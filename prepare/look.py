@@ -100,6 +100,8 @@ def suspect(file: tyro.conf.Positional[str], index: int = 0) -> None:
     if not 0 <= index < len(rows):
         raise InputError(f"--index {index}: {file} has {len(rows)} rows, counted from 0")
     row = rows[index]
+    if "agreed" not in row:
+        raise InputError(f"{file}: is no list of suspects; prepare.weigh writes ...suspects.jsonl")
     print(f"row {index} of {len(rows):,}: id {row['id']}\n\n{row['question']}")
     print(f"\n==== the reference: {row['answer']}\n{row['solution']}")
     print(f"\n==== {row['agreeing']} of {row['answers']} answers: {row['agreed']}")
