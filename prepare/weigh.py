@@ -234,7 +234,8 @@ def write_set(args: Args, folder: Path, tokenizer: Tokenizer, rows: Sequence) ->
     print(f"never solved: {(~solved).sum():,} rows")
     print(f"suspects: {len(suspects):,} rows, in {listed}: python -m prepare.look suspect")
     train = f"python train_sft.py --model {args.model} --data {output} --weight_column weight"
-    print(f"written: {args.output}, {len(written):,} rows; {train}")
+    train += f" --max_length {args.max_length} --max_completion_length {args.max_completion_length}"
+    print(f"written: {args.output}, {len(written):,} rows; {train} --precision {args.precision}")
 
 
 def is_trainable(example: Example, tokenizer: Tokenizer, args: Args) -> bool:
