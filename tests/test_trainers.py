@@ -30,7 +30,7 @@ from datasets import Dataset
 from trl import SFTConfig
 
 PAGE = (ROOT / "recipes" / "README.md").read_text()
-LOOP, SCRIPT = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+LOOP, _, SCRIPT = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 ROWS = make_rows(torch.Generator().manual_seed(0), count=8)
 TOKENS = sum(len(row.completion_ids) for row in ROWS)
 LENGTHS = ("--max_sequence_length", "128", "--max_completion_length", "48")
@@ -126,7 +126,7 @@ def test_each_learns_what_the_scripts_learn(recipe, tiny, tmp_path, one_rank, mo
     monkeypatch.setattr(Trainer, "save_model", lambda trainer: None)
     for name in ("verify.Verifier", "recipes.trainer_run.Verifier"):
         monkeypatch.setattr(name, lambda *_, **__: contextlib.nullcontext())
-    monkeypatch.setattr("recipes.trainer_run.Rollout", lambda *_: None)
+    monkeypatch.setattr("recipes.trainer_run.Rollout", lambda *_, **__: None)
     monkeypatch.chdir(tmp_path)
     if recipe == "the page's script":
         exec(SCRIPT.replace("Qwen/Qwen3-0.6B-Base", "model"), {"__name__": "__main__"})
