@@ -174,13 +174,13 @@ def load_training_data(args: TrainArgs) -> tuple[Tokenizer, list[TokenizedExampl
     load_config(args.model, args.max_length, highest)
     if not examples or (not args.max_steps and len(examples) * args.num_epochs < args.batch_size):
         left = f"{len(examples)} examples are left (dropped: {dropped})"
-        flag = "--rollout_batch_size" if hasattr(args, "reward") else "--train_batch_size"
-        raise InputError(f"{args.data}: {left}, too few for a batch: lower {flag}")
+        kind = "rollout" if hasattr(args, "rollout_batch_size") else "train"
+        raise InputError(f"{args.data}: {left}, too few: lower --{kind}_batch_size")
     if dist.get_rank() == 0:
         rest = 0 if args.max_steps else len(examples) * args.num_epochs % args.batch_size
         unused = f"; the last {rest} do not fill a batch, and are not used" if rest else ""
         print(f"{len(examples):,} examples, dropped: {dropped}{unused}", file=sys.stderr)
-        whole = [np.concatenate([e.prompt_ids, e.completion_ids]) for e in examples]
+        whole = (np.concatenate([e.prompt_ids, e.completion_ids]) for e in examples)
         warn_of_unknown(tokenizer, [e.example.where for e in examples], whole)
         before = read_args(Path(args.output_dir)).get("data_hash")
         if before and before != hash_examples(examples):

@@ -277,7 +277,7 @@ def refuse_special_tokens(tokenizer: Tokenizer, texts: Iterable[tuple[str, str]]
             raise InputError(f"{what} holds the special token '{found[0]}'")
 
 
-def warn_of_unknown(tokenizer: Tokenizer, places: list[str], rows: Sequence) -> None:
+def warn_of_unknown(tokenizer: Tokenizer, places: list[str], rows: Iterable) -> None:
     """Say how many rows of token ids hold text that the vocabulary lacks; places: "file:line"."""
     unknown = tokenizer.unk_token_id
     if unknown is None or unknown in stop_token_ids(tokenizer):  # then no text is read as it
@@ -285,7 +285,7 @@ def warn_of_unknown(tokenizer: Tokenizer, places: list[str], rows: Sequence) -> 
     if lacking := [pair for pair in zip(places, rows, strict=True) if unknown in pair[1]]:
         where, ids = lacking[0]
         shown = tokenizer.decode(ids[list(ids).index(unknown) :])
-        count = f"{len(lacking):,} of {len(rows):,} rows hold text that the vocabulary lacks"
+        count = f"{len(lacking):,} of {len(places):,} rows hold text that the vocabulary lacks"
         print(f"warning: {count}, as {where}, which is read as {shown!r:.80}", file=sys.stderr)
 
 

@@ -52,7 +52,7 @@ def init_distributed() -> None:
     """Join the process group, with the backend that training needs. A collective."""
     if torch.cuda.is_available():
         torch.backends.cuda.enable_cudnn_sdp(False)  # as vLLM does: three methods, one kernel
-        warnings.filterwarnings("ignore", "barrier")  # it does use the device that is set
+        warnings.filterwarnings("ignore", "barrier")  # NCCL's: the rank's device is set
         init_ranks("nccl")
     else:
         cpu.keep_freed_memory()

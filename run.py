@@ -78,7 +78,7 @@ def write_args(folder: Path, **record) -> None:
     write_json({**record, **provenance()}, folder / "args.json")
 
 
-# ---- The start -----------------------------------------------------------------------------------
+# ---- The folder ----------------------------------------------------------------------------------
 
 
 def checkpoints(folder: Path) -> dict[int, Path]:

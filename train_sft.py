@@ -47,30 +47,36 @@ def sft_loss(
         logprobs: (B, T) log pi of each token of the expert solutions.
         mask: (B, T), true on the solutions' tokens, false on prompt and padding.
         weights: (B,) ones, or the solutions' own.
-        normalizer: completion tokens in the *global* batch.
+        normalizer: solution tokens of the *global* batch.
     """
     sequence_logprobs = torch.where(mask.bool(), logprobs, 0).sum(dim=1)  # (B, T) -> (B,)
     return -(weights * sequence_logprobs).sum() / normalizer
 
 
-def update(engine: Engine, queries: Sequence[TokenizedExample], args: Args) -> dict[str, float]:
+def update(
+    engine: Engine,
+    queries: Sequence[TokenizedExample],
+    learning_rate: float,
+    weight_column: str | None = None,
+) -> dict[str, float]:
     """One optimizer step on expert solutions; returns its metrics."""
     normalizer = sum(len(query.completion_ids) for query in queries)
-    weights = torch.tensor([get_weight(query, args) for query in queries], device=engine.device)
+    weights = torch.tensor([get_weight(query, weight_column) for query in queries])
+    weights = weights.to(engine.device)
     for batch in engine.micro_batches(queries, keep=weights > 0):
         logprobs = engine.logprobs(batch)  # (b, T)
         loss = sft_loss(logprobs, batch.mask, weights[batch.rows], normalizer)
         engine.backward(loss)
-    mean = {"mean_weight": weights.mean().item()} if args.weight_column else {}
-    return {**mean, **engine.step(args.learning_rate), **count_rows(queries, keep=weights > 0)}
+    stats = engine.step(learning_rate)
+    mean = {"mean_weight": weights.mean().item()} if weight_column else {}
+    return {**mean, **stats, **count_rows(queries, keep=weights > 0)}
 
 
-def get_weight(query: TokenizedExample, args: Args) -> float:
+def get_weight(query: TokenizedExample, column: str | None) -> float:
     """A solution's weight. Raises InputError if the data has none, or one below 0."""
-    name = args.weight_column
-    weight = query.example.columns.get(name) if name else 1.0
+    weight = query.example.columns.get(column) if column else 1.0
     if type(weight) not in (int, float) or not 0 <= weight < math.inf:
-        raise InputError(f"{query.example.where}: field '{name}' must be a number of 0 or more")
+        raise InputError(f"{query.example.where}: field '{column}' must be a number of 0 or more")
     return float(weight)
 
 
@@ -82,14 +88,14 @@ def main(args: Args) -> int:
     init_distributed()
     checkpoint = claim_or_resume(args)
     tokenizer, examples = load_training_data(args)
-    weights = [get_weight(example, args) for example in examples]
+    weights = [get_weight(example, args.weight_column) for example in examples]
     if not any(weights):
         raise InputError(f"{args.data}: every '{args.weight_column}' is 0: nothing would be learnt")
     engine = load_engine(args.model, args.max_length, checkpoint, **keywords(args, Engine))
 
     with Run(args.output_dir, engine, tokenizer, examples, **keywords(args, Run)) as run:
         for _, queries in run.batches():  # the same on every rank
-            run.end_step(update(engine, queries, args))
+            run.end_step(update(engine, queries, args.learning_rate, args.weight_column))
     return 0 if run.finished else 130
 
 

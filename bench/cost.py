@@ -27,7 +27,7 @@ QWEN3 = {  # the paper's three models: width, its MLP's, layers, heads
     )
 }
 PEAK = 989e12  # FLOP/s of one H100 in bf16
-# The share that training reaches, by width: measured on an H200 with rows of 2,048; assumed
+# The share that training reaches, by width. The first was measured on an H200, the rest assumed.
 MFU = {1024: 0.135, 2048: 0.25, 2560: 0.25}
 BANDWIDTH, READ_SHARE = 3.35e12, 0.6  # bytes/s of its memory; the share that decoding reaches
 LINK = 360e9  # bytes/s of a GPU's collectives over NVLink

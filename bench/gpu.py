@@ -5,6 +5,7 @@ from functools import partial
 from importlib.util import find_spec
 from statistics import median
 
+import train_sft
 from bench.cost import QWEN3, num_parameters, sampling_seconds, training_flops, update_seconds
 from bench.measure import markdown_table, print_section, timed
 from bench.parts import logprobs
@@ -12,7 +13,6 @@ from data import Example, InputError, TokenizedExample
 from demo.tiny import make_tokenizer
 from engine import Engine, init_distributed
 from rollout import Rollout
-from train_sft import sft_loss
 
 import numpy as np
 import torch
@@ -33,15 +33,6 @@ def matrix_rate(size: int, repetitions: int = 20) -> float:
     return 2 * size**3 / min(timed(lambda: a @ b) for _ in range(repetitions))
 
 
-def train(engine: Engine, rows: list[TokenizedExample]) -> None:
-    """A step of SFT."""
-    num_tokens = sum(len(row.completion_ids) for row in rows)
-    for batch in engine.micro_batches(rows):
-        weights = torch.ones(len(batch.rows), device=engine.device)
-        engine.backward(sft_loss(engine.logprobs(batch), batch.mask, weights, num_tokens))
-    engine.step(learning_rate=1e-5)
-
-
 def train_on_lengths(
     config: Qwen3Config, lengths: list[int], max_tokens: int, repetitions: int, best: float
 ) -> list[list[str]]:
@@ -51,7 +42,7 @@ def train_on_lengths(
     table = []
     for length in lengths:
         rows = random_rows([(length // 8, length - length // 8)] * 8, range(config.vocab_size))
-        update = partial(train, engine, rows)
+        update = partial(train_sft.update, engine, rows, learning_rate=1e-5)
         update()
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()

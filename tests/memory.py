@@ -21,7 +21,7 @@ init_distributed()
 passes = 1 + torch.cuda.is_available()  # the second adds to the gradients of the first
 num_rows = passes * rows_per_rank * dist.get_world_size()
 rows = random_rows([(1, length - 1)] * num_rows, range(1000))
-args = train_sft.Args(model=folder, data="")
+RATE = 1e-5
 settings = {"max_tokens_per_micro_batch": rows_per_rank * length}
 settings["zero_stage"] = 2 if torch.cuda.is_available() else 3  # on one GPU 3 runs as 2
 settings["gradient_checkpointing"] = bool(checkpointing)
@@ -39,16 +39,16 @@ def rss() -> int:
     return psutil.Process().memory_info().rss
 
 
-train_sft.update(engine, rows[: dist.get_world_size()], args)  # Adam's state exists from here on
+train_sft.update(engine, rows[: dist.get_world_size()], RATE)  # Adam's state exists from here on
 if torch.cuda.is_available():
     torch.cuda.reset_peak_memory_stats()
-    train_sft.update(engine, rows, args)
+    train_sft.update(engine, rows, RATE)
     free, total = torch.cuda.mem_get_info()
     peak = {"allocated": torch.cuda.max_memory_allocated(), "of the GPU": total - free}
     print("held", json.dumps({**peak, "between steps": between_steps}))
     finish(0)
 resident.clear()
-train_sft.update(engine, rows, args)
+train_sft.update(engine, rows, RATE)
 zero = engine.engine.optimizer
 states = [x for state in engine.adam.state.values() for x in state.values()]
 held = {

@@ -45,7 +45,7 @@ def take_real_step(method: str, base: Path, queries: list, answers: list, reward
     args = script.Args(**settings, learning_rate=from_scratch.LEARNING_RATE)
     engine = Engine(AutoModelForCausalLM.from_pretrained(base / "model"), precision="fp32")
     if method == "sft":
-        train_sft.update(engine, [as_trajectory(row) for row in queries], args)
+        train_sft.update(engine, [as_trajectory(row) for row in queries], args.learning_rate)
     elif method == "oswft":
         weights = train_oswft.oswft_weights(rewards)
         assert {0.0, 0.5, 1.0} == set(weights.tolist())

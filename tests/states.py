@@ -23,7 +23,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 LEARNING_RATE = 1e-3
-ARGS = train_sft.Args(model="", data="", learning_rate=LEARNING_RATE)
 
 
 def make_engine(folder: Path, precision: str, zero_stage: int, cpu_offload: bool) -> Engine:
@@ -34,7 +33,9 @@ def make_engine(folder: Path, precision: str, zero_stage: int, cpu_offload: bool
 def take_step(engine: Engine, number: int) -> dict[str, float]:
     generator = torch.Generator().manual_seed(number)
     ids = lambda: torch.randint(40, (9,), generator=generator).tolist()  # noqa: E731
-    return train_sft.update(engine, [Trajectory("id", ids(), ids()) for _ in range(5)], ARGS)
+    return train_sft.update(
+        engine, [Trajectory("id", ids(), ids()) for _ in range(5)], LEARNING_RATE
+    )
 
 
 def weights(engine: Engine) -> dict[str, torch.Tensor]:

@@ -44,8 +44,7 @@ class Recorder:
 def test_a_step_takes_the_loss_over_all_completion_tokens():
     logprobs = -torch.rand(2, 3)
     row = Trajectory("id", [1, 2], [3, 4])
-    args = Args(model="m", data="d")
-    stats = update(engine := Recorder(logprobs), [row, row], args)
+    stats = update(engine := Recorder(logprobs), [row, row], Args.learning_rate)
     mask = torch.tensor([[False, True, True]] * 2)
     torch.testing.assert_close(stats["loss"], sft_loss(logprobs, mask, torch.ones(len(mask)), 4))
     assert engine.kept == [True, True] and "mean_weight" not in stats
@@ -58,8 +57,9 @@ def weighted(weight) -> TokenizedExample:
 
 def test_weights_from_the_data_give_the_loss_of_osw_ft_and_weight_0_costs_no_pass():
     logprobs, weights = -torch.rand(3, 3), torch.tensor([0.5, 0.0, 1.0])
-    args = Args(model="m", data="d", weight_column="w")
-    stats = update(engine := Recorder(logprobs), [weighted(w) for w in (0.5, 0, 1.0)], args)
+    stats = update(
+        engine := Recorder(logprobs), [weighted(w) for w in (0.5, 0, 1.0)], Args.learning_rate, "w"
+    )
     mask = torch.tensor([[False, True, True]] * 3)
     torch.testing.assert_close(stats["loss"], oswft_loss(logprobs, mask, weights, 6))
     assert engine.kept == [True, False, True] and stats["mean_weight"] == 0.5
@@ -67,6 +67,5 @@ def test_weights_from_the_data_give_the_loss_of_osw_ft_and_weight_0_costs_no_pas
 
 @pytest.mark.parametrize("weight", [-0.5, "1", None, True, float("nan"), float("inf")])
 def test_a_weight_that_is_none_is_refused_with_its_row(weight):
-    args = Args(model="m", data="d", weight_column="w")
     with pytest.raises(InputError, match=r"rows\.jsonl:1"):
-        get_weight(weighted(weight), args)
+        get_weight(weighted(weight), "w")
