@@ -5,7 +5,7 @@ import re
 from functools import partial
 from importlib.util import find_spec
 
-from bench import cost, gpu, measure, plan
+from bench import gpu, measure, plan
 from conftest import SHARED, launch, needs_shared, needs_vllm, output_of
 from cpu import REDUCE_BUCKET
 from data import InputError
@@ -14,7 +14,7 @@ from demo.tiny import make_config, make_tokenizer
 import pytest
 import torch
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
+from transformers import AutoConfig, AutoModelForCausalLM
 
 needs_trl = pytest.mark.skipif(not find_spec("trl"), reason="needs requirements-dev.txt")
 
@@ -208,29 +208,12 @@ def test_the_gpu_section_refuses_a_machine_without_one_and_its_parts_run(small):
     with pytest.raises(InputError, match="no CUDA GPU"):
         gpu.main()
     code = f"""
-from bench import cost, gpu
+from bench import gpu
 from transformers import AutoConfig
 config = AutoConfig.from_pretrained({small!r})
-cost.MFU[config.hidden_size] = 0.2
 [row] = gpu.train_on_lengths(config, [64], 128, repetitions=1, best=1e9)
 assert row[0] == "64" and float(row[1].replace(",", "")) > 0, row
 assert gpu.sampled_per_second(config, prompts=4, tokens=8) > 0
 assert gpu.matrix_rate(64, repetitions=2) > 0
 """
     output_of("-c", code)
-
-
-@pytest.mark.parametrize("name", ["0.6B", "1.7B", "4B"])
-def test_the_cost_of_a_step_counts_the_parameters_of_the_paper_s_models(name):
-    count = cost.num_parameters(Qwen3Config(**cost.QWEN3[name]))
-    assert float(name[:-1]) == pytest.approx(count / 1e9, rel=0.02)
-
-
-def test_the_costs_of_the_three_methods_are_ordered_and_a_model_that_does_not_fit_is_said(
-    monkeypatch,
-):
-    monkeypatch.setitem(cost.QWEN3["4B"], "num_hidden_layers", 72)
-    text = "".join(cost.main(cost.Args(gpus=1)))
-    assert text.count("too large") == 8  # sampling beside a trainer of 8B on one GPU
-    rows = re.findall(r"0.6B, .*\| ([\d.]+) \|", text)
-    assert len(rows) == 3 and [*map(float, rows)] == sorted(map(float, rows))

@@ -9,7 +9,7 @@ import re
 import signal
 
 from bench import plan
-from bench.cost import QWEN3
+from bench.gpu import QWEN3
 from conftest import GPU, call_of, launch, metrics, output_of, rollouts, start, wait_for_rows
 
 import pytest
@@ -39,7 +39,7 @@ def test_a_state_goes_on_with_each_zero_stage_and_with_offload(model_copy, tmp_p
 
 def test_the_planned_memory_is_what_a_step_of_a_06b_model_takes(tmp_path):
     tokens, length = 8192, 4096
-    Qwen3ForCausalLM(Qwen3Config(**QWEN3["0.6B"])).to(torch.bfloat16).save_pretrained(tmp_path)
+    Qwen3ForCausalLM(Qwen3Config(**QWEN3)).to(torch.bfloat16).save_pretrained(tmp_path)
     output = launch("tests/memory.py", tmp_path, length, tokens // length, 0)
     held = json.loads(re.search("held (.*)", output)[1])
     flags = {"max_length": length, "max_tokens_per_micro_batch": tokens, "vllm_sleep": True}

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock, call
 
 import rollout
-from bench.cost import QWEN3
+from bench.gpu import QWEN3
 from conftest import ROOT, launch, needs_vllm, output_of
 from data import InputError, TokenizedExample, Trajectory
 from demo.tiny import make_tokenizer
@@ -121,7 +121,7 @@ def test_on_a_gpu_the_cache_of_a_tiny_model_is_capped_and_a_real_one_takes_what_
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
     free = lambda left: lambda: (left * len(emptied) * 2**30, 80 * 2**30)  # noqa: E731
     monkeypatch.setattr(torch.cuda, "mem_get_info", free(68))
-    sizes = QWEN3["0.6B"] if real else {"num_hidden_layers": 2, "hidden_size": 64, "head_dim": 32}
+    sizes = QWEN3 if real else {"num_hidden_layers": 2, "hidden_size": 64, "head_dim": 32}
     Qwen3Config(**sizes).save_pretrained(tmp_path)
     cache = 513 * kv_cache_bytes(str(tmp_path), 4096, "bf16")
     options = gpu_options(None, True, cache)
