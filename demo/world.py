@@ -33,26 +33,6 @@ GAIN, RETENTION = ("middle", "hard"), ("keep", "long")  # what is learnt, and wh
 NUM_HELDOUT = 48  # held-out problems of each tier
 MAX_LENGTH, MAX_COMPLETION = 160, 128  # tokens
 
-# "bare" is scratch in a document without the chat template: such solutions are known, but no habit.
-PRETRAIN_MIX = {  # style and tier of a row -> its share
-    ("plain", "easy"): 0.33,
-    ("plain", "middle"): 0.024,
-    ("plain", "hard"): 0.006,
-    ("plain", "keep"): 0.20,
-    ("plain", "long"): 0.17,
-    ("scratch", "easy"): 0.15,
-    ("scratch", "middle"): 0.015,
-    ("scratch", "hard"): 0.005,
-    ("bare", "middle"): 0.06,
-    ("bare", "hard"): 0.04,
-}
-LEVELS = {  # the share of such solutions that the base writes when pre-training ends
-    ("plain", "easy"): 0.97,
-    ("plain", "keep"): 0.97,
-    ("plain", "long"): 0.97,
-    ("scratch", "middle"): 0.6,
-}
-
 
 def make_question(tier: str, rng: np.random.Generator, taken: set[str]) -> str:
     """Draw a question of a tier that is not taken."""

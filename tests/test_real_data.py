@@ -3,9 +3,11 @@
 import json
 
 from conftest import SHARED, launch, metrics, needs_shared, released
-from data import write_rows
-from demo.tiny import init
+from data import load_tokenizer, write_rows
+from demo.tiny import make_config
 from prepare.curate import Args, curate
+
+from transformers import Qwen3ForCausalLM
 
 
 @needs_shared
@@ -16,9 +18,12 @@ def test_real_problems_with_the_real_vocabulary(tmp_path):
         write_rows([released(json.loads(line)) for line in source], release)
     files = {"input": (release,), "output": rows, "benchmarks_dir": SHARED / "data"}
     curate(Args(**files, tokenizer=tokenizer, num_examples=200))
-    init(tokenizer, tmp_path / "model")
-    config = json.loads((tmp_path / "model" / "config.json").read_text())
-    assert config["vocab_size"] == 151_936
+    tokens = load_tokenizer(tokenizer)
+    sizes = {"vocab_size": 151_936, "hidden_size": 64, "intermediate_size": 192}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 8192}
+    model = Qwen3ForCausalLM(make_config(tokens, **sizes, initializer_range=0.02))
+    for part in (model, tokens):
+        part.save_pretrained(tmp_path / "model")
     launch(
         "train_oswft.py",
         *("--model", tmp_path / "model", "--data", rows, "--output_dir", tmp_path / "run"),

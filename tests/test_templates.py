@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import data
 from conftest import SHARED, needs_shared
 from data import Example, InputError
-from demo.tiny import CHAT_TEMPLATE
+from demo.tiny import COMMITTED
 from engine import load_config
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+CHAT_TEMPLATE = (COMMITTED / "chat_template.jinja").read_text()
 TURNS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.role == 'assistant' %}{% set parts = m.content.split('</think>') %}<think>\n"
