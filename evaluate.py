@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import shlex
 import sys
 import time
 import warnings
@@ -274,7 +273,7 @@ def evaluate(args: Args) -> int:
     dist.barrier()
     if dist.get_rank() == 0:
         score_and_print(folder)
-        print(f"\nwritten: {folder}; pictures: python -m paper.plot {shlex.quote(str(folder))}")
+        print(f"\nwritten: {folder}")
     return 0
 
 

@@ -33,7 +33,8 @@ from data import (
     load_tokenizer,
     read_rows,
 )
-from paper.plot import FIGURES, STYLE, draw_figures, read_runs
+from paper import labels
+from paper.plot import FIGURES, STYLE, draw_figures
 from run import checkpoints, read_args
 from verify import extract
 
@@ -214,12 +215,12 @@ def view(
         runs: their folders.
         output: the file; default: view.html in the run's folder, or next to several runs.
     """
-    plotted, details, rows, packed = read_runs(runs), [], [], []
-    output = output or Path(os.path.commonpath(map(os.path.abspath, runs)), "view.html")
     figures = [name for name in FIGURES if name != "reward"]  # which is the pass rate, too
-    images = [image(*drawn) for drawn in draw_figures(plotted, figures)]
-    for curves, folder in zip(plotted, runs, strict=True):
-        run = open_run(curves.label, folder)
+    images = [image(*drawn) for drawn in draw_figures(runs, figures)]
+    output = output or Path(os.path.commonpath(map(os.path.abspath, runs)), "view.html")
+    names, details, rows, packed = labels(runs), [], [], []
+    for name, folder in zip(names, runs, strict=True):
+        run = open_run(name, folder)
         summary, args = escape(run.label + run.missing), escape(json.dumps(run.args, indent=2))
         details.append(f"<details><summary>{summary}</summary><pre>{args}</pre></details>")
         if queries := read_queries(run, packed):
@@ -228,7 +229,7 @@ def view(
     columns = [name for name in COLUMNS if any(row[name] is not None for row in rows)]
     data = json.dumps({"columns": columns, "rows": rows})
     page = fill_page(
-        title=escape(", ".join(run.label for run in plotted)),
+        title=escape(", ".join(names)),
         runs="\n".join(details),
         images="\n".join(images),
         headers="".join(f'<th title="{COLUMNS[name]}">{name}</th>' for name in columns),

@@ -45,7 +45,7 @@ def test_each_method_of_the_demo_gains_and_osw_ft_keeps_more_than_sft(tmp_path):
         assert (folder / method / "final").is_dir() and (folder / method / "scores.json").exists()
         assert f"--output_dir '{folder}/{method}'" in output  # each command is shown
     pictures = {path.stem for path in (folder / "plots").iterdir()}
-    assert {"loss", "mean_weight", "pass_rate", "reward", "seconds"} == pictures
+    assert {"loss", "mean_weight", "pass_rate", "reward"} == pictures
     assert "without questions and solutions" not in (folder / "view.html").read_text()
     assert files_of_the_repository() == before  # it may be read-only
 
