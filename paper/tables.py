@@ -2,14 +2,12 @@
 
 python -m paper.tables table runs/*/eval                      # like the paper's Table 1
 python -m paper.tables compare runs/sft/eval runs/oswft/eval  # paired difference, p-value
-python -m paper.tables score runs/oswft/eval                  # results.json from the samples
 """
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import evaluate
 from arguments import one_line_errors
 from data import InputError
 from evaluate import (
@@ -31,32 +29,22 @@ from scipy import stats
 SWAPS = 10_000  # of a permutation test
 
 
-def score(folder: Path) -> None:
-    """Compute results.json from the samples alone, and print it.
+def table(folders: tuple[Path, ...]) -> None:
+    """Print a Markdown table like the paper's Table 1: pass@1 and pass@n in %, with 95 % intervals.
 
     Args:
-        folder: of an evaluation.
-    """
-    evaluate.score_and_print(folder)
-
-
-def table(folders: tuple[Path, ...], k: tuple[int, ...] = ()) -> None:
-    """Print a Markdown table like the paper's Table 1: pass@k in %, with 95 % intervals.
-
-    Args:
-        folders: of evaluations, a row for each.
-        k: of pass@k; default: 1 and the number of samples.
+        folders: of evaluations, a row for each; n is the number of answers to a problem.
     """
     if not folders:
         raise InputError("which evaluations? python -m paper.tables table runs/*/eval")
     runs = load_evaluations(folders)
     found = dict.fromkeys(name for _, counts in runs for name in counts)
     names = sorted(found, key=[*BENCHMARKS, *found].index)
-    fewest = {name: min(counts[name][1] for _, counts in runs if name in counts) for name in names}
-    chosen = choose_k(k, fewest)
-    names = [name for name in names if chosen[name]]
     heads = []
+    chosen = {}  # name -> k of pass@k
     for name in names:
+        fewest = min(counts[name][1] for _, counts in runs if name in counts)
+        chosen[name] = sorted({1, fewest})
         title = BENCHMARKS[name].title if name in BENCHMARKS else name
         heads.append(f"{title}, Pass" + " / ".join(f"@{n}" for n in chosen[name]))
     print("| | " + " | ".join(heads) + " |")
@@ -70,40 +58,27 @@ def table(folders: tuple[Path, ...], k: tuple[int, ...] = ()) -> None:
         print(f"| {run} | " + " | ".join(cells) + " |")
 
 
-def compare(first: Path, second: Path, k: tuple[int, ...] = ()) -> None:
+def compare(first: Path, second: Path) -> None:
     """Print how much better the second evaluation is than the first, problem by problem.
 
     Args:
         first: folder of an evaluation.
         second: folder of another one, on the same problems.
-        k: of pass@k; default: 1 and the number of samples.
     """
     (one, before), (other, after) = load_evaluations((first, second))
     pairs = {name: (before[name], after[name]) for name in before if name in after}
     if not pairs:
         raise InputError(f"{first} and {second} have no benchmark in common")
-    chosen = choose_k(k, {name: min(num for _, num in pair) for name, pair in pairs.items()})
     print(f"| | k | {one} | {other} | difference, 95 % interval | p |")
     print("|---|---|---|---|---|---|")
     for name, pair in pairs.items():
-        for n in chosen[name]:
+        for n in sorted({1, min(num for _, num in pair)}):
             scores = [100 * pass_at_k_curve(num, n)[counts].mean() for counts, num in pair]
             difference, bounds, p_value = paired_difference(*pair, n)
             print(
                 f"| {name} | {n} | {scores[0]:.1f} | {scores[1]:.1f} "
                 f"| {percent(difference, bounds, '+')} | {p_value:.2g} |"
             )
-
-
-def choose_k(k: tuple[int, ...], num_samples: dict[str, int]) -> dict[str, tuple[int, ...]]:
-    """Which pass@k to show for each benchmark: `k` up to its n answers; default: 1 and n."""
-    most = max(num_samples.values())
-    if k and not 1 <= min(k) <= max(k) <= most:
-        raise InputError(f"k of pass@k must be between 1 and the number of answers, {most}")
-    return {
-        name: tuple(m for m in k if m <= n) if k else tuple(dict.fromkeys((1, n)))
-        for name, n in num_samples.items()
-    }
 
 
 def paired_difference(
@@ -151,7 +126,7 @@ def load_evaluations(
 if __name__ == "__main__":
     with one_line_errors():
         tyro.extras.subcommand_cli_from_dict(
-            {"table": table, "compare": compare, "score": score},
+            {"table": table, "compare": compare},
             description=__doc__,
             use_underscores=True,
             config=(tyro.conf.PositionalRequiredArgs,),

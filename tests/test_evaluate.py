@@ -257,7 +257,7 @@ def test_results_follow_from_the_samples_alone(finished, copied):
     written = (copied / "samples.rank0.jsonl").read_text().splitlines(keepends=True)
     (copied / "samples.rank0.jsonl").write_text("".join(written[::-2]))
     (copied / "samples.rank7.jsonl").write_text("".join(written))  # half of them are duplicates
-    tables.score(copied)
+    evaluate.score_and_print(copied)
     assert results_of(copied) == results_of(finished)
 
 
@@ -325,16 +325,15 @@ def test_the_table_has_a_row_for_each_run_and_the_papers_columns(tmp_path, capsy
     assert [row[0] for row in rows] == ["| sft", "| oswft"]
     assert rows[0][1].startswith("10.6 [") and " / 20.0 [" in rows[0][1]
     assert rows[0][2] == "50.0 [15.0, 85.0] / 100.0 [51.0, 100.0] |" and rows[1][2] == "– |"
-    tables.table((second,), k=(4,))
-    assert "Pass@4" in capsys.readouterr().out
 
 
 def test_a_comparison_pairs_the_problems(tmp_path, capsys):
     first = write_evaluation(tmp_path / "sft" / "eval", 8, own=[0, 4, 8, 8] * 10)
     second = write_evaluation(tmp_path / "oswft" / "eval", 8, 1.0, own=[1, 5, 8, 8] * 10)
-    tables.compare(first, second, k=(1,))
+    tables.compare(first, second)
     said = capsys.readouterr()
-    row = said.out.splitlines()[-1]
+    *_, row, last = said.out.splitlines()
+    assert last.startswith("| own | 8 | 75.0 | 100.0 |")
     assert row.startswith("| own | 1 | 62.5 | 68.8 | +6.2 [+4.") and row.endswith("| 0.0001 |")
     assert "temperature" in said.err  # the two differ in it
     other = write_evaluation(tmp_path / "other" / "eval", 8, own=[1, 5, 8])
@@ -361,25 +360,16 @@ def test_answers_without_a_box_or_letter_and_right_ones_that_were_cut_off_are_co
     assert [results[name] for name in shares] == [2 / 5, 1 / 5, 3 / 5]
 
 
-def test_each_benchmark_gets_the_k_that_its_answers_allow():
-    num_samples = {"aime24": 16, "math500": 1}
-    assert tables.choose_k((), num_samples) == {"aime24": (1, 16), "math500": (1,)}
-    assert tables.choose_k((4, 8), num_samples) == {"aime24": (4, 8), "math500": ()}
-    for k, most in (((2,), 1), ((0,), 1)):
-        with pytest.raises(InputError):
-            tables.choose_k(k, {"math500": most})
-
-
 def test_an_incomplete_benchmark_is_left_out_and_said(tmp_path, capsys):
     folder = write_evaluation(tmp_path / "eval", 2, own=[1, 2], more=[1, 1])
     path = folder / "samples.rank0.jsonl"
     rows = path.read_text().splitlines(keepends=True)
     path.write_text("".join(rows[1:]))
-    tables.score(folder)
+    evaluate.score_and_print(folder)
     assert list(results_of(folder)) == ["more"]
     assert "own has 3 of 4 answers" in capsys.readouterr().err
     path.write_text("".join(rows[1:-1]))
-    for refused in (tables.score, lambda folder: tables.compare(folder, folder)):
+    for refused in (evaluate.score_and_print, lambda folder: tables.compare(folder, folder)):
         with pytest.raises(InputError):
             refused(folder)
 
