@@ -221,7 +221,6 @@ def write_set(args: Args, folder: Path, tokenizer: Tokenizer, rows: Sequence) ->
     write_rows(sorted(suspects, key=lambda row: -row["agreeing"]), listed)
     record = {**asdict(args), "tokenizer": args.model}  # for prepare.look
     write_json({"arguments": record}, args.output.with_suffix(".report.json"))
-    draw(pass_rates, args.output.with_suffix(".png"))
 
     tokens = np.array([len(row.completion_ids) for row in rows])  # of the expert's solutions
     print(f"\n{'weight':>8}{'rows':>10}{'tokens':>14}  share of the tokens")
@@ -244,21 +243,6 @@ def is_trainable(example: Example, tokenizer: Tokenizer, args: Args) -> bool:
         return bool(tokenize_examples([example], tokenizer, args.max_length, args.max_length)[0])
     except InputError:
         return False
-
-
-def draw(pass_rates: np.ndarray, path: Path) -> None:
-    """A histogram of the pass rates."""
-    from paper.plot import STYLE
-
-    import matplotlib.pyplot as plt
-
-    plt.switch_backend("Agg")  # a file, no window
-    with plt.rc_context(STYLE):
-        axes = plt.figure().subplots()
-        values, counts = np.unique(pass_rates, return_counts=True)
-        axes.bar(values, counts, width=0.8 * np.diff(values).min(initial=1))
-        axes.set(xlabel="pass rate p̂ (share right)", ylabel="rows")
-        plt.savefig(path)
 
 
 if __name__ == "__main__":

@@ -102,7 +102,6 @@ def test_weights_are_1_less_the_pass_rate_in_the_order_of_the_rows(made, capsys)
     assert all(row["answers"] == 4 and row["spoiled"] is False for row in rows)
     before = load_examples(made.args.data)
     assert [e.solution for e in load_examples(str(made.output))] == [e.solution for e in before]
-    assert made.output.with_suffix(".png").stat().st_size > 1000
     assert "never solved: 2 rows" in capsys.readouterr().out
     written, suspects = made.output.read_bytes(), made.suspects
     made.write()
