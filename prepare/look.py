@@ -8,7 +8,6 @@ The tokens are those of --tokenizer; the default is the one that the report next
 """
 
 import json
-from collections import Counter
 from pathlib import Path
 
 from arguments import one_line_errors
@@ -23,14 +22,12 @@ from data import (
     tokenize_examples,
 )
 
-import numpy as np
+import pandas as pd
 import tyro
 from transformers import PreTrainedTokenizerBase
 
 NO_LIMIT = 2**31  # tokens; no example is longer, so all are kept
 CONTEXT = 4  # tokens that `show` lists on each side of where the loss starts, and at the end
-BARS = 16  # of a histogram of lengths, at most
-MIN_WIDTH = 16  # tokens that one bar stands for, at least
 
 
 def show(file: tyro.conf.Positional[str], index: int = 0, tokenizer: str | None = None) -> None:
@@ -77,16 +74,16 @@ def stats(file: tyro.conf.Positional[str], tokenizer: str | None = None) -> None
     examples = load_examples(file)
     rows, _ = tokenize_examples(examples, find_tokenizer(file, tokenizer), NO_LIMIT, 0)
     print(f"{file}: {len(examples):,} examples")
-    print_lengths("prompt", [len(row.prompt_ids) for row in rows])
-    print_lengths("solution", [len(row.completion_ids) for row in rows])
-    answers = Counter(
+    prompts = [len(row.prompt_ids) for row in rows]
+    solutions = [len(row.completion_ids) for row in rows]
+    lengths = pd.DataFrame({"prompt": prompts, "solution": solutions})
+    print(f"\ntokens\n{lengths.describe(percentiles=[0.05, 0.5, 0.95]).round(1).to_string()}")
+    letters = [
         example.answer if instruction(example.answer) is ASK_LETTER else "not a letter"
         for example in examples
-    )
-    print("\nanswers")
-    print_bars(sorted(answers.items()))
-    print("\nsources")
-    print_bars(Counter(example.source for example in examples).most_common())
+    ]
+    for name, column in ("answer", letters), ("source", [example.source for example in examples]):
+        print(f"\n{pd.Series(column, name=name).value_counts().to_string()}")
 
 
 def suspect(file: tyro.conf.Positional[str], index: int = 0) -> None:
@@ -114,27 +111,6 @@ def find_tokenizer(file: str, tokenizer: str | None) -> PreTrainedTokenizerBase:
     if not tokenizer and not report.exists():
         raise InputError(f"{file}: no report next to it names a tokenizer: give --tokenizer")
     return load_tokenizer(tokenizer or json.loads(report.read_text())["arguments"]["tokenizer"])
-
-
-def print_lengths(name: str, lengths: list[int]) -> None:
-    """Print percentiles of lengths in tokens, and a histogram."""
-    values = np.array(lengths)
-    names = ("min", "p5", "median", "p95", "max")
-    percentiles = np.percentile(values, (0, 5, 50, 95, 100))
-    numbers = [f"{name} {n:,.0f}" for name, n in zip(names, percentiles, strict=True)]
-    print(f"\n{name}, tokens: {', '.join(numbers)}, mean {values.mean():,.1f}")
-    width = max(MIN_WIDTH, 2 ** int(np.ceil(np.log2((values.max() + 1) / BARS))))
-    counts = np.bincount(values // width)
-    print_bars([(str(width * bar), count) for bar, count in enumerate(counts.tolist())])
-
-
-def print_bars(counts: list[tuple[str, int]]) -> None:
-    """Print counts and shares, with bars of up to 40 characters."""
-    names, numbers = zip(*counts, strict=True)
-    width, total, most = max(map(len, names)), sum(numbers), max(numbers)
-    for name, count in counts:
-        bar = "█" * round(40 * count / most)
-        print(f"    {name:>{width}}{count:>9,}{100 * count / total:>7.1f} %  {bar}".rstrip())
 
 
 if __name__ == "__main__":
