@@ -10,7 +10,6 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -119,8 +118,6 @@ def scores_table(runs: dict[str, Path]) -> str:
 
 # ---- Commands, two side by side ------------------------------------------------------------------
 
-_running: set[subprocess.Popen] = set()
-
 
 def quote(path: Path) -> str:
     return shlex.quote(str(path))
@@ -136,27 +133,19 @@ def call(command: str, log: Path) -> None:
         print(f"$ {command}", file=out, flush=True)
         words = [sys.executable, *shlex.split(command)[1:]]
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        with subprocess.Popen(words, env=env, stdout=out, stderr=subprocess.STDOUT) as process:
-            _running.add(process)
-            process.wait()
-            _running.discard(process)
-    if process.returncode:
+        done = subprocess.run(words, env=env, stdout=out, stderr=subprocess.STDOUT)
+    if done.returncode:
         last = log.read_text(errors="replace").strip().splitlines()[-1]
-        raise ChildProcessError(f"{log}: status {process.returncode}: {last}")
+        raise ChildProcessError(f"{log}: status {done.returncode}: {last}")
 
 
 def run_all(function: Callable[[str], None], names: Sequence[str], title: str) -> None:
     """`function` of each name, two at a time. If one fails, or at Ctrl-C, no other one begins."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no run is left behind
     with ThreadPoolExecutor(2) as pool:
         try:
             done = as_completed([pool.submit(function, name) for name in names])
             for future in tqdm(done, total=len(names), desc=title, unit="run"):
                 future.result()
-        except KeyboardInterrupt:
-            for process in tuple(_running):
-                process.terminate()
-            raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 

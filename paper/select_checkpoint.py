@@ -1,7 +1,6 @@
 """Which checkpoint of a GRPO run to evaluate: the one where the reward reaches its plateau.
 
-    python -m paper.select_checkpoint runs/grpo                # prints its folder
-    python -m paper.select_checkpoint runs/grpo --window 20 --margin 0.01
+    python -m paper.select_checkpoint runs/grpo    # prints its folder
 
 The paper says no more than that: the plateau, before the reward degrades (section 4.5). The exact
 rule is ours, in `select_step`.
@@ -17,41 +16,38 @@ from run import checkpoints
 import numpy as np
 import tyro
 
+WINDOW = 10  # optimizer steps over which the reward is smoothed, an even number
+MARGIN = 0.02  # how far below the best smoothed reward is still good enough
 
-def select_step(
-    rewards: Sequence[float], checkpoints: Sequence[int], window: int = 10, margin: float = 0.02
-) -> int:
+
+def select_step(rewards: Sequence[float], checkpoints: Sequence[int]) -> int:
     """The step of the checkpoint where the reward reaches its plateau.
 
-    A checkpoint's reward is the mean over the `window` optimizer steps around it: half of them
+    A checkpoint's reward is the mean over the WINDOW optimizer steps around it: half of them
     before it was saved, half after, as far as the run went. Of the checkpoints whose reward is
-    within `margin` of the best, the first is chosen: where the plateau begins, before it degrades.
+    within MARGIN of the best, the first is chosen: where the plateau begins, before it degrades.
 
     Args:
         rewards: by step; rewards[n] is of the answers that step n + 1 learnt from.
         checkpoints: steps after which one was saved, in rising order.
     """
-    half = window // 2
+    half = WINDOW // 2
     smoothed = [np.mean(rewards[max(0, step - half) : step + half]) for step in checkpoints]
-    good = [reward >= max(smoothed) - margin for reward in smoothed]
+    good = [reward >= max(smoothed) - MARGIN for reward in smoothed]
     return checkpoints[good.index(True)]
 
 
-def select_checkpoint(run: Path, window: int = 10, margin: float = 0.02) -> Path:
+def select_checkpoint(run: Path) -> Path:
     """The folder of the checkpoint that `select_step` chooses. Raises InputError if there is none.
 
     Args:
         run: the output_dir of a run of GRPO.
-        window: optimizer steps over which the reward is smoothed, an even number.
-        margin: how far below the best smoothed reward is still good enough.
     """
-    if window < 2 or window % 2 or margin < 0:
-        raise InputError("--window must be an even number, and --margin not below 0")
     rewards = [row.get("reward") for _, row in read_rows(str(run / "metrics.jsonl"))]
     folders = {step: folder for step, folder in checkpoints(run).items() if step > 0}
     if None in rewards or not folders:
         raise InputError(f"{run}: is not a run of GRPO with a checkpoint")
-    return folders[select_step(rewards, list(folders), window, margin)]
+    return folders[select_step(rewards, list(folders))]
 
 
 if __name__ == "__main__":

@@ -75,23 +75,14 @@ class Args:
     skip_benchmark_check: bool = False  # also keep questions that a benchmark asks
     num_workers: int = len(os.sched_getaffinity(0))  # processes; default: one for each core
 
-    def check(self) -> None:
-        """Raise InputError for what cannot work, before anything is read."""
-        for name in ("num_examples", "num_workers"):
-            if getattr(self, name) < 1:
-                raise InputError(f"--{name} must be at least 1, got {getattr(self, name)}")
-        if self.output.suffix != ".jsonl":
-            raise InputError(f"--output {self.output}: must end in .jsonl")
-        if self.output.resolve() in [path.resolve(strict=True) for path in self.input]:
-            raise InputError(f"--output {self.output} would replace an input")
-
 
 def curate(args: Args) -> None:
     """Sift all rows, draw from those that pass, write the training set and its report.
 
     Raises InputError or OSError if an argument or an input is bad, or if no row passes.
     """
-    args.check()
+    if args.output.resolve() in [path.resolve(strict=True) for path in args.input]:
+        raise InputError(f"--output {args.output} would replace an input")
     tokenizer = load_tokenizer(args.tokenizer)
     benchmarks = {} if args.skip_benchmark_check else load_questions(args.benchmarks_dir)
     args.output.parent.mkdir(parents=True, exist_ok=True)

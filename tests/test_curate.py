@@ -249,8 +249,6 @@ def test_only_a_few_blocks_are_read_ahead(make_sifter, monkeypatch):
         {"input": ()},
         {"input": (Path("absent.jsonl"),)},
         {"tokenizer": "/absent"},
-        {"num_examples": 0},
-        {"output": ROOT},
         {"output": Path("math.jsonl")},  # would replace the input
     ],
 )
