@@ -1,6 +1,6 @@
 """How the CPU is used; all but `share_cores` is for machines without a GPU.
 
-It is imported before torch, by data.py: torch reads OMP_WAIT_POLICY when it is loaded.
+It is imported before torch, by data.py: torch reads the first two variables when it is loaded.
 """
 
 import contextlib
@@ -9,6 +9,8 @@ import os
 
 # Beside a busy core, spinning is 8 times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Else torch says to which NUMA node vLLM binds it.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 import torch
 
