@@ -5,7 +5,6 @@
 # make test       installs what development needs, too, then runs every test (TESTS=tests/test_sft.py)
 # make test-gpu   on a machine with a GPU, the tests that use one: 8 minutes at most
 # make bench      compares with other implementations and writes BENCHMARKS.md: 40 minutes
-# make soak       kills and changes of shape at random, outside the tests: 15 minutes
 # make lint       style and names
 
 PYTHON ?= python3
@@ -17,7 +16,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # Threads that spin while they wait slow down everything else on the machine.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: install demo lesson exercises check test test-gpu bench soak lint
+.PHONY: install demo lesson exercises check test test-gpu bench lint
 
 install: $(INSTALLED)
 
@@ -74,9 +73,6 @@ bench: $(DEV_INSTALLED)
 	(set -e; python -m bench; python -m bench.step; python -m bench.parts; \
 	  $(if $(findstring cpu,$(REQUIREMENTS)),,python -m bench.gpu)) > BENCHMARKS.new
 	mv BENCHMARKS.new BENCHMARKS.md
-
-soak: $(DEV_INSTALLED)
-	@python -u tests/soak.py
 
 lint: $(DEV_INSTALLED)
 	ruff check .

@@ -62,10 +62,6 @@ for script in SCRIPTS:
     SETTING[script] += ("--max_steps", "8", "--save_every", "2")
     SETTING[script] += ("--max_tokens_per_micro_batch", "300")
 
-# An evaluation that writes each answer down at once.
-OFTEN = "import arguments as a, evaluate as e; e.WRITE_EVERY_S = 0; "
-OFTEN += "a.run_script(e.evaluate, e.Args, e.__doc__)"
-
 needs_shared = pytest.mark.skipif(
     not SHARED.is_dir(), reason="needs ../shared (real problems and the Qwen tokenizer)"
 )

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import data
 import evaluate
-from conftest import NO_CPU_VLLM, OFTEN, SHARED, launch, needs_shared, start
+from conftest import NO_CPU_VLLM, SHARED, launch, needs_shared, start
 from data import ASK_FREE, ASK_LETTER, Example, InputError, load_tokenizer, write_rows
 from demo.world import NUM_HELDOUT
 from evaluate import BENCHMARKS, Args, load_benchmark, load_own, pass_at_k, with_options
@@ -224,6 +224,11 @@ def test_the_tiny_model_knows_the_easy_tier_and_the_middle_and_the_hard_partly(f
             assert results[tier][name] == pytest.approx(np.mean(values))
         curve = [results[tier][f"pass@{k}"] for k in range(1, 9)]
         assert curve == sorted(curve)
+
+
+# An evaluation that writes each answer down at once.
+OFTEN = "import arguments as a, evaluate as e; e.WRITE_EVERY_S = 0; "
+OFTEN += "a.run_script(e.evaluate, e.Args, e.__doc__)"
 
 
 def test_a_stopped_evaluation_goes_on_over_two_ranks_as_if_nothing_had_happened(
