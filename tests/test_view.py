@@ -75,10 +75,6 @@ class Page:
         read = "return [...document.querySelectorAll(arguments[0])].map(node => node.textContent)"
         return self.driver.execute_script(read, selector)
 
-    def header(self, column: str):
-        titles = self.texts("#queries thead tr:first-child .dt-column-title")
-        return self.driver.find_elements("css selector", "#queries thead th")[titles.index(column)]
-
     def shows(self, column: str, cells: list[str]) -> bool:
         """Whether a column comes to show this."""
         return wait(lambda: self.texts(f"#queries tbody td.{column}") == cells)
@@ -108,23 +104,14 @@ def wait(done, seconds: float = 20) -> bool:
     return bool(result)
 
 
-def test_the_table_sorts_and_filters_and_open_rows_stay_open(chromium, tmp_path):
+def test_the_newest_and_hardest_come_first_and_the_choice_is_of_newest_answers(chromium, tmp_path):
     first = {"q0": answers(0, 0), "q1": answers(1, 0), "q2": answers(1, 1)}
     second = {"q3": answers(0, 0), "q0": answers(1, 0)}
     page = Page(chromium, tmp_path / "a view.html", write_run(tmp_path / "oswft", [first, second]))
     assert page.shows("id", ["q3", "q0", "q0", "q1", "q2"])  # the newest first, then the hardest
-    assert "asked again later" in page.header("newest").get_attribute("title")
-    assert "p̂ = 0.5, so the solution's weight is 0.5 (--weighting oswft)" in page.open("q1")
-    page.header("w").click()
-    assert page.shows("w", ["1", "1", "0.5", "0.5", "0"]) and len(page.texts("section")) == 1
-    page.header("w").click()
-    assert page.shows("w", ["0", "0.5", "0.5", "1", "1"]) and len(page.texts("section")) == 1
     for choice, expected in [("none", ["q3"]), ("all", ["q2"]), ("some", ["q0", "q1"])]:
         page.find(f"option[value={choice}]").click()
         assert page.shows("id", expected)  # q0 does not fail any more
-    page.find("input[type=search]").send_keys("question q1")
-    assert page.shows("newest", ["some (1 of 2)"])
-    page.check()
 
 
 def test_a_click_shows_why_a_query_counts_and_its_answers_with_colored_tokens(chromium, tmp_path):
@@ -133,7 +120,8 @@ def test_a_click_shows_why_a_query_counts_and_its_answers_with_colored_tokens(ch
     oswft = write_run(tmp_path / "oswft", [{"q0": [right, wrong]}])
     page = Page(chromium, tmp_path / "view.html", oswft)
     shown = page.open("q0")
-    assert "1 of 2 answers right" in shown and "question q0" in shown
+    why = "1 of 2 answers right: p̂ = 0.5, so the solution's weight is 0.5 (--weighting oswft)"
+    assert why in shown and "question q0" in shown
     assert "reference: 7\nthe expert's" in shown
     assert "Answer 1 · right · extracted: 7 · 3 tokens\nso \\boxed{7}" in shown
     assert "Answer 2 · wrong · extracted: 99 · 3 tokens, cut off\n9+5" in shown
@@ -159,7 +147,6 @@ def test_nothing_that_a_model_wrote_is_run(chromium, tmp_path):
     id = "<img src=x onerror=hacked=1>'\"</td>"
     batch = {id: [*answers(1, text=HOSTILE), *answers(0, text=HOSTILE, logprobs=[-1.0] * 3)]}
     page = Page(chromium, tmp_path / "view.html", write_run(tmp_path / "$x^$ <b>", [batch]))
-    page.find("input[type=search]").send_keys("onerror")
     assert page.shows("id", [id])
     page.driver.execute_script("document.querySelector('tbody td').click()")
     assert wait(lambda: HOSTILE in page.texts("section pre"))
