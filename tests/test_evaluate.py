@@ -23,7 +23,6 @@ from run import read_args, write_args
 
 import numpy as np
 import pytest
-from safetensors.torch import load_file, save_file
 
 
 @pytest.mark.parametrize(("n", "c"), [(1, 0), (1, 1), (5, 0), (5, 2), (5, 5), (8, 3)])
@@ -68,15 +67,9 @@ def test_an_interval_says_something_where_nothing_or_everything_is_right():
         (np.zeros(30, int), 16, 1, (0, 0.1135)),
         (np.full(30, 16), 16, 16, (0.8865, 1)),
         (np.full(30, 4), 10, 1, (0.2459, 0.5768)),  # rounding gives these a variance
+        (np.arange(30) % 2, 1, 1, (0.3315, 0.6685)),  # Wilson's own interval of 15 of 30
     ):
         assert evaluate.score_with_interval(counts, n, k)[1] == pytest.approx(bounds, abs=1e-4)
-    assert evaluate.score_with_interval(np.zeros(30, int), 16, 1)[1][0] == 0
-    assert evaluate.score_with_interval(np.full(30, 16), 16, 16)[1][1] == 1
-    low, high = evaluate.score_with_interval(np.full(12, 16), 16, 1)[1]
-    assert low < 1 == high
-    counts = np.arange(30) % 2  # half of them are right: Wilson's own interval of 15 of 30
-    low, high = evaluate.score_with_interval(counts, 1, 1)[1]
-    assert (low, high) == (pytest.approx(0.3315, abs=1e-4), pytest.approx(0.6685, abs=1e-4))
 
 
 def test_a_difference_is_tested_by_swapping_the_two_in_each_problem():
@@ -282,13 +275,6 @@ def test_more_samples_are_added_to_those_that_are_there(copied, tiny):
     assert [asked["samples"] for asked in read_args(copied)["benchmarks"].values()] == [8, 8, 10]
 
 
-def test_a_folder_without_an_answer_can_be_taken_by_another_evaluation(tiny, tmp_path):
-    folder = tmp_path / "eval"
-    find_missing(tiny, folder)
-    assert len(find_missing(tiny, folder, temperature=0.5, num_samples=1)) == NUM_HELDOUT
-    assert read_args(folder)["args"]["temperature"] == 0.5
-
-
 def test_each_model_is_evaluated_into_a_folder_of_its_own(tmp_path, monkeypatch):
     run, model = tmp_path / "runs" / "oswft", tmp_path / "models" / "A"
     for folder in (run / "final", run / "checkpoint-000050", model):
@@ -382,12 +368,8 @@ def test_an_incomplete_benchmark_is_left_out_and_said(tmp_path, capsys):
 @pytest.mark.parametrize(
     "values",
     [
-        {"num_samples": 0},
         {"max_completion_length": 8192},
-        {"vllm_memory": 30.0},
         {"benchmarks": ("aime26",)},
-        {"benchmarks": ("aime24",), "data_dir": Path("absent")},
-        {"benchmark_file": (Path("absent.jsonl"),)},
         {"benchmark_file": (Path("own.jsonl"),) * 2},
         {"benchmark_file": (Path("special.jsonl"),)},
     ],
@@ -443,30 +425,14 @@ def test_a_reward_of_ones_own_judges_the_answers(tiny, tmp_path, monkeypatch, on
     assert results_of(tmp_path / "eval")["own"]["pass@1"] == 3 / 16
 
 
-@pytest.mark.parametrize("wrong", ["two sets of weights", "a head of its own"])
-def test_a_model_that_training_refuses_is_not_scored(wrong, model_copy, tmp_path, one_rank):
-    if wrong == "two sets of weights":
-        index = '{"weight_map": {"lm_head.weight": "other.safetensors"}}'
-        (model_copy / "model.safetensors.index.json").write_text(index)
-    else:
-        weights = load_file(model_copy / "model.safetensors")
-        weights["lm_head.weight"] = 2 * weights["model.embed_tokens.weight"]
-        save_file(weights, model_copy / "model.safetensors", metadata={"format": "pt"})
+def test_a_model_that_training_refuses_is_not_scored(model_copy, tmp_path, one_rank):
+    index = '{"weight_map": {"lm_head.weight": "other.safetensors"}}'  # a second set of weights
+    (model_copy / "model.safetensors.index.json").write_text(index)
     args = Args(model=str(model_copy), max_completion_length=48)
     problem = Example("1", "1+1=", "", "2", "own")
-    with pytest.raises(InputError, match=r"of other files|config\.json ties head and embedding"):
+    with pytest.raises(InputError, match="of other files"):
         evaluate.answer_missing(args, tmp_path, load_tokenizer(args.model), [(problem, 0)])
     assert not [*tmp_path.glob("samples*")]
-
-
-def test_the_version_of_a_model_on_the_hub_is_its_commit(tmp_path, monkeypatch):
-    commit = "0123456789abcdef0123456789abcdef01234567"
-    for path, text in ((f"snapshots/{commit}/config.json", "{}"), ("refs/main", commit)):
-        (tmp_path / "models--someone--tiny" / path).parent.mkdir(parents=True)
-        (tmp_path / "models--someone--tiny" / path).write_text(text)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert evaluate.model_version("someone/tiny") == commit
 
 
 @needs_shared
