@@ -7,7 +7,6 @@ from pathlib import Path
 
 import data
 from conftest import SHARED, launch, metrics, needs_shared, needs_vllm, output_of, rollouts
-from evaluate import read_samples
 from prepare.convert import convert
 from real.model import write_model
 
@@ -44,11 +43,10 @@ def call_of(script: str, real: Path, run: Path, *flags) -> list:
 
 @pytest.fixture(scope="module")
 def sft(real) -> Path:
-    """A run of SFT that was stopped after two of three steps, and resumed."""
-    run = real / "sft"
-    launch(*call_of("train_sft.py", real, run, "--train_batch_size", 8, "--max_steps", 2))
-    launch("train_sft.py", "--resume", run, "--max_steps", 3)
-    return run
+    """A run of SFT of three steps."""
+    flags = ("--train_batch_size", 8, "--max_steps", 3)
+    launch(*call_of("train_sft.py", real, real / "sft", *flags))
+    return real / "sft"
 
 
 def test_the_ids_of_prompt_and_solution_are_the_template_s(real):
@@ -78,14 +76,14 @@ import os, sys
 import torch
 import data, engine, rollout, train_oswft
 
-model, words, precision = sys.argv[1:]
+model, words = sys.argv[1:]
 args = train_oswft.Args(model=model, data=words, learning_rate=3e-3)
 engine.init_distributed()
 tokenizer = data.load_tokenizer(model)
 queries, _ = data.tokenize_examples(data.load_examples(words)[:4], tokenizer, 256, 32)
-trainer = engine.load_engine(model, 256, precision=precision)
+trainer = engine.load_engine(model, 256, precision="fp32")
 sampler = rollout.Rollout(
-    model, tokenizer, 256, max_completion_length=32, precision=precision, vllm_memory=0.05
+    model, tokenizer, 256, max_completion_length=32, precision="fp32", vllm_memory=0.05
 )
 for batch in range(2):
     sampler.load_weights(trainer.named_weights())
@@ -99,32 +97,23 @@ for batch in range(2):
 
 
 @needs_vllm
-@pytest.mark.parametrize(("precision", "limit"), [("bf16", 0.05)] * BF16 + [("fp32", 1e-4)])
-def test_vllm_and_the_trainer_agree_before_and_after_a_large_update(precision, limit, real):
-    output = output_of("-c", GAPS, real / "model", real / "words.jsonl", precision)
+def test_vllm_and_the_trainer_agree_before_and_after_a_large_update(real):
+    output = output_of("-c", GAPS, real / "model", real / "words.jsonl")
     gaps, moved = ([*map(float, re.findall(f"{x} (.*)", output))] for x in ("gap", "moved"))
-    assert len(gaps) == 2 and max(gaps) < limit, output
+    assert len(gaps) == 2 and max(gaps) < 1e-4, output
     assert moved[0] > 3, "the update was not large: this test shows nothing"
 
 
-def test_a_stopped_run_of_sft_goes_on_and_learns_the_form(sft):
+def test_sft_learns_the_form(sft):
     losses = [row["loss"] for row in metrics(sft)]
     assert len(losses) == 3 and losses[2] < 0.8 * losses[0], losses
 
 
-# All answers are still wrong, so GRPO would learn nothing.
-REWARD = "def length(completion, example): return min(1, len(completion) / 200)"
-
-
 @needs_vllm
-@pytest.mark.parametrize("script", ["train_oswft.py", "train_grpo.py"])
-def test_what_samples_takes_three_steps_from_there(script, real, sft):
-    run, flags = real / script, ("--rollout_batch_size", 4, "--num_rollouts", 2, "--max_steps", 3)
+def test_osw_ft_takes_three_steps_from_there(real, sft):
+    run, flags = real / "oswft", ("--rollout_batch_size", 4, "--num_rollouts", 2, "--max_steps", 3)
     flags += ("--vllm_memory", 0.05)  # the cache of 256 answers would take gigabytes
-    if script == "train_grpo.py":
-        (real / "own.py").write_text(REWARD)
-        flags += ("--reward", real / "own.py:length")
-    launch(*call_of(script, real, run, *flags, "--model", sft / "final"))
+    launch(*call_of("train_oswft.py", real, run, *flags, "--model", sft / "final"))
     rows = metrics(run)
     assert len(rows) == 3 and all(row["vllm_gap_mean"] < 0.05 for row in rows)
     assert all(row["grad_norm"] > 0 for row in rows)
@@ -139,23 +128,10 @@ def test_final_answers_the_same_in_transformers_in_vllm_and_in_the_evaluation(re
     prompts = [data.prompt_text(tokenizer, e.question, data.ASK_FREE) for e in held]
     greedy = output_of("tests/greedy.py", sft / "final", 24, *prompts)
     texts = json.loads(re.search("greedy (.*)", greedy)[1])
+    assert any(text.endswith("<|im_end|>") for text in texts), texts  # both stop there
     flags = ("--benchmark_file", real / "held.jsonl", "--num_samples", 1, "--precision", "fp32")
     flags += ("--temperature", 0, "--max_completion_length", 24, "--vllm_memory", 0.05)
     launch("evaluate.py", "--model", sft / "final", *flags)
     [samples] = (sft / "eval").glob("samples.*.jsonl")
     rows = {row["id"]: row["text"] for _, row in data.read_rows(str(samples))}
     assert [rows[e.id] for e in held] == [text.removesuffix("<|im_end|>") for text in texts]
-
-
-@needs_vllm
-def test_one_pass_of_the_model_weighs_32_rows(real, sft):
-    output = real / "weighted.jsonl"
-    flags = ("--data", real / "words.jsonl", "--output", output, "--num_rollouts", 2)
-    flags += (*LENGTHS, *PRECISION)
-    launch("prepare/weigh.py", "--model", sft / "final", *flags, "--vllm_memory", 0.05)
-    right = {}
-    for rows in read_samples(output.with_suffix(".answers")).values():
-        right[rows[0]["id"]] = [row["correct"] for row in rows]
-    weights = {row["id"]: row["weight"] for _, row in data.read_rows(str(output))}
-    assert len(weights) == 32 and all(len(verdicts) == 2 for verdicts in right.values())
-    assert weights == {id: 1 - sum(verdicts) / 2 for id, verdicts in right.items()}
