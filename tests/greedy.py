@@ -1,4 +1,4 @@
-"""Run by test_runs.py and test_real_model.py: a folder's likeliest answers, by two engines alike.
+"""Run by test_real_model.py: a folder's likeliest answers, by two engines alike.
 
 greedy.py <model folder> <tokens of an answer> <prompt> ...
 

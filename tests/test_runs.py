@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -18,12 +19,11 @@ from conftest import (
     launch,
     metrics,
     needs_vllm,
-    output_of,
     rollouts,
     start,
     wait_for_rows,
 )
-from data import ASK_FREE, load_tokenizer, prompt_text, write_rows
+from data import write_rows
 from run import checkpoints, read_args
 from train_grpo import grpo_advantages
 
@@ -189,9 +189,8 @@ def assert_equal(run: Path, whole: Path) -> None:
         assert (run / path.relative_to(whole)).read_bytes() == path.read_bytes(), path
 
 
-@pytest.mark.parametrize("script", ["train_sft.py", "train_grpo.py"])  # OSW-FT is stopped, below
-def test_killed_and_resumed_equals_never_interrupted(whole_runs, tiny, tmp_path, script):
-    run = tmp_path / "run"
+def test_killed_and_resumed_equals_never_interrupted(whole_runs, tiny, tmp_path):
+    script, run = "train_sft.py", tmp_path / "run"  # OSW-FT is stopped, below
     killed = start(*call_of(script, tiny, run), ranks=2, start_new_session=True)
     wait_for_rows(run, 3, killed)
     os.killpg(killed.pid, signal.SIGKILL)
@@ -223,9 +222,7 @@ def start_hosts(tmp_path: Path, *call) -> list[subprocess.Popen]:
 
 
 @needs_vllm
-def test_two_hosts_train_until_one_is_killed_and_the_other_goes_on_alone(
-    whole_runs, tiny, tmp_path
-):
+def test_two_hosts_train_until_one_is_killed_and_the_other_says_so(tiny, tmp_path):
     script, run = "train_oswft.py", tmp_path / "run"
     hosts = start_hosts(tmp_path, *call_of(script, tiny, run))
     wait_for_rows(run, 3, hosts[0])
@@ -236,8 +233,6 @@ def test_two_hosts_train_until_one_is_killed_and_the_other_goes_on_alone(
     outputs = [host.communicate(timeout=60)[0] for host in hosts]
     assert time.monotonic() - killed < 30 and all(host.returncode for host in hosts)
     assert outputs[0].count("\nerror: ") == 1 and "peer" in outputs[0], outputs[0]
-    launch(script, "--resume", run, "--gradient_checkpointing", "--max_tokens_per_micro_batch", 500)
-    assert_equal_up_to_rounding(run, whole_runs[script])
 
 
 # After a step, sampling takes seconds and says when it has begun.
@@ -262,54 +257,46 @@ arguments.run_script(train_oswft.main, train_oswft.Args, "")
 
 
 @needs_vllm
-@pytest.mark.parametrize(("ranks", "signum"), [(1, signal.SIGTERM), (2, signal.SIGINT)])
 def test_a_stop_in_the_middle_of_sampling_saves_at_once_and_the_run_continues(
-    whole_runs, tiny, tmp_path, ranks, signum
+    oswft_run, tiny, tmp_path
 ):
-    run, script, whole = tmp_path / "run", "train_oswft.py", whole_runs["train_oswft.py"]
+    run, script = tmp_path / "run", "train_oswft.py"
     (tmp_path / "slow.py").write_text(SLOW)
     _, *call = call_of(script, tiny, run)
     call += ["--save_every", "100"]
-    process = start(tmp_path / "slow.py", *call, ranks=ranks, start_new_session=True)
+    process = start(tmp_path / "slow.py", *call, ranks=2, start_new_session=True)
     wait_for_rows(run, 2, process)
     while process.stdout.readline() != "sampling\n":
         assert process.poll() is None
     time.sleep(1)
-    os.killpg(process.pid, signum)  # as Ctrl-C does
+    os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
     stopped = time.monotonic()
     output, _ = process.communicate(timeout=60)
     assert time.monotonic() - stopped < 10, output
-    assert process.returncode == 130 if ranks == 1 else process.returncode != 0
+    assert process.returncode != 0
     assert f"--resume {run}" in output and "run_script" not in output, output[-3000:]
     assert [*checkpoints(run)] == [2] and len(metrics(run)) == 2
-    if ranks == 2:
-        launch(script, "--resume", run, "--save_every", "2", ranks=ranks)
-        assert_equal(run, whole)
+    launch(script, "--resume", run, "--save_every", "2", ranks=2)
+    assert_equal(run, oswft_run)
 
 
-def test_a_run_that_changes_shape_is_the_same_run_up_to_rounding(whole_runs, tiny, tmp_path):
+def test_a_run_that_changes_shape_is_the_same_run_up_to_rounding(whole_runs, tmp_path):
     """Ranks, ZeRO stage and memory flags: the same queries, answers and metrics.
 
-    OSW-FT goes on alone, above; SFT's state is the same, and tests/states.py shows how one goes on.
+    SFT's and OSW-FT's state is the same; tests/states.py shows how one goes on.
     """
-    script, run = "train_grpo.py", tmp_path / "a run"
-    less = ("--max_steps", 4, "--gradient_checkpointing", "--max_tokens_per_micro_batch", 500)
-    launch(*call_of(script, tiny, run), *less)
-    more = ("--max_steps", 8, "--zero_stage", 3, "--cpu_offload")
-    [said] = re.findall("resumed; changed: .*\n", launch(script, "--resume", run, *more, ranks=3))
-    assert "max_steps 4 -> 8" in said and said.endswith("world_size 1 -> 3\n")
-    assert_equal_up_to_rounding(run, whole_runs[script])
+    whole = whole_runs["train_grpo.py"]
+    run = shutil.copytree(whole, tmp_path / "a run")
+    for done in ("checkpoint-000008", "final"):
+        shutil.rmtree(run / done)
+    flags = ("--gradient_checkpointing", "--max_tokens_per_micro_batch", 500)
+    flags += ("--zero_stage", 3, "--cpu_offload")
+    output = launch("train_grpo.py", "--resume", run, *flags, ranks=3)
+    [said] = re.findall("resumed; changed: .*\n", output)
+    assert "cpu_offload False -> True" in said and said.endswith("world_size 2 -> 3\n")
+    assert_equal_up_to_rounding(run, whole)
     record = read_args(run)
     assert record["world_size"] == 3
     typed = {"max_tokens_per_micro_batch": 500, "zero_stage": 3}
     typed |= {"gradient_checkpointing": True, "cpu_offload": True}
-    assert record["args"] == {**read_args(whole_runs[script])["args"], **typed}
-
-
-def test_the_final_model_loads_in_transformers_and_vllm_and_stops_at_the_end_of_turn(oswft_run):
-    final = oswft_run / "final"
-    prompt = prompt_text(load_tokenizer(str(final)), "7+5-3+1", ASK_FREE)
-    output = output_of("tests/greedy.py", final, 60, prompt)
-    [text] = json.loads(re.search("greedy (.*)", output)[1])
-    # in either of the model's styles; there is one end of turn, and nothing after it
-    assert re.fullmatch(r"(7\+5=2|@7\+5:12=2);[^<]*<\|im_end\|>", text)
+    assert record["args"] == {**read_args(whole)["args"], **typed}
