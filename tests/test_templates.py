@@ -3,7 +3,6 @@
 The templates are ours; each writes the format that its name says.
 """
 
-import contextlib
 import json
 import re
 import shutil
@@ -173,7 +172,7 @@ def test_prompt_solution_and_end_of_turn_are_what_the_template_writes(name, load
         assert [id in stops for id in row.completion_ids].index(True) == len(row.completion_ids) - 1
 
 
-@pytest.mark.parametrize("label", ["LlamaTokenizerFast", "LlamaTokenizer", "GPT2Tokenizer"])
+@pytest.mark.parametrize("label", ["LlamaTokenizerFast", "GPT2Tokenizer"])
 @pytest.mark.parametrize("name", ["chatml", "llama 3", "zephyr", "llama 2"])
 def test_base_and_final_are_read_as_tokenizer_json_says_whatever_class_the_config_names(
     name, label, tmp_path
@@ -203,11 +202,12 @@ def test_base_and_final_are_read_as_tokenizer_json_says_whatever_class_the_confi
         assert (getattr(encoded, "ids", None) or encoded["input_ids"]) == ids[:-1]
 
 
-@pytest.mark.parametrize("other", ["tekken.json", "tokenizer.model"])
-def test_a_folder_without_tokenizer_json_is_refused_in_one_line(other, tmp_path):
-    (tmp_path / other).write_text("{}")
-    with pytest.raises(InputError, match=r"with a tokenizer\.json$"):
-        data.load_tokenizer(str(tmp_path))
+def test_a_folder_without_tokenizer_json_is_refused_and_a_model_in_it_is_named(tmp_path):
+    (tmp_path / "final").mkdir()
+    for file, said in (("tekken.json", "json$"), ("tokenizer.json", r"final\?$")):
+        (tmp_path / "final" / file).write_text("{}")
+        with pytest.raises(InputError, match=said):
+            data.load_tokenizer(str(tmp_path))
 
 
 def test_what_is_graded_is_what_was_sampled_where_the_config_asks_to_clean_up_spaces(tmp_path):
@@ -235,14 +235,18 @@ def test_a_token_over_the_end_of_the_prompt_is_not_learnt(load, tmp_path):
     assert tokenizer.decode(row.completion_ids) == f"{PLAIN.solution}<|im_end|>"
 
 
-@pytest.mark.parametrize("name", CASES)
+DROPS = "{% set messages = messages if messages[0].role == 'user' else messages[1:] %}"
+
+
+@pytest.mark.parametrize("name", [*CASES, "drops it"])
 def test_a_system_prompt_is_in_the_prompt_once_or_refused(name, load, monkeypatch):
     monkeypatch.setattr(data, "SYSTEM_PROMPT", "Be brief.")
-    if "raise_exception" in CASES[name].template:
-        with pytest.raises(Exception, match=r"No system role here|take turns"):
-            load(CASES[name])
+    case = CASES.get(name) or Case(DROPS + CHAT_TEMPLATE, **CHATML_TOKENS)
+    if name in ("gemma", "mistral", "drops it"):
+        with pytest.raises(InputError, match=r"No system role|take turns|template drops"):
+            load(case)
     else:
-        assert data.prompt_text(load(CASES[name]), "1+1", "").count("Be brief.") == 1
+        assert data.prompt_text(load(case), "1+1", "").count("Be brief.") == 1
 
 
 def test_a_template_that_asks_for_todays_date_gives_the_same_prompt_on_any_day(load):
@@ -288,16 +292,10 @@ def test_the_real_qwen_vocabulary_takes_thinking_in_a_row_and_no_special_token()
     [
         "{{ messages[0].content }}<|im_end|>",  # drops the assistant's turn
         CHAT_TEMPLATE.replace("['content']", "['content'].upper()"),
-        CHAT_TEMPLATE.replace(  # cuts the question
-            "['content']", "['content'][:9 if message['role'] == 'user' else None]"
-        ),
         CHAT_TEMPLATE.replace("<|im_end|>", "END"),  # is no special token
         CHAT_TEMPLATE.partition("{% if add_gen")[0],  # does not begin the assistant's turn
         CHAT_TEMPLATE.replace("{{ '<|im_start|>assistant\n' }}", "{{ '<|im_start|>' }}"),
-        "{{ today() }}" + CHAT_TEMPLATE,  # a function that is not there
-        "{% if %}" + CHAT_TEMPLATE,
         "{{ raise_exception('A system turn\nis missing') }}" + CHAT_TEMPLATE,
-        "{{ 1 + 'a' }}" + CHAT_TEMPLATE,
     ],
 )
 def test_a_template_that_cannot_be_trained_is_refused_in_one_line(template, load):
@@ -306,37 +304,11 @@ def test_a_template_that_cannot_be_trained_is_refused_in_one_line(template, load
     assert "\n" not in str(error.value)
 
 
-def test_templates_with_names_are_taken_if_one_is_the_default(load):
-    for names, good in (("rag", False), ("default", True)):
-        templates = dict.fromkeys([names, "tool_use"], CHAT_TEMPLATE)
-        case = Case(templates, **CHATML_TOKENS)
-        with contextlib.nullcontext() if good else pytest.raises(InputError, match="default"):
-            load(case)
-
-
-def test_a_template_that_drops_the_system_prompt_is_refused(load, monkeypatch):
-    monkeypatch.setattr(data, "SYSTEM_PROMPT", "Be brief.")
-    without = "{% set messages = messages if messages[0].role == 'user' else messages[1:] %}"
-    with pytest.raises(InputError, match="the chat template drops"):
-        load(Case(without + CHAT_TEMPLATE, **CHATML_TOKENS))
-
-
-@pytest.mark.parametrize("lost", ["letters", "a space"])
-def test_a_tokenizer_that_loses_text_is_refused(lost, tmp_path):
+def test_a_tokenizer_that_loses_a_space_is_refused(tmp_path):
     tokenizer = make_tokenizer(CASES["chatml"])
-    if lost == "letters":
-        tokenizer.backend_tokenizer.decoder = decoders.Fuse()
-    else:
-        tokenizer.backend_tokenizer.normalizer = normalizers.Replace("by step", "bystep")
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace("by step", "bystep")
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(InputError, match="changes text"):
-        data.load_tokenizer(str(tmp_path))
-
-
-def test_where_a_folder_holds_models_and_is_none_one_of_them_is_named(tiny, tmp_path):
-    for name in ("checkpoint-000002", "final"):
-        shutil.copytree(tiny / "model", tmp_path / name)
-    with pytest.raises(InputError, match=f"{tmp_path / 'final'}\\?"):
         data.load_tokenizer(str(tmp_path))
 
 
