@@ -47,11 +47,8 @@ def test_a_box_names_the_letter(form):
 @pytest.mark.parametrize(
     "form",
     table(r"""
-B|AC|A, C|A and C|\text{C or D}|C/D|C D|C & D|(A)(C)|A) C)|(C) 1 (D) 2|\{C, D\}|C=A|C \to A|(C)–A
-(C) vs A|\text{All but C}|C, b|C,|C 12|C, 12|C \frac{1}{2}|\text{C is correct}|C^2|C_1|C+1|C - 1
-C = 12|2C|C!|\sqrt{C}
-\frac{C}{2}|f(C)|12|x|12C|C1|c^2|C \approx 3|C ≈ 3|\text{Cat}|\emptyset|?|\neg C|\not C|\sim C|C^c
-\overline{C}|\cancel{C}|\text{not C}"""),
+B|AC|A, C|\text{C or D}|C/D|C D|(A)(C)|A) C)|(C) 1 (D) 2|\{C, D\}|C \to A|\text{All but C}|C,|C 12
+\text{C is correct}|C = 12|C^2|\frac{C}{2}|f(C)|12|x|12C|\text{Cat}|\neg C|\text{not C}"""),
 )
 def test_a_box_does_not_name_the_letter(form):
     assert read_letter(form) != "C"
@@ -104,11 +101,9 @@ def test_a_closing_after_a_box_that_names_no_letter_is_read():
 
 def test_all_letters_from_a_to_j_are_options():
     for letter in "ABCDEFGHIJ":
-        for form in (letter, f"({letter})", rf"\text{{{letter}}}", f"{letter}) 12", letter.lower()):
-            assert read_letter(form) == letter
-            assert is_correct(rf"\boxed{{{form}}}", letter)
+        assert all(read_letter(form) == letter for form in (letter, letter.lower()))
+        assert is_correct(rf"\boxed{{{letter}}}", letter)
         assert is_correct(f"So the answer is ({letter}).", letter)
-        assert is_correct(f"**Answer: {letter}**", letter)
     for article in ("A circle", r"\text{A square}", r"A\text{ box}", "I think so"):
         assert read_letter(article) is None
 
@@ -119,35 +114,21 @@ def test_all_letters_from_a_to_j_are_options():
 @pytest.mark.parametrize(
     ("box", "verdict", "reference"),
     verdicts(r"""
-12 => 12 | 13 ≠> 12 | -12 ≠> 12 | 12 ≠> -12 | -3 => -3 | 1.2 ≠> 12 | 12, 13 ≠> 12 | 033 => 33
-12.0 => 12 | 12\, => 12 | C ≠> 12 | 12 ≠> C
-1,000 => 1000 | 1{,}000 => 1000 | 10,\!000 => 10000
-1\,00 ≠> 100 | 2020 100 ≠> 2020100 | x^2\,300 ≠> x^{2300} | 12\ \text{cm} => 12 | 50\% => 50
-\$18 => 18 | 18\text{ dollars} => 18 | 1/2 => \frac{1}{2}
-0.5 => \frac{1}{2} | \frac12 => 0.5 | \frac{2}{1} ≠> \frac{1}{2} | \tfrac{28}{6} => \frac{14}{3}
-3\frac{1}{2} => \frac{7}{2} | 3 1/2 ≠> \frac{31}{2}
-1~\frac59 ≠> \frac{5}{9} | e^{1} => e | −5 => -5 | π => \pi
-35.0\% => 35 | 35 => 35.0\% | 7.2 => 7.2\% | 7.2\% => 7.2 | 12.5% => 12.5\% | 7.2\% => 0.072
-7.2\% ≠> 72 | 5\% ≠> 500 | 500\% ≠> 5\% | 5e-05 ≠> 0.00006 | 1.5E3 => 1500
+12 => 12 | 13 ≠> 12 | -12 ≠> 12 | 12, 13 ≠> 12 | 033 => 33 | 12.0 => 12 | C ≠> 12 | 12 ≠> C
+1,000 => 1000 | 1{,}000 => 1000 | 10,\!000 => 10000 | 1\,00 ≠> 100 | 2020 100 ≠> 2020100
+12\ \text{cm} => 12 | 18\text{ dollars} => 18 | −5 => -5 | π => \pi | 1/2 => \frac{1}{2}
+0.5 => \frac{1}{2} | \frac12 => 0.5 | \frac{2}{1} ≠> \frac{1}{2} | 1~\frac59 ≠> \frac{5}{9}
+50\% => 50 | 35.0\% => 35 | 35 => 35.0\% | 7.2\% => 0.072 | 7.2\% ≠> 72 | 500\% ≠> 5\%
 4.5\times 10^{33} => 4.5e33 | 4.5\times 10^{32} ≠> 4.5e33 | 4.5e33 => 4.5\times 10^{33}
-6.63\times 10^{-34} => 6.63e-34 | 2e => 2e | 60. => 60 | 60 => 60. | 61. ≠> 60 | 60.5 ≠> 60.
+6.63\times 10^{-34} => 6.63e-34 | 5e-05 ≠> 0.00006 | 2e => 2e | 60. => 60 | 60 => 60. | 61. ≠> 60
 1.6\times 10^{-19} ≠> 9.1\times 10^{-31} | 1.6\times 10^{-19} => 0.16\times 10^{-18}
-0.0000012 ≠> 0.0000014 | q=0.0000012 ≠> 0.0000014 | q=0.0000012 => 0.0000012
-0 ≠> 1.6\times 10^{-19} | \frac{1}{200000} => 0.000005
-\sqrt{8} => 2\sqrt{2} | 2\sqrt{3} ≠> 3\sqrt{2} | x^2+2x+1 => (x+1)^2 | x+2 ≠> x+1
-\sum_{n=1}^{5} n => 15 | 1100_{2} => 1100_2
-x=5 => 5 | f'(x) = 2x => 2x | x_{\max} = 3 => 3 | \left(x, y\right) = (1, 2) => (1,2)
-\angle ABC = 30^\circ => 30 | \text{Area} = 5 => 5 | P(X=2) = 3 => 3 | x + 1 = 6 => x+1=6
-2x + 3 = y => y=2x+3 | a:b = 1:2 => 1:2
-x \geq 3 => x \ge 3 | \{2, 1\} => \{1,2\} | 1, 2 => 1,2 | (2,1) ≠> (1,2)
-(3, \frac{\pi}{2}) => \left( 3, \frac{\pi}{2} \right) | (-\infty, 3) => (-\infty,3)
-[1,2] ≠> (1,2) | [-2,7] => x \in [-2,7]
+0 ≠> 1.6\times 10^{-19} | q=0.0000012 ≠> 0.0000014 | q=0.0000012 => 0.0000012
+\sqrt{8} => 2\sqrt{2} | x^2+2x+1 => (x+1)^2 | x+2 ≠> x+1 | 1100_{2} => 1100_2
+x=5 => 5 | f'(x) = 2x => 2x | \left(x, y\right) = (1, 2) => (1,2) | 2x + 3 = y => y=2x+3
+\angle ABC = 30^\circ => 30 | P(X=2) = 3 => 3 | x + 1 = 6 => x+1=6 | a:b = 1:2 => 1:2
+x \geq 3 => x \ge 3 | \{2, 1\} => \{1,2\} | (2,1) ≠> (1,2) | [1,2] ≠> (1,2) | [-2,7] => x \in [-2,7]
 \begin{pmatrix} 1 \\ 2 \end{pmatrix} => \begin{bmatrix} 1 \\ 2 \end{bmatrix}
-\text{Evelyn} => Evelyn | \text{Bob} ≠> \text{Evelyn} | \text{silent} ≠> listen
-\text{no solution} ≠> 0
-2^{100} => 1267650600228229401496703205376 | 20! => 2432902008176640000 | \binom{52}{5} => 2598960
-(x+1)^3 => x^3+3x^2+3x+1 | \sum_{i=1}^{2024} i => 2049300 | \sum_{n=1}^{\infty} \frac{1}{2^n} => 1
-e^{x^5}e => e^{x^5+1}"""),
+\text{Evelyn} => Evelyn | \text{Bob} ≠> \text{Evelyn} | \text{silent} ≠> listen"""),
 )
 def test_a_value_in_a_box_is_compared_with_the_reference(box, verdict, reference):
     assert is_correct(rf"So it is $\boxed{{{box}}}$.", reference) == (verdict == "=")
@@ -156,15 +137,12 @@ def test_a_value_in_a_box_is_compared_with_the_reference(box, verdict, reference
 @pytest.mark.parametrize(
     ("completion", "verdict", "reference"),
     verdicts(r"""
-\boxed{4} and \boxed{} => 4 | \boxed{4}. \boxed{ } => 4 | \boxed{4} and then \boxed{5 => 4
-\boxed{} ≠> 12 | First \boxed{3}, no: \boxed{4} => 4 | \boxed{12}, or rather \boxed{13} ≠> 12
+\boxed{4} and \boxed{} => 4 | \boxed{4} and then \boxed{5 => 4 | \boxed{12}, no: \boxed{13} ≠> 12
 \fbox{7} => 7 | \boxed {7} => 7 | \boxed{\frac{1}{\sqrt{2}}} is it => \frac{\sqrt{2}}{2}
 <think>\boxed{3}</think>It is \boxed{7}. => 7 | <think>\boxed{7}</think>It is \boxed{3}. ≠> 7
 <think>\boxed{7}</think>I do not know. ≠> 7 | <think> so \boxed{7}, and => 7
 <think>a</think>\boxed{1}<think>b</think>\boxed{2} => 2
-First \boxed{3}, then \boxed{3, 4} => 3,4 | \boxed{3}, \boxed{4} => 4 | \boxed{3}, \boxed{4} ≠> 3
-First \boxed{3}, no: \boxed{4} ≠> 3,4 | \boxed{3} \boxed{4} ≠> 3,4 | \boxed{3}, \boxed{5} ≠> 3,4
-\boxed{3}, \boxed{4}, \boxed{5} ≠> 3,4 | \boxed{3}, \boxed{4} ≠> (3,4) | 5 + 7 = 12 => 12
+\boxed{3}, \boxed{4} => 4 | \boxed{3}, \boxed{4} ≠> 3,4 | 5 + 7 = 12 => 12
 7^{99999} mod 1000 is 143. => 143
 The answer is 4. \boxed{} => 4 | The answer is 12, hence \boxed{13} ≠> 12 | The answer is (B) ≠> C
 The answer is C, that is \boxed{B} ≠> C | The answer is $12$. => 12 | we get 12.⏎⏎**12** => 12
@@ -180,22 +158,9 @@ def test_a_completion_is_read_where_its_answer_stands(completion, verdict, refer
 def test_the_last_complete_box_is_found_in_time_that_grows_with_the_text_alone():
     assert verify.extract(r"\boxed{1} \boxed{\{a\}_{b_{c}}} x", "1") == r"\{a\}_{b_{c}}"
     assert verify.extract("no box", "1") is None
+    assert not is_correct("12 " + "and more words " * 30, "12")  # too far from the end
     assert verify.boxes(r"\boxed{1\fbox{2}}\boxed{3}") == [(7, 16), (14, 15), (24, 25)]
     assert verify.boxes("\\boxed{" * 100_000 + "}") == [(700_000, 700_000)]
-
-
-@pytest.mark.parametrize(
-    ("completion", "reference", "extracted"),
-    [
-        (r"\boxed{A}</think> so \boxed{\text{(C)}}", "(C)", "C"),
-        (r"\boxed{3} and \boxed{4}", "5", "4"),
-        ("I cannot say", "C", None),
-        ("12 " + "and more words " * 30, "12", None),
-    ],
-)
-def test_what_a_completion_answers_is_read_without_algebra(completion, reference, extracted):
-    assert verify.extract(completion, reference) == extracted
-    assert grade(completion, reference).extracted == extracted
 
 
 # ---- hostile completions
@@ -264,13 +229,6 @@ def test_a_worker_that_is_killed_costs_one_answer_and_is_replaced():
         verifier.workers[0].process.kill()  # while it starts: this is no wrong answer
         with pytest.raises(EOFError):
             verifier.score([r"\boxed{1}"], ["1"])
-
-
-def test_an_answer_at_its_deadline_costs_no_start_of_a_worker():
-    with Verifier(num_workers=1, timeout_s=0.3) as verifier:
-        started = verifier.workers[0].process
-        assert verifier.score([ENDLESS, r"\boxed{7}"] * 3, ["7"] * 6) == [False, True] * 3
-        assert verifier.workers[0].process is started
 
 
 def test_ctrl_c_does_not_reach_the_workers_and_none_is_left_behind():
