@@ -1,7 +1,5 @@
 """What the training scripts are told: their arguments, the folder, the data, the command line."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import gc
@@ -24,7 +22,7 @@ from data import (
     tokenize_examples,
     warn_of_unknown,
 )
-from engine import fail, finish, load_config, on_rank_0
+from engine import fail, finish, on_rank_0
 from run import checkpoints, claim, read_args
 from verify import RewardError
 
@@ -56,7 +54,6 @@ class TrainArgs:
 
     # The machine
     zero_stage: Literal[1, 2, 3] = 2  # what is sharded over ranks; the paper's 3 fits more, slower
-    attn: str = "sdpa"  # attention of the trained model: any name that transformers knows
     # bf16 keeps fp32 master weights; on a GPU, fp32 attention may take memory quadratic in length
     precision: Literal["bf16", "fp32"] = "bf16"
     gradient_checkpointing: bool = False  # recompute activations: less memory, a third more time
@@ -71,11 +68,6 @@ class TrainArgs:
     def batch_size(self) -> int:
         """Queries that are drawn together."""
         return getattr(self, "rollout_batch_size", self.train_batch_size)
-
-    @property
-    def steps_per_batch(self) -> int:
-        """Optimizer steps on each batch: S of Theorem 2."""
-        return self.batch_size // self.train_batch_size
 
     @property
     def settings(self) -> dict:
@@ -101,9 +93,8 @@ class RolloutArgs(TrainArgs):
     rollout_batch_size: int
 
     # vLLM and the verifier
-    # share of the GPU's (CPU: host's) memory for vLLM; default: 0.3; if it sleeps, what is left
+    # share of a GPU's memory for vLLM (CPU: the host's); default: 0.3; if it sleeps, what is left
     vllm_memory: float | None = None
-    vllm_tensor_parallel: int = 1  # GPUs that sample from one copy of the model together
     vllm_sleep: bool = False  # vLLM gives its GPU memory back while the model trains
     verifier_workers: int = 2  # processes per rank that check answers
     reward: str | None = None  # file.py:function of your own, in place of the verifier
@@ -120,9 +111,6 @@ class RolloutArgs(TrainArgs):
             raise InputError(f"--vllm_memory is a share, at most 1, got {self.vllm_memory}")
         if self.rollout_batch_size % self.train_batch_size:
             raise InputError("--train_batch_size does not divide --rollout_batch_size")
-        ranks_here = int(os.environ.get("LOCAL_SIZE", 1))  # the ranks of one engine share a host
-        if ranks_here % self.vllm_tensor_parallel:
-            raise InputError(f"--vllm_tensor_parallel does not divide {ranks_here} ranks of a host")
         if os.environ.get("VLLM_BATCH_INVARIANT", "0") != "0":
             raise InputError("VLLM_BATCH_INVARIANT replaces functions of torch that train")
 
@@ -139,7 +127,7 @@ def keywords(args: TrainArgs, room: Callable) -> dict:
 
 def claim_or_resume(args: TrainArgs) -> Path | None:
     """Lock the folder; the checkpoint to resume from, or None to begin anew. A collective."""
-    return on_rank_0(lambda: find_checkpoint(args))  # another host may see an older folder
+    return on_rank_0(lambda: find_checkpoint(args))  # another host may see it as it was
 
 
 def find_checkpoint(args: TrainArgs) -> Path | None:
@@ -153,7 +141,7 @@ def find_checkpoint(args: TrainArgs) -> Path | None:
     if folder != Path(args.resume):
         raise InputError(f"{args.resume} is continued in its own folder: leave out --output_dir")
     step, checkpoint = max(checkpoints(folder).items(), default=(0, None))
-    if step % args.steps_per_batch:
+    if step % (args.batch_size // args.train_batch_size):
         raise InputError(f"{checkpoint} ends within a batch of answers: keep its batch sizes")
     record = read_args(folder)
     then = {**record["args"], "world_size": record["world_size"]}
@@ -170,8 +158,6 @@ def load_training_data(args: TrainArgs) -> tuple[Tokenizer, list[TokenizedExampl
     tokenizer = load_tokenizer(args.model)
     lengths = args.max_length, args.max_completion_length
     examples, dropped = tokenize_examples(read, tokenizer, *lengths)
-    highest = max((max(e.prompt_ids.max(), e.completion_ids.max()) for e in examples), default=0)
-    load_config(args.model, args.max_length, highest)
     if not examples or (not args.max_steps and len(examples) * args.num_epochs < args.batch_size):
         left = f"{len(examples)} examples are left (dropped: {dropped})"
         kind = "rollout" if hasattr(args, "rollout_batch_size") else "train"

@@ -5,10 +5,7 @@ question are part of `question`, and `answer` is then the letter. Other columns 
 reward function of yours. A hub id (`owner/name`, `owner/name:config`) works in place of a path.
 """
 
-from __future__ import annotations
-
 import datetime
-import functools
 import hashlib
 import json
 import re
@@ -38,7 +35,7 @@ PROMPT = {"system": SYSTEM_PROMPT, "free answer": ASK_FREE, "multiple choice": A
 TODAY = datetime.date(2026, 1, 1)  # for templates that ask: the same prompt on every day
 
 FIELDS = ("id", "question", "solution", "answer", "source")  # of a row of a training file
-MARK = "Aa 0987654321"  # a turn's text, searched for in what a chat template writes
+MARK = "Aa 0987654321"  # a turn's text, to find where a chat template puts it
 TOKENIZER_BATCH = 200  # examples in one call of the tokenizer
 MAX_PADDING = 512  # padding tokens that cost as much as one extra micro-batch
 
@@ -312,10 +309,7 @@ class TokenizedExample(Trajectory):
 
 
 def tokenize_examples(
-    examples: Sequence[Example],
-    tokenizer: Tokenizer,
-    max_length: int,
-    max_completion_length: int,
+    examples: Sequence[Example], tokenizer: Tokenizer, max_length: int, max_completion_length: int
 ) -> tuple[list[TokenizedExample], dict[str, int]]:
     """Turn examples into token ids; returns those that fit, and how many do not, by reason.
 
@@ -324,8 +318,8 @@ def tokenize_examples(
 
     Args:
         max_length: tokens of prompt and solution together, and of prompt and rollout.
-        max_completion_length: tokens of a rollout, for which a prompt has to leave room; unless it
-            is `max_length` or more (for SFT, which samples nothing).
+        max_completion_length: tokens of a rollout, for which a prompt has to leave room, in SFT
+            too; `max_length` or more turns this off.
     """
     fields = ("question", "solution")
     texts = ((f"{e.where}: field '{name}'", getattr(e, name)) for e in examples for name in fields)
@@ -388,14 +382,9 @@ def batch_indices(num_examples: int, batch_size: int, batch: int, seed: int) -> 
     One seeded permutation per epoch, end to end, is cut into batches.
     """
     positions = range(batch * batch_size, (batch + 1) * batch_size)
-    places = (divmod(position, num_examples) for position in positions)
-    return [int(epoch_order(num_examples, epoch, seed)[place]) for epoch, place in places]
-
-
-@functools.lru_cache(maxsize=2)  # a batch may begin in one epoch and end in the next
-def epoch_order(num_examples: int, epoch: int, seed: int) -> np.ndarray:
-    """The order of the examples in an epoch."""
-    return np.random.default_rng([seed, epoch]).permutation(num_examples)
+    epochs = {position // num_examples for position in positions}
+    orders = {e: np.random.default_rng([seed, e]).permutation(num_examples) for e in epochs}
+    return [int(orders[p // num_examples][p % num_examples]) for p in positions]
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -445,7 +434,7 @@ class MicroBatch:
     mask: torch.Tensor  # (B, T) bool, true where the target belongs to the completion
     positions: torch.Tensor  # int64, where the mask is true in the flattened (B * T,)
 
-    def to(self, device: torch.device) -> MicroBatch:
+    def to(self, device: torch.device) -> "MicroBatch":
         return MicroBatch(*(tensor.to(device, non_blocking=True) for tensor in vars(self).values()))
 
 

@@ -67,6 +67,7 @@ def init_ranks(backend: str, timeout: timedelta = timedelta(minutes=30)) -> None
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
         alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     cpu.share_cores()
+    warnings.filterwarnings("ignore", category=FutureWarning)  # torch's, about others' calls
     if torch.cuda.is_available():  # else each rank's first question to CUDA opens GPU 0 as well
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     dist.init_process_group(backend, timeout=timeout, **alone)
@@ -110,8 +111,8 @@ def gather(items: list) -> list:
 # ---- The engine ----------------------------------------------------------------------------------
 
 
-def load_config(model: str, max_length: int, highest_id: int = 0) -> PreTrainedConfig:
-    """Load a config. Raises InputError if the model cannot read such a length or token id."""
+def load_config(model: str, max_length: int) -> PreTrainedConfig:
+    """Load a config. Raises InputError if the model cannot read such a length."""
     from transformers import AutoConfig
 
     with named(model):  # e.g. a type that transformers does not know, or code of its own
@@ -124,8 +125,6 @@ def load_config(model: str, max_length: int, highest_id: int = 0) -> PreTrainedC
     if max_length > limit:
         advice = "lower --max_length and --max_completion_length"
         raise InputError(f"{model}: reads {limit} tokens, not {max_length}: {advice}")
-    if highest_id >= config.vocab_size:
-        raise InputError(f"{model}: the embedding has no row for token {highest_id}: resize it")
     return config
 
 
@@ -170,10 +169,7 @@ def cast_parameters(model: torch.nn.Module, dtype: torch.dtype) -> None:
 
 
 def load_engine(model: str, max_length: int, checkpoint: Path | None = None, **options) -> Engine:
-    """An engine for a model, or one that continues from a checkpoint. A collective.
-
-    The options are those of `Engine`.
-    """
+    """An `Engine` with its options, for a model or continued from a checkpoint. A collective."""
     precision = options.get("precision", "bf16")
     engine = Engine(load_model(str(checkpoint or model), max_length, precision), **options)
     if checkpoint:
@@ -187,11 +183,11 @@ def import_deepspeed():
         cpu.prepare_deepspeed()
     import deepspeed
 
-    warnings.filterwarnings("ignore", category=FutureWarning)  # torch's, about DeepSpeed's calls
     deepspeed.utils.logging.set_log_level_from_string("error")
     deepspeed.ops.__compatible_ops__ = {}  # else it compiles an op for CPUs, which takes a minute
-    # Else DeepSpeed makes a group bound to a device: 0.5 GiB more for each group of vLLM.
-    deepspeed.init_distributed(verbose=False)  # takes the one that is there
+    # It takes the group that is there. One of its own would be bound to a device, and each later
+    # group of vLLM would take 0.5 GiB more.
+    deepspeed.init_distributed(verbose=False)
     gc.freeze()  # what was imported stays: searching it for garbage takes half a second
     return deepspeed
 
@@ -207,7 +203,6 @@ class Engine:
         max_tokens_per_micro_batch: int = 8192,
         max_grad_norm: float = 1.0,
         zero_stage: Literal[1, 2, 3] = 2,
-        attn: str = "sdpa",
         gradient_checkpointing: bool = False,
         cpu_offload: bool = False,
     ):
@@ -218,13 +213,11 @@ class Engine:
         self.zero_stage = zero_stage
         bf16 = precision == "bf16"
         if torch.cuda.is_available():
-            model.cuda()  # in fp32, all ranks' copies would fill the host's memory
-        cast_parameters(model, torch.float32)  # the check is sharp without rounding
+            model.cuda()  # before the cast: all ranks' fp32 copies would fill the host's memory
+        cast_parameters(model, torch.float32)  # `checked` compares without rounding
         with named(model.name_or_path, (ValueError, ImportError)):
             model = LogprobModel.checked(model)
             cast_parameters(model, torch.bfloat16 if bf16 else torch.float32)
-            if attn != "sdpa":
-                model.model.set_attn_implementation(attn)
             model.model.generation_config.validate(strict=True)  # else the first save would fail
         # fused: one kernel, on CPUs too
         self.adam = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
@@ -241,7 +234,7 @@ class Engine:
         if cpu_offload:
             config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
         self.deepspeed = import_deepspeed()
-        dist.barrier()  # for a late rank: DeepSpeed's copy of the group waits ten minutes only
+        dist.barrier()  # wait for the slowest rank here: DeepSpeed's group gives up in ten minutes
         self.engine, *_ = self.deepspeed.initialize(model=model, optimizer=self.adam, config=config)
         self.device = self.engine.device
         self.total_loss = torch.zeros((), device=self.device)  # of this rank's micro-batches so far
@@ -315,10 +308,7 @@ class Engine:
 
     @torch.no_grad()
     def eval_logprobs(
-        self,
-        rows: Sequence[Trajectory],
-        temperature: float = 1.0,
-        keep: torch.Tensor | None = None,
+        self, rows: Sequence[Trajectory], temperature: float = 1.0, keep: torch.Tensor | None = None
     ) -> torch.Tensor:
         """log pi of all rows under the current weights, without a gradient. A collective.
 
@@ -402,7 +392,7 @@ class Engine:
             if writes:
                 path = folder / "state" / f"{number:05d}.safetensors"
                 save_file(tensors, path, metadata={"step": str(self.num_steps)})
-        dist.barrier()  # a slow disk
+        dist.barrier()  # until the slowest disk is done
         if dist.get_rank() == 0:  # raises if a host does not share the folder
             self._open_state(folder)
 

@@ -10,16 +10,12 @@ The protocol is the paper's (section 4.1): temperature 0.6, top-p 0.95, top-k 20
 keep the answers and their verdicts. The same command continues an evaluation that was stopped.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
 import sys
-import time
-import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -54,7 +50,6 @@ import numpy as np
 import torch.distributed as dist
 
 Z = 1.96  # standard deviations on either side of 95 %
-WRITE_EVERY_S = 5  # seconds between writes: a kill loses no more
 
 
 @dataclass(kw_only=True)
@@ -115,7 +110,7 @@ def score_with_interval(
     size = len(counts)
     scores = pass_at_k_curve(num_samples, k)[counts]
     mean, variance = float(scores.mean()), float(scores.var())
-    # n: how many independent answers have a mean of this variance
+    # n: so many independent answers would give the mean this variance
     n = size * mean * (1 - mean) / variance if np.ptp(scores) else size
     n = min(max(n, size), size * num_samples)
     centre = mean + Z**2 / (2 * n)
@@ -188,23 +183,16 @@ def with_options(question: str, right: str, wrong: Sequence[str]) -> tuple[str, 
     return "\n".join([question, "", *lines]), "ABCD"[options.index(right)]
 
 
-def load_own(path: Path) -> list[Example]:
-    """Read a JSONL file of your own: rows with `question`, `answer` and, if you like, `id`."""
-    # A file with the name of a benchmark of the paper is not that benchmark.
-    name = f"own_{path.stem}" if path.stem in BENCHMARKS else path.stem
-    return load_examples(str(path), solution="", source=name)
-
-
 def load_problems(args: Args) -> dict[str, list[Example]]:
     """The problems of the chosen benchmarks, by name."""
     names = args.benchmarks or (() if args.benchmark_file else tuple(BENCHMARKS))
     if unknown := set(names) - set(BENCHMARKS):
         raise InputError(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
     problems = {name: load_benchmark(name, args.data_dir) for name in names}
-    for own in map(load_own, args.benchmark_file):
-        if own[0].source in problems:
-            raise InputError(f"two benchmark files are called {own[0].source}")
-        problems[own[0].source] = own
+    for path in args.benchmark_file:
+        if path.stem in {*problems, *BENCHMARKS}:
+            raise InputError(f"{path}: another benchmark has this name: rename the file")
+        problems[path.stem] = load_examples(str(path), solution="", source=path.stem)
     return problems
 
 
@@ -302,20 +290,18 @@ def model_version(model: str) -> str:
 def open_folder(
     args: Args, folder: Path, tokenizer: Tokenizer, problems: Sequence[Example]
 ) -> tuple[dict, dict[str, list[dict]]]:
-    """Check the arguments, and lock a folder of this protocol: its args.json, and its samples."""
-    if not (args.num_samples is None or args.num_samples > 0) or not 0 < args.vllm_memory <= 1:
-        raise InputError("--num_samples is at least 1, --vllm_memory a share above 0, at most 1")
+    """Check the problems, and lock a folder of this protocol: its args.json, and its samples."""
     refuse_special_tokens(tokenizer, ((problem.where, problem.question) for problem in problems))
     ids = tokenize_prompts(tokenizer, problems)
     warn_of_unknown(tokenizer, [problem.where for problem in problems], ids)
-    load_config(args.model, max(map(len, ids)) + args.max_completion_length, max(map(max, ids)))
+    load_config(args.model, max(map(len, ids)) + args.max_completion_length)
 
     claim(folder)
     before, samples = read_args(folder), read_samples(folder)
     now = {**asdict(args), "model_version": model_version(args.model)}
     if before and "benchmarks" not in before:
         raise InputError(f"{folder} holds a training run: choose another output")
-    if not samples:  # it ended before its first answer
+    if not samples:  # an earlier call ended before its first answer
         before = {}
     then = before.get("args", now)
     other = [name for name in (*PROTOCOL, "model_version") if then.get(name) != now[name]]
@@ -356,7 +342,6 @@ def answer_missing(
     args: Args, folder: Path, tokenizer: Tokenizer, missing: list[tuple[Example, int]]
 ) -> None:
     """Sample this rank's share of the answers, check them, and append them to its file."""
-    warnings.filterwarnings("ignore", category=FutureWarning)  # torch's, about vLLM's calls
     prompts = tokenize_prompts(tokenizer, [problem for problem, _ in missing])
     seeds = [derive_seed(args.seed, p.source, p.id, sample) for p, sample in missing]
     longest = max(map(len, prompts)) + args.max_completion_length
@@ -373,7 +358,7 @@ def answer_missing(
             print(f"{len(missing):,} answers to sample", file=sys.stderr)
         sampling = {name: getattr(args, name) for name in ("temperature", "top_p", "top_k")}
         stream = rollout.stream(prompts, 1, args.max_completion_length, seeds, **sampling)
-        for completions in by_the_clock(stream):
+        for completions in filter(None, stream):  # those that a step of vLLM has ended
             asked = [missing[completion.query] for completion in completions]
             references = [p.columns if args.reward else p.answer for p, _ in asked]
             grades = verifier.grade([completion.text for completion in completions], references)
@@ -392,17 +377,6 @@ def answer_missing(
                 }
                 out.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
             out.flush()
-
-
-def by_the_clock(parts: Iterator[list]) -> Iterator[list]:
-    """Join the lists that come within `WRITE_EVERY_S`."""
-    joined, began = [], time.monotonic()
-    for part in parts:
-        joined += part
-        if time.monotonic() - began > WRITE_EVERY_S:
-            yield joined
-            joined, began = [], time.monotonic()
-    yield joined
 
 
 # ---- Results -------------------------------------------------------------------------------------

@@ -9,15 +9,8 @@
 The targets follow `input_ids`, both (B, T). Without logits the wrapped model cannot `generate`.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
 
 MAX_LOGITS = {"cpu": 2**21, "cuda": 2**26}  # in a chunk: 8 and 256 MiB in fp32
 MAX_KEPT = 2**26  # logits of all chunks that may wait for backward: 256 MiB
@@ -85,7 +78,8 @@ class ChunkedLogprobs(torch.autograd.Function):
 
 
 def chunks(head, hidden, weight, bias, targets, temperature, kept=()):
-    """Yield a vocabulary slice, its logits (N, size), target columns (N, 1), which are in it."""
+    """For each slice of the vocabulary yield it, its logits (N, size), the targets' columns in it
+    (N, 1), and which targets lie in it (N,)."""
     size = max(1, MAX_LOGITS[hidden.device.type] // max(1, len(hidden)))  # ids in a chunk
     for start in range(0, len(weight), size):
         part = slice(start, min(start + size, len(weight)))
@@ -101,7 +95,7 @@ def chunks(head, hidden, weight, bias, targets, temperature, kept=()):
         yield part, logits, torch.where(inside, targets - start, 0)[:, None], inside
 
 
-def logit_scale_and_cap(config: PreTrainedConfig) -> tuple[float, float | None]:
+def logit_scale_and_cap(config) -> tuple[float, float | None]:
     """What a model does to its logits after the head's product, under the families' own names."""
     scale = getattr(config, "logit_scale", None) or 1.0  # Cohere
     scale *= getattr(config, "lm_head_multiplier", None) or 1.0  # Falcon-H1
@@ -116,7 +110,7 @@ class LogprobModel(torch.nn.Module):
     and sampled is the model without it. Raises ValueError if the model has no plain head.
     """
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: torch.nn.Module):
         super().__init__()
         head, config = model.get_output_embeddings(), model.config
         if model.base_model is model or not isinstance(head, torch.nn.Linear):
@@ -130,7 +124,7 @@ class LogprobModel(torch.nn.Module):
 
     @classmethod
     @torch.no_grad()
-    def checked(cls, model: PreTrainedModel) -> LogprobModel:
+    def checked(cls, model: torch.nn.Module) -> "LogprobModel":
         """Wrap a model with fp32 weights, and compare it with its own logits on random tokens.
 
         Raises ValueError if they differ, as for a head that does more than `LogprobHead` knows.
@@ -167,7 +161,7 @@ class LogprobModel(torch.nn.Module):
 
 
 @torch.no_grad()
-def own_logprobs(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:
+def own_logprobs(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     """log pi of each token but the first, from the model's own logits and plain attention: (T,)."""
     attention = model.config._attn_implementation
     model.eval().set_attn_implementation("eager")

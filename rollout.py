@@ -1,17 +1,14 @@
 """How the model answers: vLLM inside the training process. The only file that imports vllm.
 
-Every rank runs its own engine on its own share of the prompts. With `--vllm_tensor_parallel` N, N
-neighbouring ranks share one copy of the model, and sample for the same prompts together.
+Every rank runs its own engine on its own share of the prompts.
 """
-
-from __future__ import annotations
 
 import gc
 import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 import cpu
@@ -31,9 +28,10 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-MAX_SEQUENCES = {"cpu": 256, "cuda": 512}  # at a time; for more vLLM has no CUDA graph
+MAX_SEQUENCES = {"cpu": 256, "cuda": 512}  # at once; above 512 vLLM has no CUDA graph
 SHARE = 0.3  # of the memory for vLLM, unless --vllm_memory or --vllm_sleep is given
 MARGIN = 2 * 2**30  # bytes of a GPU kept free for what vLLM does not count; a guess
+CHECKED = 8  # queries in `vllm_gap`; few: while one asks, vLLM computes log-probabilities for all
 MAX_VLLM_GAP = {"bf16": 0.1, "fp32": 1e-4}  # nats a token: rounding gives 0.01 and 3e-7
 
 
@@ -54,7 +52,6 @@ def import_vllm():
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # it ignores per-request seeds
     os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")  # else attention in fp32 rounds to tf32
-    os.environ.setdefault("VLLM_ALLREDUCE_USE_FLASHINFER", "0")  # it compiles for minutes
     if not torch.cuda.is_available():
         cpu.prepare_vllm()
     import vllm
@@ -62,64 +59,46 @@ def import_vllm():
     return vllm
 
 
+@dataclass(eq=False)
 class Rollout:
-    """A vLLM engine that samples from the weights it was last given.
+    """A vLLM engine that samples from the weights it was last given."""
 
-    Args:
-        model: hub id or folder; without `load_weights_from_disk` its config alone is read.
-        max_length: tokens of prompt and completion together.
-        rollout_batch_size: prompts of all ranks, answered at a time.
-        num_rollouts, max_completion_length, temperature, seed: of what `answer` samples.
-        vllm_memory: share of the memory; None: 0.3, or with vllm_sleep all that is left.
-        vllm_tensor_parallel: neighbouring ranks that sample from one copy of the model together.
-        vllm_sleep: give the GPU's memory back between batches.
-        load_weights_from_disk: start with the model's own weights (for evaluation).
-    """
+    model: str  # hub id or folder; without `load_weights_from_disk` its config alone is read
+    tokenizer: Tokenizer
+    max_length: int  # tokens of prompt and completion together
+    _: KW_ONLY
+    rollout_batch_size: int = 2**20  # prompts of all ranks, answered at a time
+    num_rollouts: int = 1  # answers of `answer` to a query
+    max_completion_length: int = 4096  # tokens of such an answer
+    temperature: float = 1.0
+    seed: int = 0
+    precision: Literal["bf16", "fp32"] = "bf16"
+    vllm_memory: float | None = None  # share; None: 0.3, or with vllm_sleep all that is left
+    vllm_sleep: bool = False  # give the GPU's memory back between batches
+    load_weights_from_disk: bool = False  # start with the model's own weights (for evaluation)
 
-    def __init__(
-        self,
-        model: str,
-        tokenizer: Tokenizer,
-        max_length: int,
-        *,
-        rollout_batch_size: int = 2**20,
-        num_rollouts: int = 1,
-        max_completion_length: int = 4096,
-        temperature: float = 1.0,
-        seed: int = 0,
-        precision: Literal["bf16", "fp32"] = "bf16",
-        vllm_memory: float | None = None,
-        vllm_tensor_parallel: int = 1,
-        vllm_sleep: bool = False,
-        load_weights_from_disk: bool = False,
-    ):
-        self.model, self.tokenizer, self.max_length = model, tokenizer, max_length
-        self.num_rollouts, self.temperature, self.seed = num_rollouts, temperature, seed
-        self.max_completion_length, self.precision = max_completion_length, precision
-        self.tensor_parallel = vllm_tensor_parallel
+    def __post_init__(self):
         self.vllm = import_vllm()
-        self.stop_token_ids = stop_token_ids(tokenizer)
-        self.sleeps = vllm_sleep and torch.cuda.is_available()
-        self.replica, self.member = divmod(dist.get_rank(), vllm_tensor_parallel)
-        self.num_replicas = dist.get_world_size() // vllm_tensor_parallel
-        mine = -(-rollout_batch_size // self.num_replicas) * num_rollouts  # this rank's answers
+        self.stop_token_ids = stop_token_ids(self.tokenizer)
+        self.sleeps = self.vllm_sleep and torch.cuda.is_available()
+        # this rank's answers
+        mine = -(-self.rollout_batch_size // dist.get_world_size()) * self.num_rollouts
         num_sequences = min(MAX_SEQUENCES["cuda" if torch.cuda.is_available() else "cpu"], mine)
-        cache = (num_sequences + 1) * kv_cache_bytes(model, max_length, precision)
+        cache = (num_sequences + 1) * kv_cache_bytes(self.model, self.max_length, self.precision)
         llm_class = self.vllm.LLM  # most of vLLM is imported here
-        gc.freeze()  # else vLLM searches through everything that was imported, five times
+        gc.freeze()  # else garbage collection scans all imports five times while vLLM starts
         if torch.cuda.is_available():
-            options = gpu_options(vllm_memory, self.sleeps, cache)
+            options = gpu_options(self.vllm_memory, self.sleeps, cache)
         else:
-            options = cpu.vllm_options(vllm_memory or SHARE, cache, max_length)
+            options = cpu.vllm_options(self.vllm_memory or SHARE, cache, self.max_length)
         self.llm = llm_class(
-            model=model,
+            model=self.model,
             skip_tokenizer_init=True,  # token ids in, token ids out
-            dtype="bfloat16" if precision == "bf16" else "float32",
-            max_model_len=max_length,
+            dtype="bfloat16" if self.precision == "bf16" else "float32",
+            max_model_len=self.max_length,
             max_num_seqs=num_sequences,
-            tensor_parallel_size=vllm_tensor_parallel,
             distributed_executor_backend="external_launcher",
-            load_format="auto" if load_weights_from_disk else "dummy",
+            load_format="auto" if self.load_weights_from_disk else "dummy",
             enable_sleep_mode=self.sleeps,
             generation_config="vllm",  # of the model's folder only the stop ids are read
             logprobs_mode="processed_logprobs",  # of the distribution that is sampled from
@@ -127,7 +106,7 @@ class Rollout:
             use_tqdm_on_load=False,
             **options,
         )
-        # When it is freed, vLLM would destroy all process groups, which are not its own.
+        # Once freed, vLLM would destroy every process group, the trainer's too.
         if finalizer := getattr(self.llm.llm_engine.engine_core, "_finalizer", None):
             finalizer.detach()
         v2 = self.llm.llm_engine.vllm_config.use_v2_model_runner
@@ -164,9 +143,9 @@ class Rollout:
             num_samples=self.num_rollouts,
             max_tokens=self.max_completion_length,
             seeds=[derive_seed(self.seed, batch, n, q.id) for n, q in enumerate(queries)],
-            stop=stop if self.tensor_parallel == 1 else None,  # together, none may leave
+            stop=stop,
             temperature=self.temperature,
-            logprobs=num_checked(queries),
+            logprobs=CHECKED,
         )
         self.sleep()  # a checkpoint, too, needs the memory
         return completions
@@ -188,8 +167,8 @@ class Rollout:
     ) -> Iterator[list[Completion]]:
         """Sample `num_samples` completions of each prompt; yield them as they end.
 
-        All ranks give all prompts; each engine answers its share. Of ranks that have one together,
-        only the first gets completions. The same weights and seeds give the same, up to rounding.
+        All ranks give all prompts; each engine answers its share. The same weights and seeds give
+        the same completions, up to rounding.
 
         Args:
             max_tokens: of a completion; prompt and completion together fit into `max_length`.
@@ -198,7 +177,7 @@ class Rollout:
             stop: asked before each step of vLLM whether to leave the rest.
             sampling: temperature, top_p, top_k.
         """
-        share = range(self.replica, len(prompts), self.num_replicas)
+        share = range(dist.get_rank(), len(prompts), dist.get_world_size())
         # No penalties, logit bias or bad words: vLLM's sleep discards their tensors.
         params = [
             self.vllm.SamplingParams(
@@ -222,8 +201,7 @@ class Rollout:
         while self.llm.llm_engine.has_unfinished_requests() and not (stop and stop()):
             ended = self.llm.llm_engine.step()
             bar.update(len(ended) * num_samples)
-            mine = ended if self.member == 0 else []
-            yield [self._completion(places[o.request_id], s) for o in mine for s in o.outputs]
+            yield [self._completion(places[o.request_id], s) for o in ended for s in o.outputs]
         bar.close()
 
     def _completion(self, query: int, sample) -> Completion:
@@ -283,20 +261,15 @@ def trajectories(queries: Sequence[TokenizedExample], completions: Groups) -> li
     ]
 
 
-def num_checked(queries: Sequence) -> int:
-    """Of how many queries, the first ones, `vllm_gap` compares an answer."""
-    return max(4, len(queries) // 16)  # few: while one asks, vLLM computes them for all
-
-
 def vllm_gap(
     engine: Engine, rollout: Rollout, queries: Sequence, completions: Groups, refuse: bool
 ) -> dict[str, float]:
     """How far apart vLLM's and the trainer's log-probabilities of some answers are. A collective.
 
-    Of one answer to each of the first `num_checked` queries: the mean and the largest difference of
-    a token, in nats. With `refuse`, raises InputError if the mean is too large.
+    Compares one answer to each of the first `CHECKED` queries, token by token. Returns the mean and
+    the largest difference, in nats. With `refuse`, raises InputError if the mean is too large.
     """
-    checked = [group[:1] for group in completions[: num_checked(queries)]]
+    checked = [group[:1] for group in completions[:CHECKED]]
     rows = trajectories(queries, checked)
     sampled = pad_completions([c.logprobs for [c] in checked], rows).to(engine.device)
     trained = engine.eval_logprobs(rows, rollout.temperature)
@@ -322,7 +295,6 @@ def gpu_options(memory_share: float | None, sleeps: bool, cache_bytes: int) -> d
         "gpu_memory_utilization": share,
         # else a tiny model gets millions of blocks, each a Python object
         "kv_cache_memory_bytes": cache_bytes if cache_bytes < share * total / 2 else None,
-        "compilation_config": {"pass_config": {"fuse_allreduce_rms": False}},  # flashinfer's, too
     }
 
 

@@ -1,10 +1,7 @@
 """What a run leaves: its folder, metrics, checkpoints; how it resumes, and stops at Ctrl-C."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
-import functools
 import importlib.metadata
 import itertools
 import json
@@ -19,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING
 
 from data import (
     PROMPT,
@@ -35,13 +31,11 @@ from data import (
     write_rows,
 )
 from engine import Engine
+from rollout import Rollout
 
 import torch
 import torch.distributed as dist
 from tqdm import tqdm
-
-if TYPE_CHECKING:
-    from rollout import Rollout
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STOP_SIGNALS += (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)  # Slurm's, near a time limit
@@ -50,7 +44,6 @@ STOP_SIGNALS += (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)  # Slurm's, nea
 # ---- args.json -----------------------------------------------------------------------------------
 
 
-@functools.cache
 def provenance() -> dict:
     """Versions of what results depend on, and the git commit of this repository."""
     versions = {}
@@ -157,7 +150,7 @@ class Run(contextlib.AbstractContextManager):
         self.save_every, self.keep_checkpoints = save_every, keep_checkpoints
         self.step = engine.num_steps  # optimizer steps done
         self.start_step = self.step  # of this process
-        self.saved_step = self.step or None  # of a checkpoint
+        self.saved_step = self.step or None  # of the newest checkpoint
         # If the last batch is not full, it is not used.
         batches = len(examples) * num_epochs // self.batch_size
         self.num_steps = max_steps or batches * self.steps_per_batch
@@ -219,7 +212,7 @@ class Run(contextlib.AbstractContextManager):
             batch = self.step // self.steps_per_batch
             order = batch_indices(len(self.examples), self.batch_size, batch, self.seed)
             yield batch, [self.examples[i] for i in order]
-            if self.step // self.save_every > (self.saved_step or 0) // self.save_every:
+            if self.step // self.save_every > (self.saved_step or 0) // self.save_every:  # passed
                 self.save_checkpoint()
             if self.should_stop():
                 return
@@ -318,8 +311,6 @@ class Run(contextlib.AbstractContextManager):
         if self.writes:
             for path in partial.rglob("*.safetensors"):  # else only their owner could read them
                 shutil.copymode(self.folder / "args.json", path)
-            if folder.is_symlink():
-                folder.unlink()
             shutil.rmtree(folder, ignore_errors=True)
             partial.rename(folder)
 

@@ -138,7 +138,7 @@ def log_pi_old(
     args: Args,
 ) -> torch.Tensor | None:
     """log pi_old of the answers, (B, G, T), before the batch's first update. A collective."""
-    if args.steps_per_batch == 1:  # then pi_old is the model that is updated
+    if args.train_batch_size == args.rollout_batch_size:  # then pi_old is the updated model
         return None
     rows = trajectories(queries, completions)
     old = engine.eval_logprobs(rows, args.temperature, keep=advantages.flatten() != 0)
@@ -175,14 +175,14 @@ def main(args: Args) -> int:
             rollout.load_weights(engine.named_weights())
             run.lap("sync_s")
             answers = rollout.answer(queries, batch, stop=lambda: run.interrupted)  # this rank's
-            if run.should_stop():  # answers are missing; the run's end saves a checkpoint
+            if run.should_stop():  # cut short; `run` saves a checkpoint
                 break
             run.lap("rollout_s")
 
             # ---- verify: which answers are right?
             completions, rewards = judge(verifier, queries, answers)  # all ranks', (B, G)
-            refuse = run.step == run.start_step  # a vLLM that samples from another model
-            gap = vllm_gap(engine, rollout, queries, completions, refuse)
+            first = run.step == run.start_step  # then refuse a vLLM with another model
+            gap = vllm_gap(engine, rollout, queries, completions, refuse=first)
 
             # ---- weigh: how much better than its group is an answer?
             advantages = grpo_advantages(rewards)  # (B, G)

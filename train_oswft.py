@@ -132,14 +132,14 @@ def main(args: Args) -> int:
             rollout.load_weights(engine.named_weights())
             run.lap("sync_s")
             answers = rollout.answer(queries, batch, stop=lambda: run.interrupted)  # this rank's
-            if run.should_stop():  # answers are missing; the run's end saves a checkpoint
+            if run.should_stop():  # cut short; `run` saves a checkpoint
                 break
             run.lap("rollout_s")
 
             # ---- verify: which answers are right?
             completions, rewards = judge(verifier, queries, answers)  # all ranks', (B, K)
-            refuse = run.step == run.start_step  # a vLLM that samples from another model
-            gap = vllm_gap(engine, rollout, queries, completions, refuse)
+            first = run.step == run.start_step  # then refuse a vLLM with another model
+            gap = vllm_gap(engine, rollout, queries, completions, refuse=first)
 
             # ---- weigh: w = 1 - p̂
             weights = oswft_weights(rewards)  # (B,)

@@ -8,8 +8,6 @@ So a `Verifier` grades in processes with a limit on CPU time and memory. An answ
 kills its process, and is wrong. docs/verdicts.md has the rules, and reward functions of your own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

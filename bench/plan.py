@@ -138,15 +138,13 @@ def check_fit(args: Args) -> tuple[dict[str, dict[str, float]], list[str], float
     """Bytes by phase and part, what does not fit, and how many sequences vLLM's share holds."""
     TrainArgs.check(args)  # the subclass's asks for the ranks of this host
     phases, complaints = memory(args), []
-    if args.gpus % args.vllm_tensor_parallel:
-        complaints.append(f"--vllm_tensor_parallel does not divide {args.gpus} GPUs")
     for phase, parts in phases.items():
         # asleep, vLLM takes exactly what is left, up to rounding
         if (total := sum(parts.values()) / 2**30) > args.gpu_memory + 1e-6:
             complaints.append(f"{phase} takes {total:.1f} GiB")
-    count, shared_by = traced(args.model, args.precision)[0], args.vllm_tensor_parallel
-    room = phases["sample"]["vLLM"] - VLLM_OWN - count * BYTES[args.precision] / shared_by
-    cache = kv_cache_bytes(args.model, args.max_length, args.precision) / shared_by
+    count = traced(args.model, args.precision)[0]
+    room = phases["sample"]["vLLM"] - VLLM_OWN - count * BYTES[args.precision]
+    cache = kv_cache_bytes(args.model, args.max_length, args.precision)
     if room < cache:
         complaints.append("vLLM's share does not hold the model and one sequence")
     return phases, complaints, max(0, room / cache)
@@ -157,7 +155,7 @@ def remedy(args: Args) -> str:
     # those with the least side effects first
     remedies = {"vllm_sleep": True, "max_tokens_per_micro_batch": args.max_length}
     remedies |= {"vllm_memory": 0.5, "zero_stage": 3, "gradient_checkpointing": True}
-    remedies |= {"vllm_tensor_parallel": 2, "cpu_offload": True}
+    remedies |= {"cpu_offload": True}
     for number in range(1, len(remedies) + 1):
         for chosen in itertools.combinations(remedies.items(), number):
             if not check_fit(replace(args, **dict(chosen)))[1]:

@@ -16,7 +16,7 @@ import evaluate
 from conftest import NO_CPU_VLLM, SHARED, launch, needs_shared, start
 from data import ASK_FREE, ASK_LETTER, Example, InputError, load_tokenizer, write_rows
 from demo.world import NUM_HELDOUT
-from evaluate import BENCHMARKS, Args, load_benchmark, load_own, pass_at_k, with_options
+from evaluate import BENCHMARKS, Args, load_benchmark, load_problems, pass_at_k, with_options
 from paper import tables
 from rollout import Completion
 from run import read_args, write_args
@@ -143,16 +143,18 @@ def test_options_are_shuffled_the_same_everywhere_and_evenly():
 
 
 def test_your_own_problems_need_question_and_answer(tmp_path):
-    path = tmp_path / "aime24.jsonl"
+    path = tmp_path / "mine.jsonl"
+    load_own = lambda path: load_problems(Args(model="", benchmark_file=(path,)))[path.stem]  # noqa: E731
     write_rows([{"question": "1+1?", "answer": 2}, {"question": "x?", "answer": "B"}], path)
     first, second = load_own(path)
     assert (first.id, first.answer, evaluate.ask(first)) == ("row-0", "2", ASK_FREE)
     assert (second.id, second.answer, evaluate.ask(second)) == ("row-1", "B", ASK_LETTER)
-    assert first.source == "own_aime24"  # it is not the paper's
+    with pytest.raises(InputError, match="has this name"):  # it would not be the paper's
+        load_own(path.with_name("aime24.jsonl"))
     row = {"question": "1?", "answer": "1", "id": 3}
     for rows in ([{"question": "1?"}], [{**row, "question": ""}], [row, row], []):
         write_rows(rows, path)
-        with pytest.raises(InputError, match=r"aime24\.jsonl"):
+        with pytest.raises(InputError, match=r"mine\.jsonl"):
             load_own(path)
 
 
@@ -219,16 +221,11 @@ def test_the_tiny_model_knows_the_easy_tier_and_the_middle_and_the_hard_partly(f
         assert curve == sorted(curve)
 
 
-# An evaluation that writes each answer down at once.
-OFTEN = "import arguments as a, evaluate as e; e.WRITE_EVERY_S = 0; "
-OFTEN += "a.run_script(e.evaluate, e.Args, e.__doc__)"
-
-
 def test_a_stopped_evaluation_goes_on_over_two_ranks_as_if_nothing_had_happened(
     finished, tiny, tmp_path
 ):
     folder = tmp_path / "an evaluation"
-    process = start("-c", OFTEN, *settings(tiny, folder), start_new_session=True)
+    process = start("evaluate.py", *settings(tiny, folder), start_new_session=True)
     while not any(path.stat().st_size > 50_000 for path in folder.glob("samples.*")):
         assert process.poll() is None, process.stdout.read()
         time.sleep(0.02)
@@ -436,13 +433,13 @@ def test_a_model_that_training_refuses_is_not_scored(model_copy, tmp_path, one_r
 
 
 @needs_shared
-def test_real_problems_are_read_and_a_set_of_another_size_is_refused(tiny):
+def test_real_problems_are_read_and_a_set_of_another_size_is_refused(tiny, tmp_path):
     names, folder = ("aime24", "aime25", "math500"), SHARED / "data"
     args = Args(model=str(tiny / "model"), benchmarks=names, data_dir=folder)
-    args.benchmark_file = (folder / "amc23.jsonl",)
+    args.benchmark_file = (shutil.copy(folder / "amc23.jsonl", tmp_path / "my_amc.jsonl"),)
     problems = evaluate.load_problems(args)
     counts = {name: len(part) for name, part in problems.items()}
-    assert counts == {"aime24": 30, "aime25": 30, "math500": 500, "own_amc23": 40}
+    assert counts == {"aime24": 30, "aime25": 30, "math500": 500, "my_amc": 40}
     answers = {problem.answer for part in problems.values() for problem in part}
     assert {"204", "336^\\circ", "p - q"} <= answers
     with pytest.raises(InputError):
