@@ -5,7 +5,9 @@ import contextlib
 import gc
 import inspect
 import os
+import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -22,12 +24,14 @@ from data import (
     tokenize_examples,
     warn_of_unknown,
 )
-from engine import fail, finish, on_rank_0
-from run import checkpoints, claim, read_args
+from engine import fail, finish, gather, on_rank_0
+from run import checkpoints, claim, provenance, read_args
 from verify import RewardError
 
 import numpy as np
 import torch.distributed as dist
+
+LATE_S = 30  # seconds after which NFS shows a new file at the latest; a guess
 
 
 @dataclass(kw_only=True)
@@ -127,7 +131,22 @@ def keywords(args: TrainArgs, room: Callable) -> dict:
 
 def claim_or_resume(args: TrainArgs) -> Path | None:
     """Lock the folder; the checkpoint to resume from, or None to begin anew. A collective."""
-    return on_rank_0(lambda: find_checkpoint(args))  # another host may see it as it was
+    checkpoint = on_rank_0(lambda: find_checkpoint(args))  # another host may see it as it was
+    check_hosts(Path(args.output_dir))
+    return checkpoint
+
+
+def check_hosts(folder: Path) -> None:
+    """Raise InputError unless all hosts see a folder that was claimed, and run the same code."""
+    deadline = time.monotonic() + LATE_S
+    while not (lock := folder / ".lock").exists() and time.monotonic() < deadline:
+        time.sleep(0.5)
+    first, *others = gather([(socket.gethostname(), lock.exists(), provenance())])
+    for host, sees_it, code in others:
+        if not sees_it:
+            raise InputError(f"{host} does not see {folder.absolute()}: hosts must share it")
+        if code != first[2]:
+            raise InputError(f"{host} has other code: {code}; {first[0]}: {first[2]}")
 
 
 def find_checkpoint(args: TrainArgs) -> Path | None:

@@ -15,11 +15,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import json
 import math
 import os
 import socket
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
 GATHER_BYTES = 2**30  # parameters gathered at a time under ZeRO-3
 STATE_BYTES = 2**28  # parameters whose state goes into one file
 STATE_KEYS = ("master", "exp_avg", "exp_avg_sq")  # the fp32 weight, and Adam's moments
+BEAT_S = 5  # seconds between two signs of life of a host
+SILENT_S = 90  # seconds without one, after which a host has vanished
 IDLE = Trajectory("idle", [0, 0], [])  # what a rank without rows reads: no token is learnt
 
 
@@ -62,15 +67,73 @@ def init_distributed() -> None:
 def init_ranks(backend: str, timeout: timedelta = timedelta(minutes=30)) -> None:
     """Join the process group of the launcher; without one, be the only rank. A collective."""
     os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's name
-    alone = {}
-    if "WORLD_SIZE" not in os.environ:
+    alone = "WORLD_SIZE" not in os.environ
+    if alone:
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-        alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     cpu.share_cores()
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch's, about others' calls
     if torch.cuda.is_available():  # else each rank's first question to CUDA opens GPU 0 as well
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-    dist.init_process_group(backend, timeout=timeout, **alone)
+    store = dist.HashStore() if alone else next(dist.rendezvous("env://", timeout=timeout))[0]
+    refuse_loopback(store)
+    ranks = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    dist.init_process_group(backend, store=store, timeout=timeout, **ranks)
+    watch_hosts()
+
+
+def refuse_loopback(store: dist.Store) -> None:
+    """Raise InputError if a host would tell gloo an address at which no other host reaches it."""
+    if os.environ["LOCAL_SIZE"] == os.environ["WORLD_SIZE"]:
+        return
+    name, address = socket.gethostname(), ""
+    if "GLOO_SOCKET_IFNAME" not in os.environ:
+        with contextlib.suppress(OSError):
+            address = socket.gethostbyname(name)
+    store.set(f"address {os.environ['RANK']}", f"{name} resolves to {address}")
+    for rank in range(int(os.environ["WORLD_SIZE"])):
+        told = store.get(f"address {rank}").decode()
+        if " to 127." in told:
+            advice = "set GLOO_SOCKET_IFNAME to the network's interface, such as eth0"
+            raise InputError(f"{told}, where no other host reaches it: {advice}")
+
+
+def watch_hosts() -> None:
+    """End this rank when another host has been silent for `SILENT_S`. A collective.
+
+    gloo and NCCL would wait for half an hour. A host's first rank counts up in the store, in a
+    thread, so a long phase is no silence.
+    """
+    rank, leads = dist.get_rank(), os.environ["LOCAL_RANK"] == "0"
+    hosts = dict(gather([(rank, socket.gethostname())] if leads else []))  # by their first rank
+    own = max(first for first in hosts if first <= rank)
+    if len(hosts) == 1:
+        return
+    server = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(*server)  # a connection for this thread alone
+    heard = dict.fromkeys(sorted(hosts.keys() - {own}), time.monotonic())
+
+    def beat() -> None:
+        seen = {}
+        with contextlib.suppress(RuntimeError):  # the first host, which keeps the store, is gone
+            for count in itertools.count():
+                if leads:
+                    store.set(f"beat {rank}", str(count))
+                for first in heard:
+                    if (value := store.get(f"beat {first}")) != seen.get(first):
+                        seen[first], heard[first] = value, time.monotonic()
+                time.sleep(BEAT_S)
+
+    def watch() -> None:
+        while all(time.monotonic() - last < SILENT_S for last in heard.values()):
+            time.sleep(1)
+        lost = min(heard, key=heard.get)
+        if leads:
+            reason = f"{hosts[lost]} (rank {lost}) has been silent for {SILENT_S} s"
+            print(f"error: {reason}; what was saved can be resumed", file=sys.stderr)
+        finish(1)
+
+    for task in beat, watch:
+        threading.Thread(target=task, daemon=True).start()
 
 
 def finish(status: int) -> NoReturn:

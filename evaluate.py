@@ -21,7 +21,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
-from arguments import run_script
+from arguments import check_hosts, run_script
 from data import (
     ASK_FREE,
     ASK_LETTER,
@@ -256,12 +256,14 @@ def evaluate(args: Args) -> int:
     problems = on_rank_0(lambda: load_problems(args))
     tokenizer = load_tokenizer(args.model)
     missing = on_rank_0(lambda: find_missing(args, folder, tokenizer, problems))
+    check_hosts(folder)
     if missing:
         answer_missing(args, folder, tokenizer, missing)
     dist.barrier()
     if dist.get_rank() == 0:
         score_and_print(folder)
         print(f"\nwritten: {folder}")
+    dist.barrier()  # until then each host shows that it is there
     return 0
 
 

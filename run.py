@@ -195,6 +195,8 @@ class Run(contextlib.AbstractContextManager):
             self.metrics.close()
         if self.logger:
             self._try(self.logger.finish)
+        if kind is None:
+            dist.barrier()  # until then each host shows that it is there
         if self.writes and kind is None:
             print(metrics_table([row for _, row in read_rows(str(self.folder / "metrics.jsonl"))]))
             print(*sorted(self.folder.glob("[!.]*")), sep="\n")

@@ -25,7 +25,7 @@ from typing import Literal
 
 import evaluate
 import train_oswft
-from arguments import run_script
+from arguments import check_hosts, run_script
 from data import (
     Example,
     InputError,
@@ -112,11 +112,14 @@ def weigh(args: Args) -> int:
             sampling, folder, tokenizer, [as_problem(r.example, args.reward) for r in rows]
         )
 
-    if missing := on_rank_0(find):
+    missing = on_rank_0(find)
+    check_hosts(folder)
+    if missing:
         evaluate.answer_missing(sampling, folder, tokenizer, missing)
     dist.barrier()
     if dist.get_rank() == 0:
         write_set(args, folder, tokenizer, rows)
+    dist.barrier()  # until then each host shows that it is there
     return 0
 
 

@@ -1,0 +1,224 @@
+"""Several hosts: network namespaces on one disk, each with a name and an address of its own."""
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from conftest import (
+    BIN,
+    ROOT,
+    TINY_LENGTHS,
+    assert_equal_up_to_rounding,
+    call_of,
+    launch,
+    needs_vllm,
+    wait_for_rows,
+)
+from data import write_rows
+from evaluate import read_samples
+
+import pytest
+
+IP = shutil.which("ip")
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or IP is None, reason="makes hosts with `ip netns`, as root"
+)
+needs_ssh = pytest.mark.skipif(
+    not (Path("/usr/sbin/sshd").exists() and shutil.which("pdsh")),
+    reason="needs openssh-server and pdsh",
+)
+ETH0 = {"GLOO_SOCKET_IFNAME": "eth0"}
+
+# SFT that notices sooner that a host has vanished, or does not see the folder.
+SOON = """
+import arguments, engine, train_sft
+engine.BEAT_S, engine.SILENT_S, arguments.LATE_S = 0.5, 8, 2
+arguments.run_script(train_sft.main, train_sft.Args, "")
+"""
+
+
+def ip(*words) -> str:
+    return subprocess.run([IP, *map(str, words)], check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def make_hosts() -> Iterator[Callable[[int], list[str]]]:
+    """Makes that many hosts, whose eth0 a switch joins; returns their names."""
+    switch, made = f"osw{os.getpid()}", []
+
+    def make(count: int) -> list[str]:
+        names = [f"{switch}-{n}" for n in range(count)]
+        try:
+            for name in (switch, *names):
+                ip("netns", "add", name)
+                made.append(name)
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"`ip netns` may not be used here: {error.stderr}")
+        ip("-n", switch, "link", "add", "br0", "type", "bridge")
+        ip("-n", switch, "link", "set", "br0", "up")
+        table = "".join(f"10.77.0.{n} {name}\n" for n, name in enumerate(names, 1))
+        for n, name in enumerate(names, 1):
+            peer = ("type", "veth", "peer", "name", "eth0", "netns", name)
+            ip("link", "add", f"v{n}", "netns", switch, *peer)
+            ip("-n", switch, "link", "set", f"v{n}", "master", "br0", "up")
+            ip("-n", name, "addr", "add", f"10.77.0.{n}/24", "dev", "eth0")
+            for link in ("lo", "eth0"):
+                ip("-n", name, "link", "set", link, "up")
+            folder = Path("/etc/netns", name)  # what is in it lies over /etc there
+            folder.mkdir(parents=True)
+            (folder / "hosts").write_text(f"127.0.0.1 localhost\n{table}")
+        return names
+
+    yield make
+    for name in made:
+        for pid in ip("netns", "pids", name).split():
+            subprocess.run(["kill", "-9", pid], check=False)
+        ip("netns", "del", name)
+        shutil.rmtree(f"/etc/netns/{name}", ignore_errors=True)
+
+
+def on(host: str, *command) -> list[str]:
+    """A command, for a host."""
+    named = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"')
+    return [IP, "netns", "exec", host, *named, host, *map(str, command)]
+
+
+def start_hosts(hosts: list[str], tmp_path: Path, script, *call, env: dict = ETH0, **last) -> list:
+    """A script on all hosts, one rank each, each with its own launcher, as without ssh.
+
+    `last` are other options of Popen for the last host.
+    """
+    (tmp_path / "hosts").write_text("".join(f"{name} slots=1\n" for name in hosts))
+    command = [BIN / "deepspeed", "--log_level", "error", "--hostfile", tmp_path / "hosts"]
+    command += ["--no_ssh", "--master_addr", hosts[0]]
+    options = {"env": {**os.environ, "PYTHONPATH": str(ROOT), **env}, "cwd": tmp_path, "text": True}
+    options |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return [
+        subprocess.Popen(
+            on(host, *command, "--node_rank", node, ROOT / script, *call),
+            **{**options, **(last if host == hosts[-1] else {})},
+        )
+        for node, host in enumerate(hosts)
+    ]
+
+
+def ends(processes: list, seconds: float = 200) -> list[tuple[int, str]]:
+    """Exit status and output of each."""
+    outputs = [process.communicate(timeout=seconds)[0] for process in processes]
+    return [(p.returncode, output) for p, output in zip(processes, outputs, strict=True)]
+
+
+@needs_vllm
+@pytest.mark.parametrize(("script", "count"), [("train_oswft.py", 2), ("train_grpo.py", 3)])
+def test_hosts_train_as_one_does(script, count, make_hosts, tiny, tmp_path):
+    steps = ("--max_steps", 4)
+    launch(*call_of(script, tiny, tmp_path / "whole"), *steps)
+    hosts = start_hosts(
+        make_hosts(count), tmp_path, *call_of(script, tiny, tmp_path / "run"), *steps
+    )
+    assert all(status == 0 for status, _ in ends(hosts))
+    assert_equal_up_to_rounding(tmp_path / "run", tmp_path / "whole")
+
+
+@needs_vllm
+def test_hosts_evaluate_and_weigh_together(make_hosts, tiny, tmp_path):
+    hosts, model = make_hosts(2), ("--model", tiny / "model", *TINY_LENGTHS[2:])
+    easy = (tiny / "heldout" / "easy.jsonl").read_text().splitlines()[:12]
+    write_rows(map(json.loads, easy), tmp_path / "easy.jsonl")
+    call = ("evaluate.py", *model, "--benchmark_file", tmp_path / "easy.jsonl", "--num_samples", 2)
+    scored = ends(start_hosts(hosts, tmp_path, *call, "--output_dir", tmp_path / "eval"))
+    assert [status for status, _ in scored] == [0, 0] and "easy" in scored[0][1]
+    [rows] = read_samples(tmp_path / "eval").values()
+    assert len(rows) == 24 and len([*(tmp_path / "eval").glob("samples.rank*")]) == 2
+    rows = (tiny / "train.jsonl").read_text().splitlines()[:12]
+    write_rows(map(json.loads, rows), tmp_path / "rows.jsonl")
+    call = ("prepare/weigh.py", *model, "--max_length", 128, "--data", tmp_path / "rows.jsonl")
+    weighed = ends(start_hosts(hosts, tmp_path, *call, "--output", tmp_path / "weighted.jsonl"))
+    assert [status for status, _ in weighed] == [0, 0], weighed
+    assert len((tmp_path / "weighted.jsonl").read_text().splitlines()) == 12
+
+
+@pytest.mark.parametrize("fault", ["link down", "kill -9"])
+def test_a_host_that_vanishes_ends_the_run_and_what_was_saved_goes_on(
+    fault, make_hosts, tiny, tmp_path
+):
+    (tmp_path / "soon.py").write_text(SOON)
+    _, *call = call_of("train_sft.py", tiny, tmp_path / "run")
+    names = make_hosts(2)
+    hosts = start_hosts(names, tmp_path, tmp_path / "soon.py", *call, "--max_steps", 500)
+    wait_for_rows(tmp_path / "run", 5, hosts[0])
+    if fault == "link down":
+        ip("-n", names[1], "link", "set", "eth0", "down")
+    else:
+        for pid in ip("netns", "pids", names[1]).split():
+            subprocess.run(["kill", "-9", pid], check=False)
+    began = time.monotonic()
+    (status, output), (other, theirs) = ends(hosts, 60)
+    assert status and other and time.monotonic() - began < 30, output
+    if fault == "link down":
+        assert f"error: {names[1]} (rank 1) has been silent for 8 s" in output
+        assert f"error: {names[0]} (rank 0) has been silent for 8 s" in theirs
+    else:
+        assert output.count("error: ") == 1 and "peer" in output
+    launch("train_sft.py", "--resume", tmp_path / "run", "--max_steps", 8)
+    launch(*call_of("train_sft.py", tiny, tmp_path / "whole"))
+    assert_equal_up_to_rounding(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_host_that_the_others_cannot_reach_is_refused_at_once(make_hosts, tiny, tmp_path):
+    names = make_hosts(2)
+    path = Path("/etc/netns", names[1], "hosts")
+    path.write_text(f"127.0.1.1 {names[1]}\n{path.read_text()}")  # as Debian writes it
+    call = call_of("train_sft.py", tiny, tmp_path / "run")
+    (status, output), (other, _) = ends(start_hosts(names, tmp_path, *call, env={}))
+    assert status == other == 1
+    assert f"error: {names[1]} resolves to 127.0.1.1" in output and "GLOO_SOCKET" in output
+
+
+@pytest.mark.parametrize("own", ["folder", "code"])
+def test_a_host_with_a_folder_or_code_of_its_own_is_refused(own, make_hosts, tiny, tmp_path):
+    (tmp_path / "soon.py").write_text(SOON)
+    (tmp_path / "other").mkdir()
+    for path in ROOT.glob("*.py"):
+        shutil.copy(path, tmp_path / "other")  # not in git
+    last = {"cwd": tmp_path / "other"}
+    if own == "code":
+        last = {"env": {**os.environ, **ETH0, "PYTHONPATH": str(tmp_path / "other")}}
+    names = make_hosts(2)
+    _, *call = call_of("train_sft.py", tiny, Path("run"))
+    hosts = start_hosts(names, tmp_path, tmp_path / "soon.py", *call, **last)
+    outputs = ends(hosts, 60)
+    said = {"folder": f"{names[1]} does not see", "code": f"{names[1]} has other code"}[own]
+    assert all(status == 1 for status, _ in outputs) and said in str(outputs), outputs
+
+
+@needs_ssh
+@needs_vllm
+def test_one_host_starts_all_over_ssh(make_hosts, tiny, tmp_path):
+    names, sshd = make_hosts(2), "/usr/sbin/sshd"
+    Path("/run/sshd").mkdir(exist_ok=True)
+    for key in ("host", "user"):
+        subprocess.run(["ssh-keygen", "-q", "-N", "", "-f", tmp_path / key], check=True)
+    shutil.copy(tmp_path / "user.pub", tmp_path / "allowed")
+    options = {"HostKey": tmp_path / "host", "AuthorizedKeysFile": tmp_path / "allowed"}
+    options |= {"StrictModes": "no", "PermitRootLogin": "yes", "PidFile": "none"}
+    flags = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    for name in names:
+        subprocess.Popen(on(name, sshd, "-D", "-f", "/dev/null", *flags))
+    key = f"-i {tmp_path}/user -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
+    (tmp_path / "env").write_text(f"GLOO_SOCKET_IFNAME=eth0\nPYTHONPATH={ROOT}\n")
+    (tmp_path / "hosts").write_text("".join(f"{name} slots=1\n" for name in names))
+    command = [BIN / "deepspeed", "--quiet", "--hostfile", tmp_path / "hosts"]
+    command += ["--no_ssh_check", "--master_addr", names[0]]
+    steps = ("--max_steps", 4)
+    script, *call = call_of("train_oswft.py", tiny, tmp_path / "run")
+    env = {**os.environ, "PDSH_SSH_ARGS_APPEND": key, "DS_ENV_FILE": str(tmp_path / "env")}
+    launched = on(names[0], *command, ROOT / script, *call, *steps)
+    done = subprocess.run(launched, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    launch(*call_of(script, tiny, tmp_path / "whole"), *steps)
+    assert_equal_up_to_rounding(tmp_path / "run", tmp_path / "whole")
