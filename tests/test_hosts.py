@@ -87,7 +87,9 @@ def on(host: str, *command) -> list[str]:
     return [IP, "netns", "exec", host, *named, host, *map(str, command)]
 
 
-def start_hosts(hosts: list[str], tmp_path: Path, script, *call, env: dict = ETH0, **last) -> list:
+def start_hosts(
+    hosts: list[str], tmp_path: Path, script, *call, network: dict = ETH0, **last
+) -> list:
     """A script on all hosts, one rank each, each with its own launcher, as without ssh.
 
     `last` are other options of Popen for the last host.
@@ -95,7 +97,11 @@ def start_hosts(hosts: list[str], tmp_path: Path, script, *call, env: dict = ETH
     (tmp_path / "hosts").write_text("".join(f"{name} slots=1\n" for name in hosts))
     command = [BIN / "deepspeed", "--log_level", "error", "--hostfile", tmp_path / "hosts"]
     command += ["--no_ssh", "--master_addr", hosts[0]]
-    options = {"env": {**os.environ, "PYTHONPATH": str(ROOT), **env}, "cwd": tmp_path, "text": True}
+    options = {
+        "env": {**os.environ, "PYTHONPATH": str(ROOT), **network},
+        "cwd": tmp_path,
+        "text": True,
+    }
     options |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return [
         subprocess.Popen(
@@ -174,7 +180,7 @@ def test_a_host_that_the_others_cannot_reach_is_refused_at_once(make_hosts, tiny
     path = Path("/etc/netns", names[1], "hosts")
     path.write_text(f"127.0.1.1 {names[1]}\n{path.read_text()}")  # as Debian writes it
     call = call_of("train_sft.py", tiny, tmp_path / "run")
-    (status, output), (other, _) = ends(start_hosts(names, tmp_path, *call, env={}))
+    (status, output), (other, _) = ends(start_hosts(names, tmp_path, *call, network={}))
     assert status == other == 1
     assert f"error: {names[1]} resolves to 127.0.1.1" in output and "GLOO_SOCKET" in output
 
