@@ -3,11 +3,14 @@
 import re
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 from conftest import SHARED, call_of, launch, metrics, needs_shared, needs_vllm, rollouts
-from data import InputError, read_rows
+from data import InputError, read_rows, write_rows
 from real import fifth, problems, study
 from real.score import EQUATION
+from real.yoked import logged_weights
+from run import write_args
 from verify import is_correct
 
 import pytest
@@ -79,10 +82,9 @@ def test_arm_c_has_the_weights_and_batches_of_b_and_with_its_own_order_takes_b_s
             m["train_tokens"] for m in metrics(tmp_path / order)
         )
         assert 0 < sums[-1]["solution_tokens"] < sums[-1]["train_tokens"]
-    # a batch of another run is refused
-    call += ["--seed", 1, "--weights_of", tmp_path / "B", "--output_dir", tmp_path / "other"]
-    with pytest.raises(AssertionError, match="is of another batch"):
-        launch("-m", "real.yoked", *call, *flags)
+    others = [SimpleNamespace(id=id) for id in reversed(weights)]
+    with pytest.raises(InputError, match="is of another batch"):
+        logged_weights(tmp_path / "B", step, others)
 
 
 def make_rows(regime: str, seed: int, **shares: float) -> list[dict]:
@@ -126,13 +128,13 @@ def test_the_report_says_nothing_before_the_last_triple_and_then_what_was_worked
     assert [row[6] for row in cells][::4] == ["0.062", "0.062"]  # 2 of 32 ways to flip the signs
 
 
-@needs_vllm
 def test_the_rates_of_sft_are_counted_without_logged_weights(tiny, tmp_path):
-    flags = ("--max_steps", 2, "--train_batch_size", 24)
-    launch(*call_of("train_sft.py", tiny, tmp_path / "run"), *flags)
-    sums = study.spent(tmp_path / "run", "rate", seed=0, batch_size=24)
-    rows = metrics(tmp_path / "run")
-    assert sums[-1]["train_tokens"] == sum(row["train_tokens"] for row in rows)
+    settings = {"model": str(tiny / "model"), "data": str(tiny / "train.jsonl")}
+    write_args(tmp_path, args={**settings, "max_length": 128, "max_completion_length": 48})
+    rows = [{"train_tokens": 1176, "train_s": 1.0}] * 2  # as SFT counts two batches of 24
+    write_rows(rows, tmp_path / "metrics.jsonl")
+    _, sums = study.spent(tmp_path, "rate", seed=0, batch_size=24)
+    assert (sums["train_tokens"], sums["solution_tokens"], sums["seconds"]) == (2352, 1536, 2)
 
 
 def test_time_may_end_the_study_before_its_second_regime():
