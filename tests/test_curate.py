@@ -9,7 +9,7 @@ from pathlib import Path
 import prepare.curate
 from conftest import SHARED, needs_shared, released
 from data import Example, InputError, load_examples, load_tokenizer, tokenize_examples, write_rows
-from prepare.curate import MAX_QUESTION, MAX_ROW, REASONS, Args, Sifter, load_questions, normalize
+from prepare.curate import MAX_QUESTION, REASONS, Args, Sifter, load_questions, normalize
 from verify import is_correct
 
 import pytest
@@ -49,22 +49,17 @@ HUMAN, ASSISTANT = row()["conversations"]
 REJECTED = {
     "malformed": [
         "{half a row",
-        {"conversations": None},
-        {"conversations": [HUMAN, ASSISTANT] * 2},
         {"conversations": [{"from": "human", "value": 7}, ASSISTANT]},
         row(text=SAID, assistant={"think_content": "Seven."}),
         row(said=""),
         row(text="<think>a</think> b <think>c</think> \\boxed{C}"),
-        row(source="numina \udfff"),
         row(question=QUESTION + " " * 9 + "x" * MAX_QUESTION),
         row(thinking="It ends<|im_end|> here."),
-        row(padding="x" * MAX_ROW),
     ],
     "not_source": [row(source=source) for source in ("openR1Math", None, ["NuminaMath"])],
     "not_multiple_choice": [
         *(row(ground_truth=reference) for reference in ("7", None, 7, "AC", "E")),
         row(question="What is 3 + 4, given (C)?"),
-        row(question="Prove (a) that 3 + 4 = 7, and (b) that 7 is prime, (c) alone"),
     ],
     "no_single_answer": [
         row(said="It is 7."),

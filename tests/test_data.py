@@ -46,10 +46,7 @@ def test_a_number_is_read_as_text_and_other_columns_are_kept(write):
     "bad",
     [
         "{half a row\n",
-        "\udcff\n".encode("utf-8", "surrogateescape").decode("latin1"),
-        "[1, 2]\n",
         {"id": "2"},
-        {**ROW, "id": "2", "answer": ["7"]},
         {**ROW, "id": "2", "solution": " "},
         {**ROW, "id": "2", "answer": float("nan")},
         {**ROW, "id": "2", "question": "\ud83d"},  # half of an emoji

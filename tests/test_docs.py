@@ -140,12 +140,6 @@ def test_every_command_is_one_that_its_script_takes(page, read_only):
         assert not re.search(rf"^ *({'|'.join(OURS)}) ", code, re.MULTILINE), "mark it as bash"
 
 
-def test_a_wrong_command_is_noticed(read_only):
-    for words in (["evaluate.py", "--modle", "m"], ["-m", "paper.tables", "tabel", "runs/eval"]):
-        with pytest.raises(SystemExit):
-            read_only(words)
-
-
 def definitions(path: Path) -> set[str]:
     """The names of a file's functions, methods and classes."""
     nodes = ast.walk(ast.parse(path.read_text()))

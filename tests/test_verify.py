@@ -167,9 +167,7 @@ def test_the_last_complete_box_is_found_in_time_that_grows_with_the_text_alone()
 
 ENDLESS = r"\boxed{\sum_{n=1}^\infty \frac{\log(n)^7}{n^\pi+\sqrt{n}}}"  # only the deadline ends it
 HUGE = table(r"""
-9^{9^{9^{9}}}|(10^9)!|(x+y+z+w)^{500}|\prod_{i=1}^{10^{9}} i|\int_0^1 x^{x^{x^{x}}} dx
-\sin(\sin(\sin(\sin(10^{10^{10}}))))|0.1^{-99999999}|\sum_{i=1}^{10^6}\sum_{j=1}^{10^6} i^j
-\lim_{n\to\infty} \sum_{k=1}^{n} \frac{1}{k^{k^k}}""")
+9^{9^{9^{9}}}|(10^9)!|(x+y+z+w)^{500}|\int_0^1 x^{x^{x^{x}}} dx|0.1^{-99999999}""")
 HOSTILE = [rf"\boxed{{{box}}}" for box in (*HUGE, "(" * 450 + "1" + ")" * 450, "1+" * 5000 + "1")]
 HOSTILE += [
     r"\boxed{" * 2000 + "1" + "}" * 2000,
