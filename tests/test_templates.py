@@ -97,7 +97,6 @@ CASES = {
     "gemma": Case(GEMMA, "<end_of_turn>", "<eos>", "<bos>", ("<start_of_turn>",)),
     "mistral": Case(MISTRAL, "</s>", "</s>", "<s>", pieces=True),
     "zephyr": Case(ZEPHYR, "</s>", "</s>", "<s>", pieces=True),
-    "tinyllama": Case(ZEPHYR, "</s>", "</s>", "<s>", pieces=True, legacy=True),
     "llama 2": Case(LLAMA2, "</s>", "</s>", "<s>", pieces=True, legacy=True),
 }
 OPENS_THINKING, CLOSES_THINKING = ("qwen3 thinking", "r1 distill"), "qwen3 without thinking"
