@@ -170,19 +170,19 @@ def main(args: Args) -> int:
 
     with run, verifier:
         run.keep_models = True  # any of them may be the one that is evaluated
-        for batch, queries in run.batches():  # the same on every rank
+        for number, queries in run.batches():  # the same on every rank
             # ---- rollout: G answers to each query, from the current weights
             rollout.load_weights(engine.named_weights())
             run.lap("sync_s")
-            answers = rollout.answer(queries, batch, stop=lambda: run.interrupted)  # this rank's
-            if run.should_stop():  # cut short; `run` saves a checkpoint
+            answers = rollout.answer(queries, number, stop=lambda: run.interrupted)
+            if run.should_stop():  # cut short: drop them; `run` saves a checkpoint
                 break
             run.lap("rollout_s")
 
             # ---- verify: which answers are right?
             completions, rewards = judge(verifier, queries, answers)  # all ranks', (B, G)
-            first = run.step == run.start_step  # then refuse a vLLM with another model
-            gap = vllm_gap(engine, rollout, queries, completions, refuse=first)
+            # Do vLLM and the trainer agree? If they do not at the start, stop.
+            gap = vllm_gap(engine, rollout, queries, completions, refuse=run.step == run.start_step)
 
             # ---- weigh: how much better than its group is an answer?
             advantages = grpo_advantages(rewards)  # (B, G)

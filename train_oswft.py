@@ -1,15 +1,15 @@
-"""Online Self-Weighted Fine-Tuning: supervised fine-tuning, weighted by how badly the model fails.
+"""Online Self-Weighted Fine-Tuning: supervised fine-tuning, weighted by how often the model fails.
 
-Every expert solution o* to a question q is learnt with weight 1 - p̂, where p̂ is the share of K
-answers, sampled from the current model, that are right (Algorithm 1 of the paper):
+Every expert solution o* to a question q is learnt with weight 1 - p̂, p̂ being the share right of K
+answers sampled from the current model (Algorithm 1 of the paper):
 
     loss = - sum over the batch of  (1 - p̂(q)) * log pi(o* | q)  /  normalizer
 
-What the model has mastered costs nothing; what it fails at is learnt in full. No gradient flows
-through the weight, and none ever comes from a sampled answer. Deviations from the paper's text: the
-normalizer is the number of solution tokens in the global batch, so that weight 1 gives standard
-token-mean SFT (`--normalizer sequence` divides by the number of queries, as Algorithm 1 does);
-gradients are clipped at norm 1; ZeRO's stage is 2. By default all else is as in the paper.
+What it gets right K times of K is not trained on; what it never gets right has full weight. No
+gradient flows through the weight, and none ever comes from a sampled answer. Deviations from the
+paper's text: the normalizer is the number of solution tokens in the global batch, so that weight 1
+gives standard token-mean SFT (`--normalizer sequence` divides by the number of queries, as
+Algorithm 1 does); gradients are clipped at norm 1; ZeRO's stage is 2.
 
     deepspeed --quiet train_oswft.py --model Qwen/Qwen3-0.6B-Base --data data/train.jsonl
     python train_oswft.py ...                               # one process, no launcher
@@ -51,21 +51,21 @@ class Args(RolloutArgs):
 
 
 def oswft_weights(rewards: torch.Tensor) -> torch.Tensor:
-    """w = 1 - p̂: (B, K) rewards, 1 for a right answer -> (B,) constants (Algorithm 1, line 7)."""
+    """w = 1 - p̂: (B, K) rewards in [0, 1] -> (B,) constants (Algorithm 1, line 7)."""
     return 1 - rewards.detach().float().mean(dim=1)
 
 
 def oswft_loss(
     logprobs: torch.Tensor, mask: torch.Tensor, weights: torch.Tensor, normalizer: float
 ) -> torch.Tensor:
-    """- sum of w * log pi(o*|q) / normalizer: a part of the batch's loss (Algorithm 1, line 10).
+    """- sum of w * log pi(o*|q) / normalizer: a micro-batch's part of the loss (ibid., line 10).
 
     Args:
         logprobs: (B, T) log pi of each token of the expert solutions.
         mask: (B, T), true on these tokens, false on prompt and padding.
         weights: (B,) from `oswft_weights`.
-        normalizer: solution tokens, or queries, of the *global* batch, those of weight 0 too.
-            Never the sum of the weights: that would cancel the method.
+        normalizer: solution tokens, or queries, of the whole step on all ranks, those of weight 0
+            too. Never the sum of the weights: that would cancel their drift, or all of them.
     """
     assert weights.shape == logprobs.shape[:1], "one weight for each row"  # (B, 1) would broadcast
     sequence_logprobs = torch.where(mask.bool(), logprobs, 0).sum(dim=1)  # (B, T) -> (B,)
@@ -75,14 +75,14 @@ def oswft_loss(
 def update(
     engine: Engine, queries: Sequence[TokenizedExample], weights: torch.Tensor, args: Args
 ) -> dict[str, float]:
-    """One optimizer step on the solutions of these queries, with weights (B,); its metrics."""
+    """One optimizer step on these queries, all ranks', with weights (B,); returns its metrics."""
     num_tokens = sum(len(query.completion_ids) for query in queries)
     normalizer = num_tokens if args.normalizer == "token" else len(queries)
     weights = weights.to(engine.device)
-    for batch in engine.micro_batches(queries, keep=weights > 0):
+    for batch in engine.micro_batches(queries, keep=weights > 0):  # this rank's share
         logprobs = engine.logprobs(batch)  # (b, T)
         loss = oswft_loss(logprobs, batch.mask, weights[batch.rows], normalizer)
-        engine.backward(loss)
+        engine.backward(loss)  # gradients add up over micro-batches and ranks
     stats = engine.step(args.learning_rate)
     return {
         "mean_weight": weights.mean().item(),
@@ -94,7 +94,7 @@ def update(
     }
 
 
-# ---- Controls (section 4.4) ----------------------------------------------------------------------
+# ---- Controls (section 4.4 of the paper) ---------------------------------------------------------
 
 
 def control_weights(
@@ -106,7 +106,7 @@ def control_weights(
             return (weights > 0).float()
         case "uniform":  # SFT, at the cost of the rollouts
             return torch.ones_like(weights)
-        case "random":  # blind to the rewards: evenly spread around OSW-FT's mean
+        case "random":  # blind to which rows were solved: evenly spread around OSW-FT's mean
             grid = (2 * torch.randperm(len(weights), generator=generator) + 1) / len(weights) - 1
             mean = weights.mean()
             return mean + torch.minimum(mean, 1 - mean) * grid
@@ -121,30 +121,30 @@ def main(args: Args) -> int:
     init_distributed()
     checkpoint = claim_or_resume(args)
     tokenizer, examples = load_training_data(args)
-    verifier = Verifier(args.verifier_workers, reward=args.reward)  # starts while models load
+    verifier = Verifier(args.verifier_workers, reward=args.reward)  # it starts while models load
     engine = load_engine(args.model, args.max_length, checkpoint, **keywords(args, Engine))
     rollout = Rollout(args.model, tokenizer, args.max_length, **keywords(args, Rollout))
     run = Run(args.output_dir, engine, tokenizer, examples, rollout, **keywords(args, Run))
 
     with run, verifier:
-        for batch, queries in run.batches():  # the same on every rank
+        for number, queries in run.batches():  # the same on every rank
             # ---- rollout: K answers to each query, from the current weights
             rollout.load_weights(engine.named_weights())
             run.lap("sync_s")
-            answers = rollout.answer(queries, batch, stop=lambda: run.interrupted)  # this rank's
-            if run.should_stop():  # cut short; `run` saves a checkpoint
+            answers = rollout.answer(queries, number, stop=lambda: run.interrupted)
+            if run.should_stop():  # cut short: drop them; `run` saves a checkpoint
                 break
             run.lap("rollout_s")
 
             # ---- verify: which answers are right?
             completions, rewards = judge(verifier, queries, answers)  # all ranks', (B, K)
-            first = run.step == run.start_step  # then refuse a vLLM with another model
-            gap = vllm_gap(engine, rollout, queries, completions, refuse=first)
+            # Do vLLM and the trainer agree? If they do not at the start, stop.
+            gap = vllm_gap(engine, rollout, queries, completions, refuse=run.step == run.start_step)
 
             # ---- weigh: w = 1 - p̂
             weights = oswft_weights(rewards)  # (B,)
             if args.weighting != "oswft":
-                generator = torch.Generator().manual_seed(derive_seed(args.seed, batch, "weights"))
+                generator = torch.Generator().manual_seed(derive_seed(args.seed, number, "weights"))
                 weights = control_weights(weights, args.weighting, generator)
             run.save_rollouts(queries, completions, rewards, weight=weights)
             run.lap("verify_s")
