@@ -1,10 +1,14 @@
 """Shared by the tests: the tiny model and its data, and a way to start scripts as a user does."""
 
+import os
+
+# pytest runs two workers; torch reads the variable when it is loaded.
+os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // 2)))
+
 import contextlib
 import fcntl
 import json
 import math
-import os
 import re
 import shutil
 import signal
