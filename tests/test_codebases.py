@@ -14,7 +14,7 @@ from types import ModuleType, SimpleNamespace
 
 from conftest import ROOT
 from demo.tiny import make_tokenizer
-from gradients import dense_logprobs, dense_oswft_loss, make_model, make_rows
+from dense import dense_logprobs, dense_oswft_loss, make_model, make_rows
 from recipes import cancels
 
 import pandas as pd
