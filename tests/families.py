@@ -1,4 +1,4 @@
-"""Run by test_families.py: which model families are trained right.
+"""Which model families are trained right.
 
     python tests/families.py            # all of them; prints the table of docs/models.md
     python tests/families.py gemma2 phi # some
@@ -15,7 +15,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
-import conftest  # noqa: F401 (finds the modules of the top level)
+import conftest  # finds the modules of the top level, too
 from data import Example, InputError, TokenizedExample
 from demo.tiny import make_tokenizer
 from engine import Engine, init_distributed, load_engine, load_model
@@ -161,21 +161,26 @@ def in_a_process(name: str, results) -> None:
         results.put(measure(*FAMILIES[name], Path(folder)))
 
 
-def main(names: list[str]) -> None:
+def measure_all(names: list[str]) -> dict[str, list[str]]:
+    """The four cells of each family, which are printed as a row, too."""
     import_vllm()
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # as engine.py does
     for package in ("vllm.entrypoints.llm", "deepspeed"):  # once, and not in each fork
         importlib.import_module(package)
     context = multiprocessing.get_context("fork")
+    found = {}
     for name in names:
         results = context.SimpleQueue()
         process = context.Process(target=in_a_process, args=(name, results))
         process.start()
         process.join()
         cells = results.get() if process.exitcode == 0 else ["crashed"]
-        print(f"| {name} |", " | ".join([*cells, *["–"] * (4 - len(cells))]), "|", flush=True)
+        found[name] = [*cells, *["–"] * (4 - len(cells))]
+        print(f"| {name} |", " | ".join(found[name]), "|", flush=True)
+    return found
 
 
 if __name__ == "__main__":
     chosen = [name for name in FAMILIES if not sys.argv[1:] or FAMILIES[name][0] in sys.argv[1:]]
-    main(chosen)
+    conftest.pytest_configure()  # hides a GPU
+    measure_all(chosen)

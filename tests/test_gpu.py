@@ -5,18 +5,33 @@ make test-gpu    # 8 minutes at most
 
 import json
 import os
-import re
 import signal
+from pathlib import Path
 
 from bench import plan
 from bench.gpu import QWEN3
-from conftest import GPU, call_of, launch, metrics, output_of, rollouts, start, wait_for_rows
+from conftest import (
+    GPU,
+    call_of,
+    launch,
+    metrics,
+    on_ranks,
+    output_of,
+    rollouts,
+    slow,
+    start,
+    wait_for_rows,
+)
+from engine import init_distributed, load_engine
 
 import pytest
 import torch
+from test_bench import held_by_a_step
+from test_engine import SETTINGS_OF_A_RUN, SPLITS, compare_gradients, go_on, save_states
+from test_rollout import follow_the_trainer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-pytestmark = pytest.mark.skipif(not GPU, reason="there is no NVIDIA GPU here")
+pytestmark = [slow, pytest.mark.skipif(not GPU, reason="there is no NVIDIA GPU here")]
 
 
 @pytest.fixture(autouse=True)
@@ -26,22 +41,33 @@ def show_the_gpu(monkeypatch):
 
 
 def test_the_gradient_equals_a_dense_reference_on_the_cpu():
-    output = launch("tests/gradients.py")
-    assert output.count("equal: OSW-FT") == 15 and output.count("equal: GRPO") == 7
-    assert "equal: reads of the host, cuda" in output
+    on_ranks(1, compare_gradients, *SPLITS, *SETTINGS_OF_A_RUN)
 
 
 def test_a_state_goes_on_with_each_zero_stage_and_with_offload(model_copy, tmp_path):
-    launch("tests/states.py", "save", tmp_path)
-    output = launch("tests/states.py", "go_on", tmp_path)
-    assert output.count("went on") == 8 and output.count("refused") == 2
+    on_ranks(1, go_on, tmp_path, on_ranks(1, save_states, tmp_path))
+
+
+def peak_of_a_state(folder: Path) -> tuple[int, int]:
+    """Bytes on the GPU while a state is written, beyond what is there; of the largest tensor."""
+    init_distributed()
+    engine = load_engine(str(folder / "model"), 128)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    engine.save_state(folder)
+    largest = 4 * max(parameter.numel() for parameter in engine.model.parameters())
+    return torch.cuda.max_memory_allocated() - before, largest
+
+
+def test_a_parameter_s_state_is_freed_before_the_next_one_is_made(model_copy, tmp_path):
+    peak, largest = on_ranks(1, peak_of_a_state, tmp_path)
+    assert peak < 1.5 * largest, "two of them may not fit"
 
 
 def test_the_planned_memory_is_what_a_step_of_a_06b_model_takes(tmp_path):
     tokens, length = 8192, 4096
     Qwen3ForCausalLM(Qwen3Config(**QWEN3)).to(torch.bfloat16).save_pretrained(tmp_path)
-    output = launch("tests/memory.py", tmp_path, length, tokens // length, 0)
-    held = json.loads(re.search("held (.*)", output)[1])
+    held = on_ranks(1, held_by_a_step, str(tmp_path), length, tokens // length)
     flags = {"max_length": length, "max_tokens_per_micro_batch": tokens, "vllm_sleep": True}
     flags |= {"model": str(tmp_path), "data": "-", "max_completion_length": 1024}
     phases = plan.memory(plan.Args(gpus=1, gpu_memory=80, **flags))
@@ -56,14 +82,14 @@ def test_the_planned_memory_is_what_a_step_of_a_06b_model_takes(tmp_path):
     assert held["of the GPU"] < 1.1 * (sum(planned.values()) + reserve)
 
 
-@pytest.mark.parametrize(("tied", "precision"), [("tied", "bf16"), ("untied", "fp32")])
+@pytest.mark.parametrize(("tied", "precision"), [(True, "bf16"), (False, "fp32")])
 def test_vllm_sleeps_wakes_and_agrees_with_the_trainer_after_a_large_update(
     tied, precision, tiny, tmp_path
 ):
-    call = ("tests/rollouts.py", tiny / "model", tmp_path / "model", tied, precision, 1)
-    output = launch(*call)
-    assert "GiB came back" in output and f"equal: {tied} {precision} 1" in output
-    print(output.splitlines()[-1])
+    folders = str(tiny / "model"), str(tmp_path / "model")
+    said = on_ranks(1, follow_the_trainer, *folders, tied, precision)
+    assert "GiB came back" in said and "cuda" in said
+    print(said)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import sys
 
 import logprobs as logprobs_module
 from conftest import ROOT
+from dense import assert_same
 from logprobs import LogprobHead, LogprobModel
-from rounding import assert_same
 
 import pytest
 import torch

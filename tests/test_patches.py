@@ -7,12 +7,25 @@ import subprocess
 import sys
 from pathlib import Path
 
-from conftest import ROOT, assert_equal_up_to_rounding, call_of, launch, metrics
-from data import load_tokenizer, read_rows, stop_token_ids, write_rows
+import train_grpo
+from conftest import (
+    ROOT,
+    assert_equal_up_to_rounding,
+    call_of,
+    launch,
+    metrics,
+    on_ranks,
+    slow,
+)
+from data import load_tokenizer, pad_completions, read_rows, stop_token_ids, write_rows
+from dense import dense_grpo_loss, dense_logprobs, make_rows
+from engine import init_distributed
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from test_engine import SETTINGS as ENGINE_SETTINGS
+from test_engine import make_engine, same_step
 
 FOLDER = ROOT / "recipes" / "patches"
 PATCHES = sorted(path.stem for path in FOLDER.glob("*.diff"))
@@ -33,10 +46,10 @@ def patched(root: Path, *names: str) -> Path:
 
 
 def resumed(whole: Path, root: Path) -> Path:
-    """A run, continued after its second step, in a copy of it, on two ranks with ZeRO-3."""
+    """A run, continued after its second step, in a copy of it, with ZeRO-3."""
     run = whole.with_name("resumed")
     shutil.copytree(whole, run, ignore=shutil.ignore_patterns("final", "*3", "*4"))
-    launch("train_oswft.py", "--resume", run, "--zero_stage", "3", ranks=2, root=root)
+    launch("train_oswft.py", "--resume", run, "--zero_stage", "3", root=root)
     return run
 
 
@@ -74,6 +87,7 @@ def four(tiny, tmp_path_factory) -> Path:
     return resumed(folder / "whole", root)
 
 
+@slow
 def test_weighting_the_weights_are_the_standard_deviations_of_the_rewards(four):
     rows, pass_rates = rollouts(four), set()
     for answers in (rows[i : i + 4] for i in range(0, len(rows), 4)):
@@ -83,6 +97,7 @@ def test_weighting_the_weights_are_the_standard_deviations_of_the_rewards(four):
     assert {0.25, 0.5, 0.75} & pass_rates and {0, 1} & pass_rates
 
 
+@slow
 def test_schedule_rises_for_a_tenth_of_the_run_then_falls_to_zero(four, tmp_path):
     rates = [row["learning_rate"] for row in metrics(four)]
     assert rates == pytest.approx([RATE * factor for factor in FACTORS])
@@ -92,6 +107,7 @@ def test_schedule_rises_for_a_tenth_of_the_run_then_falls_to_zero(four, tmp_path
     assert factors == pytest.approx([0.1, 0.5, 1, 1, 0.5, 0], abs=1e-3)
 
 
+@slow
 def test_optimizer_the_weights_move_as_sgd_with_momentum_would_move_them(four, tiny):
     """From the checkpoints; after the second one the momentum must have come back."""
     models = [weights(tiny / "model")]
@@ -104,6 +120,7 @@ def test_optimizer_the_weights_move_as_sgd_with_momentum_would_move_them(four, t
         momentum = 0.9 * momentum + gradient
 
 
+@slow
 def test_generate_samples_what_the_trainer_would_without_vllm(four, tiny):
     """Prompts of several lengths side by side, at a temperature, while the weights change."""
     assert all(row["vllm_gap_max"] < 1e-3 for row in metrics(four))
@@ -115,6 +132,7 @@ def test_generate_samples_what_the_trainer_would_without_vllm(four, tiny):
     assert {row["finish_reason"] for row in rows} == {"stop", "length"}
 
 
+@slow
 def test_lora_trains_adapters_that_vllm_the_final_model_and_a_resumed_run_have(tiny, tmp_path):
     pytest.importorskip("peft", reason="needs requirements-dev.txt")
     root, whole = patched(tmp_path / "copy", "lora"), tmp_path / "whole"
@@ -136,16 +154,29 @@ def test_lora_trains_adapters_that_vllm_the_final_model_and_a_resumed_run_have(t
     assert {name.split(".")[-1] for name in state} == {"exp_avg", "exp_avg_sq"}  # what is left
 
 
-def test_importance_has_the_dense_gradient_and_cuts_the_weights_of_all_tokens(tiny, tmp_path):
-    root, run = patched(tmp_path / "copy", "importance"), tmp_path / "run"
-    for name in ("gradients.py", "importance.py", "rounding.py"):
-        shutil.copy(ROOT / "tests" / name, root)
-    assert "equal" in launch("importance.py", root=root)
-    # vLLM's probabilities are the trainer's, so below 1 the cap is every token's weight.
-    options = ("--rollout_batch_size", "12", "--max_steps", "1", "--importance_cap", "0.25")
-    launch(*call_of("train_grpo.py", tiny, run), *options, root=root)
-    answers, [row] = rollouts(run), metrics(run)
-    lengths = [len(answer["logprobs"]) for answer in answers]
-    assert lengths == [len(answer["token_ids"]) for answer in answers] and row["grad_norm"] > 0
-    total = sum(a["advantage"] * length for a, length in zip(answers, lengths, strict=True))
-    assert row["loss"] == pytest.approx(-total / sum(lengths) / 4, rel=1e-3)
+def compare_importance() -> None:
+    """Where importance.diff is applied."""
+    init_distributed()
+    args = train_grpo.Args(**ENGINE_SETTINGS, temperature=0.7, importance_cap=1.5)
+    engine, reference, adam, gradients = make_engine(pytest.MonkeyPatch(), args)
+    generator = torch.Generator().manual_seed(0)
+    rows = make_rows(generator)
+    advantages = torch.randn(len(rows), generator=generator)
+    advantages[3] = 0
+    with torch.no_grad():
+        old = [dense_logprobs(reference, row, args.temperature) for row in rows]
+    vllm = [each + 0.8 * torch.randn(len(each), generator=generator) for each in old]
+    padded = pad_completions([each.tolist() for each in vllm], rows)
+    factors = [(o - v).exp().clamp(max=1.5) for o, v in zip(old, vllm, strict=True)]
+    scores = engine.eval_logprobs(rows, args.temperature, advantages != 0)
+    groups = advantages[:, None]  # of one answer
+    for old_logprobs in (None, scores[:, None]):  # the first update of a batch, then a later one
+        loss, *_ = dense_grpo_loss(reference, rows, advantages.tolist(), old, args, factors)
+        stats = train_grpo.update(engine, rows, groups, old_logprobs, padded, args)
+        same_step(engine, reference, adam, gradients, loss, stats, args)
+    assert stats["clipped_low_share"] + stats["clipped_high_share"] > 0, stats
+
+
+@slow
+def test_importance_has_the_dense_gradient(tmp_path):
+    on_ranks(1, compare_importance, root=patched(tmp_path / "copy", "importance"))

@@ -1,50 +1,126 @@
 """How the model answers: vLLM holds the trainer's weights, whatever happened to them."""
 
 import ast
-import contextlib
+from collections.abc import Iterator
 from types import SimpleNamespace
 from unittest.mock import Mock, call
 
-import rollout
-from bench.gpu import QWEN3
-from conftest import ROOT, launch, needs_vllm, output_of
-from data import InputError, TokenizedExample, Trajectory
+from conftest import ROOT, needs_vllm, on_ranks, output_of, slow
+from data import InputError, TokenizedExample, Trajectory, load_tokenizer, pad_completions
 from demo.tiny import make_tokenizer
-from rollout import (
-    Completion,
-    Rollout,
-    completion_stats,
-    gpu_options,
-    import_vllm,
-    kv_cache_bytes,
-    vllm_gap,
-)
+from engine import Engine, gather, init_distributed
+from rollout import Completion, Rollout, completion_stats, kv_cache_bytes, vllm_gap
+from train_oswft import Args, update
 
 import pytest
 import torch
+import torch.distributed as dist
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast, Qwen3Config
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+TEMPERATURE = 0.8
+TOLERANCE = {"fp32": 1e-3, "bf16": 0.15}  # nats, of one token
 
 
-@pytest.mark.parametrize(
-    ("ranks", "tied", "precision", "tensor_parallel"),
-    [(1, "tied", "bf16", 1), (2, "untied", "fp32", 2)],
-)
-def test_after_a_large_update_vllm_agrees_with_the_trainer(
-    tiny, tmp_path, ranks, tied, precision, tensor_parallel
-):
-    output = launch(
-        "tests/rollouts.py",
-        *(tiny / "model", tmp_path / "model", tied, precision, tensor_parallel),
-        ranks=ranks,
-    )
-    assert f"equal: {tied} {precision} {tensor_parallel}" in output
+def follow_the_trainer(tiny: str, folder: str, tied: bool, precision: str) -> str:
+    """On every rank; returns what the test on a GPU prints. There vLLM sleeps between samples."""
+    init_distributed()
+    tokenizer = load_tokenizer(tiny)
+    torch.manual_seed(0)
+    config = AutoConfig.from_pretrained(tiny)
+    config.tie_word_embeddings, config.initializer_range = tied, 0.1
+    model = AutoModelForCausalLM.from_config(config)
+    if dist.get_rank() == 0:
+        model.save_pretrained(folder)
+    dist.barrier()
+    # so large a rate that the second model has nothing to do with the first
+    args = Args(model=folder, data="", learning_rate=0.05)
+    engine = Engine(model, precision=precision, max_tokens_per_micro_batch=200)
+    settings = {"temperature": TEMPERATURE, "vllm_memory": 0.1, "vllm_sleep": True}
+    sampler = Rollout(folder, tokenizer, 512, precision=precision, **settings)
+
+    # Long prompts with a common beginning: several blocks that the prefix cache would keep.
+    generator = torch.Generator().manual_seed(1)
+    shared = torch.randint(8, 28, (300,), generator=generator).tolist()
+    prompts = [shared + torch.randint(8, 28, (n,), generator=generator).tolist() for n in (3, 1, 5)]
+    queries = [Trajectory("id", prompt, []) for prompt in prompts]
+
+    def sample(*seeds: int) -> list[Completion]:
+        options = {"seeds": seeds, "temperature": TEMPERATURE, "logprobs": 3}
+        mine = sampler.generate(prompts, 2, max_tokens=40, **options)
+        return sorted(gather(mine), key=lambda completion: completion.query)
+
+    def largest_gap(completions: list[Completion]) -> float:
+        rows = [Trajectory("id", prompts[c.query], c.token_ids) for c in completions]
+        vllms = pad_completions([c.logprobs for c in completions], rows).to(engine.device)
+        return float((engine.eval_logprobs(rows, TEMPERATURE) - vllms).abs().max())
+
+    sampler.load_weights(engine.named_weights())
+    first = sample(1, 2, 3)
+    assert [completion.query for completion in first] == [0, 0, 1, 1, 2, 2], first
+    assert first[0].token_ids != first[1].token_ids, "two samples of one prompt are the same"
+    freed = reload(sampler, engine.named_weights())
+    again = sample(1, 2, 3)  # with an empty prefix cache, too: a full one rounds otherwise
+    same = [ours.token_ids == theirs.token_ids for ours, theirs in zip(first, again, strict=True)]
+    assert all(same), f"the same seeds gave other samples: {same}"
+    assert sample(4, 5, 6) != first, "other seeds gave the same samples"
+    for completions in (first, again):
+        gap = largest_gap(completions)
+        assert gap < TOLERANCE[precision], gap
+    for c in first:
+        stopped = c.token_ids[-1] in sampler.stop_token_ids
+        assert stopped == (c.finish_reason == "stop"), c
+        assert stopped or len(c.token_ids) == 40, c
+
+    sampler.sleep()
+    for _ in range(3):
+        rows = [Trajectory("id", prompt[:50], prompt[50:99]) for prompt in prompts]
+        update(engine, rows, torch.ones(3), args)
+    assert largest_gap(first) > 3, "the update was not large: this test shows nothing"
+    with pytest.raises(InputError, match="vLLM samples from another model than is trained"):
+        vllm_gap(engine, sampler, queries, [[c] for c in first], refuse=True)
+    sampler.load_weights(engine.named_weights(gather_bytes=20_000))
+    second = sample(1, 2, 3)
+    assert second != first, "the weights are the old ones"
+    gap = largest_gap(second)
+    assert gap < TOLERANCE[precision], gap
+    shown = vllm_gap(engine, sampler, queries, [[c] for c in second], refuse=True)
+    assert 0 <= shown["vllm_gap_mean"] <= shown["vllm_gap_max"] < TOLERANCE[precision], shown
+    return f"gap {gap:.2g} nats, {engine.device.type}, {sampler.model_runner}, {freed}"
+
+
+def reload(sampler: Rollout, weights: Iterator[tuple[str, torch.Tensor]]) -> str:
+    """On a GPU after a sleep, with what an update leaves behind; returns what came back."""
+    if not sampler.sleeps:
+        sampler.load_weights(weights)
+        return "no sleep"
+    cache = kv_cache_bytes(sampler.model, sampler.max_length, sampler.precision)  # of one sequence
+    before = torch.cuda.mem_get_info()[0]
+    sampler.sleep()
+    freed = torch.cuda.mem_get_info()[0] - before
+    assert freed > 0.9 * cache, f"{freed / 2**20:.0f} of {cache / 2**20:.0f} MiB came back"
+    reserved = torch.cuda.memory_reserved()
+    torch.empty(2**30, dtype=torch.uint8, device="cuda")  # an update's activations: freed, kept
+    sampler.load_weights(weights)
+    assert torch.cuda.memory_reserved() < reserved + 2**29, "beside it vLLM would not fit"
+    return f"{freed / 2**30:.1f} GiB came back"
+
+
+@slow
+@needs_vllm
+@pytest.mark.parametrize(("ranks", "tied", "precision"), [(1, True, "bf16"), (2, False, "fp32")])
+def test_after_a_large_update_vllm_agrees_with_the_trainer(ranks, tied, precision, tiny, tmp_path):
+    folder = str(tmp_path / "model")
+    on_ranks(ranks, follow_the_trainer, str(tiny / "model"), folder, tied, precision)
 
 
 def bare_rollout(**attributes) -> Rollout:
+    """Without a vLLM of its own."""
     made = object.__new__(Rollout)
-    vars(made).update(sleeps=False, **attributes)
+    defaults = {"sleeps": False, "replica": 0, "member": 0, "num_replicas": 1, "num_rollouts": 2}
+    defaults |= {"max_length": 128, "max_completion_length": 64, "temperature": 1.0, "seed": 0}
+    vars(made).update({**defaults, "stop_token_ids": [], **attributes})
     return made
 
 
@@ -88,18 +164,6 @@ def test_ids_that_are_no_tokens_are_left_out_and_tokens_after_a_gap_are_read():
     assert (completion.logprobs, completion.token_ids) == (logprobs, ids)
 
 
-@pytest.mark.parametrize(("precision", "refused"), [("bf16", 0.2), ("fp32", 1e-3)])
-def test_the_gap_that_is_refused_is_sharper_in_fp32(precision, refused):
-    sampler = bare_rollout(model="m", precision=precision, temperature=1.0)
-    queries, completions = [Trajectory("", [1], [])], [[Completion(0, [2], "", "stop", [-1.0])]]
-    for gap in (refused / 20, refused):
-        engine = SimpleNamespace(
-            device="cpu", eval_logprobs=lambda *_, gap=gap: torch.tensor([[gap - 1]])
-        )
-        with pytest.raises(InputError) if gap == refused else contextlib.nullcontext():
-            vllm_gap(engine, sampler, queries, completions, refuse=True)
-
-
 def test_completion_stats_worked_out_by_hand():
     stopped = Completion(0, [1] * 3, "", "stop", [])
     cut_off = Completion(1, [1] * 9, "", "length", [])
@@ -111,85 +175,18 @@ def test_completion_stats_worked_out_by_hand():
     }
 
 
-@needs_vllm
-@pytest.mark.parametrize("real", [False, True])
-def test_on_a_gpu_the_cache_of_a_tiny_model_is_capped_and_a_real_one_takes_what_is_left(
-    real, tmp_path, monkeypatch
-):
-    """What vLLM makes of these options only a GPU can show."""
-    emptied = []  # what torch keeps for later is not free
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
-    free = lambda left: lambda: (left * len(emptied) * 2**30, 80 * 2**30)  # noqa: E731
-    monkeypatch.setattr(torch.cuda, "mem_get_info", free(68))
-    sizes = QWEN3 if real else {"num_hidden_layers": 2, "hidden_size": 64, "head_dim": 32}
-    Qwen3Config(**sizes).save_pretrained(tmp_path)
-    cache = 513 * kv_cache_bytes(str(tmp_path), 4096, "bf16")
-    options = gpu_options(None, True, cache)
-    assert options["gpu_memory_utilization"] == pytest.approx((68 - 2) / 80)
-    assert (options["kv_cache_memory_bytes"] is None) == real
-    emptied.clear()
-    monkeypatch.setattr(torch.cuda, "mem_get_info", free(2))
-    with pytest.raises(InputError, match="no memory"):
-        gpu_options(None, True, cache)
-    assert gpu_options(None, False, cache)["gpu_memory_utilization"] == 0.3
-    assert options.keys() <= import_vllm().EngineArgs.__dataclass_fields__.keys()
-
-
-class StandInLLM:
-    """vLLM's options, and its steps: each ends one answer. An older release has no finalizer."""
-
-    def __init__(self, **options):
-        self.options, self.slept, self.left = options, 0, 0
-        config = SimpleNamespace(use_v2_model_runner=False)
-        self.llm_engine = SimpleNamespace(engine_core=object(), vllm_config=config, step=self.step)
-        self.llm_engine.has_unfinished_requests = lambda: self.left > 0
-
-    def enqueue(self, inputs, params, use_tqdm):
-        self.left = len(inputs)
-        return [f"{n}-0" for n in range(self.left)]
-
-    def step(self):
-        self.left -= 1
-        return []
-
-    def sleep(self, level):
-        self.slept += 1
-
-
-@pytest.fixture
-def stand_in(monkeypatch, one_rank):
-    """A Rollout without vLLM, as on a GPU where it sleeps."""
-    vllm = SimpleNamespace(LLM=StandInLLM, SamplingParams=lambda **options: options)
-    monkeypatch.setattr(rollout, "import_vllm", lambda: vllm)
-    monkeypatch.setattr(rollout.cpu, "vllm_options", lambda *_: {})
-    monkeypatch.setattr(rollout, "kv_cache_bytes", lambda *_: 0)
-    monkeypatch.setattr(rollout, "stop_token_ids", lambda *_: [])
-
-    def make(prompts: int, samples: int, world_size: int = 1, **settings) -> Rollout:
-        monkeypatch.setattr(rollout.dist, "get_world_size", lambda: world_size)
-        settings |= {"rollout_batch_size": prompts, "num_rollouts": samples}
-        made = Rollout("m", None, 128, **settings)
-        made.sleeps = True
-        return made
-
-    return make
-
-
-def test_vllm_prepares_for_as_many_answers_as_a_rank_samples_at_once(stand_in):
-    # whole prompts go to the ranks: of 128 with 8 answers each, 24 ranks get 5 or 6
-    for prompts, samples, ranks, most in ((128, 2, 8, 32), (128, 8, 24, 48), (10_000, 1, 1, 256)):
-        options = stand_in(prompts, samples, world_size=ranks).llm.options
-        assert options["max_num_seqs"] == most
-
-
-def test_a_stop_ends_the_answers_of_a_rank_alone_and_puts_vllm_to_sleep(stand_in):
+def test_a_stop_ends_the_answers_and_puts_vllm_to_sleep(process_group):
     queries = [TokenizedExample(str(n), [1], [2], None) for n in range(5)]
-    for size, left in ((1, 3), (2, 0)):  # ranks that sample together go on
-        made = stand_in(5, 2, world_size=size, vllm_tensor_parallel=size)
-        made.answer(queries, 0, stop=lambda llm=made.llm: llm.left <= 3)
-        assert made.llm.left == left and made.llm.slept == 1
+    steps = [[]] * 5  # of vLLM: each ends an answer
+    llm = Mock(**{"enqueue.return_value": [f"{n}-0" for n in range(5)]})
+    llm.llm_engine.configure_mock(step=steps.pop, has_unfinished_requests=lambda: steps)
+    made = bare_rollout(llm=llm, vllm=Mock(), sleeps=True)
+    made.answer(queries, 0, stop=lambda: len(steps) <= 3)
+    assert len(steps) == 3
+    llm.sleep.assert_called_once_with(level=2)
 
 
+@slow
 @needs_vllm
 def test_the_rooms_take_plain_values_as_in_the_notebook_of_the_page(tiny, tmp_path):
     page = (ROOT / "recipes" / "README.md").read_text()

@@ -283,7 +283,7 @@ def test_a_stop_in_the_middle_of_sampling_saves_at_once_and_the_run_continues(
 def test_a_run_that_changes_shape_is_the_same_run_up_to_rounding(whole_runs, tmp_path):
     """Ranks, ZeRO stage and memory flags: the same queries, answers and metrics.
 
-    SFT's and OSW-FT's state is the same; tests/states.py shows how one goes on.
+    SFT's and OSW-FT's state is the same; tests/test_engine.py shows how one goes on.
     """
     whole = whole_runs["train_grpo.py"]
     run = shutil.copytree(whole, tmp_path / "a run")
