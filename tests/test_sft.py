@@ -1,6 +1,19 @@
 """SFT itself: its loss, and weights from the data."""
 
-from data import Example, InputError, TokenizedExample, Trajectory, collate
+from dataclasses import replace
+
+import run
+import train_sft
+from conftest import metrics
+from data import (
+    Example,
+    InputError,
+    TokenizedExample,
+    Trajectory,
+    collate,
+    read_rows,
+    write_rows,
+)
 from train_oswft import oswft_loss
 from train_sft import Args, get_weight, sft_loss, update
 
@@ -18,51 +31,37 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_solutions_tokens():
     torch.testing.assert_close(ours, torch.nn.functional.cross_entropy(theta[mask], tokens[mask]))
 
 
-class Recorder:
-    """Stands in for the engine: one micro-batch of what is kept, with these log-probabilities."""
-
-    def __init__(self, logprobs):
-        self.all_logprobs, self.loss = logprobs, 0.0
-
-    def micro_batches(self, rows, keep):
-        self.kept = keep.tolist()
-        yield collate(rows, keep.nonzero()[:, 0].tolist())
-
-    def logprobs(self, batch):
-        return self.all_logprobs[batch.rows]
-
-    def backward(self, loss):
-        self.loss += loss
-
-    def step(self, learning_rate):
-        assert learning_rate == Args.learning_rate
-        return {"loss": self.loss}
-
-    device = torch.device("cpu")
-
-
-def test_a_step_takes_the_loss_over_all_completion_tokens():
-    logprobs = -torch.rand(2, 3)
-    row = Trajectory("id", [1, 2], [3, 4])
-    stats = update(engine := Recorder(logprobs), [row, row], Args.learning_rate)
-    mask = torch.tensor([[False, True, True]] * 2)
-    torch.testing.assert_close(stats["loss"], sft_loss(logprobs, mask, torch.ones(len(mask)), 4))
-    assert engine.kept == [True, True] and "mean_weight" not in stats
-
-
 def weighted(weight) -> TokenizedExample:
     example = Example("id", "1", "1", "1", "s", {"w": weight}, "rows.jsonl:1")
     return TokenizedExample("id", [1, 2], [3, 4], example)
 
 
-def test_weights_from_the_data_give_the_loss_of_osw_ft_and_weight_0_costs_no_pass():
-    logprobs, weights = -torch.rand(3, 3), torch.tensor([0.5, 0.0, 1.0])
-    stats = update(
-        engine := Recorder(logprobs), [weighted(w) for w in (0.5, 0, 1.0)], Args.learning_rate, "w"
-    )
-    mask = torch.tensor([[False, True, True]] * 3)
-    torch.testing.assert_close(stats["loss"], oswft_loss(logprobs, mask, weights, 6))
-    assert engine.kept == [True, False, True] and stats["mean_weight"] == 0.5
+def test_a_step_takes_the_loss_over_all_completion_tokens(tiny_engine):
+    rows = [Trajectory("id", [1, 2], [3, 4]), Trajectory("id", [5], [6])]
+    loss = -tiny_engine.eval_logprobs(rows).sum() / 3
+    stats = update(tiny_engine, rows, learning_rate=0.0)
+    assert stats["loss"] == pytest.approx(loss.item()) and "mean_weight" not in stats
+
+
+def test_weights_from_the_data_give_the_loss_of_osw_ft_and_weight_0_costs_no_pass(tiny_engine):
+    rows, weights = [weighted(w) for w in (0.5, 0, 1.0)], torch.tensor([0.5, 0.0, 1.0])
+    logprobs, mask = tiny_engine.eval_logprobs(rows), collate(rows, range(3)).mask
+    stats = update(tiny_engine, rows, learning_rate=0.0, weight_column="w")
+    assert stats["loss"] == pytest.approx(oswft_loss(logprobs, mask, weights, 6).item())
+    assert stats["mean_weight"] == 0.5 and stats["skipped_sequences"] == 1
+
+
+def test_a_run_takes_its_weights_from_a_column(tiny, tmp_path, one_rank, monkeypatch):
+    rows = [row for _, row in read_rows(str(tiny / "train.jsonl"))][:16]
+    write_rows([{**row, "w": n % 2 / 2} for n, row in enumerate(rows)], tmp_path / "rows.jsonl")
+    monkeypatch.setattr(train_sft, "init_distributed", lambda: None)
+    monkeypatch.setattr(run, "STOP_SIGNALS", ())  # pytest's own handlers stay
+    paths = {"model": str(tiny / "model"), "data": str(tmp_path / "rows.jsonl")}
+    args = Args(**paths, output_dir=str(tmp_path / "run"), weight_column="w", train_batch_size=8)
+    assert train_sft.main(replace(args, max_length=128, max_completion_length=48)) == 0
+    first, second = metrics(tmp_path / "run")
+    assert first["mean_weight"] + second["mean_weight"] == 2 * 0.25
+    assert first["skipped_sequences"] + second["skipped_sequences"] == 8
 
 
 @pytest.mark.parametrize("weight", [-0.5, "1", None, True, float("nan"), float("inf")])
