@@ -18,12 +18,11 @@ from conftest import (
     launch,
     metrics,
     needs_vllm,
-    output_of,
     rollouts,
     start,
     wait_for_rows,
 )
-from data import ASK_FREE, load_tokenizer, prompt_text, write_rows
+from data import write_rows
 from run import checkpoints, read_args
 from train_grpo import grpo_advantages
 
@@ -304,12 +303,3 @@ def test_a_run_that_changes_shape_is_the_same_run_up_to_rounding(whole_runs, tin
     typed = {"max_tokens_per_micro_batch": 500, "zero_stage": 3}
     typed |= {"gradient_checkpointing": True, "cpu_offload": True}
     assert record["args"] == {**read_args(whole_runs[script])["args"], **typed}
-
-
-def test_the_final_model_loads_in_transformers_and_vllm_and_stops_at_the_end_of_turn(oswft_run):
-    final = oswft_run / "final"
-    prompt = prompt_text(load_tokenizer(str(final)), "7+5-3+1", ASK_FREE)
-    output = output_of("tests/greedy.py", final, 60, prompt)
-    [text] = json.loads(re.search("greedy (.*)", output)[1])
-    # in either of the model's styles; there is one end of turn, and nothing after it
-    assert re.fullmatch(r"(7\+5=2|@7\+5:12=2);[^<]*<\|im_end\|>", text)
