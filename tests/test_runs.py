@@ -19,6 +19,7 @@ from conftest import (
     metrics,
     needs_vllm,
     rollouts,
+    slow,
     start,
     wait_for_rows,
 )
@@ -31,6 +32,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+pytestmark = slow
+
 SAMPLING = SCRIPTS[1:]
 
 
@@ -39,7 +42,7 @@ def whole_runs(tiny, tmp_path_factory) -> dict[str, Path]:
     """For each script a run of 8 steps over 2 ranks that nothing interrupts."""
     folder, before = tmp_path_factory.mktemp("whole runs"), os.umask(0o027)
     for script in SCRIPTS:
-        launch(*call_of(script, tiny, folder / script), ranks=2)
+        launch(*call_of(script, tiny, folder / script), ranks=2, launcher="deepspeed")
     os.umask(before)
     return {script: folder / script for script in SCRIPTS}
 
@@ -289,7 +292,7 @@ def test_a_stop_in_the_middle_of_sampling_saves_at_once_and_the_run_continues(
 def test_a_run_that_changes_shape_is_the_same_run_up_to_rounding(whole_runs, tiny, tmp_path):
     """Ranks, ZeRO stage and memory flags: the same queries, answers and metrics.
 
-    OSW-FT goes on alone, above; SFT's state is the same, and tests/states.py shows how one goes on.
+    OSW-FT goes on alone, above; SFT's state is the same, and test_engine.py shows how one goes on.
     """
     script, run = "train_grpo.py", tmp_path / "a run"
     less = ("--max_steps", 4, "--gradient_checkpointing", "--max_tokens_per_micro_batch", 500)
