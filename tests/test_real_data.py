@@ -2,12 +2,13 @@
 
 import json
 
-from conftest import SHARED, launch, metrics, needs_shared, released
+from conftest import SHARED, launch, metrics, needs_shared, released, slow
 from data import write_rows
 from demo.tiny import init
 from prepare.curate import Args, curate
 
 
+@slow
 @needs_shared
 def test_real_problems_with_the_real_vocabulary(tmp_path):
     rows, release = tmp_path / "train.jsonl", tmp_path / "release.jsonl"
