@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-from conftest import ROOT, call_of, launch, metrics, output_of, run_alone
+from conftest import ROOT, call_of, launch, metrics, output_of, run_alone, slow
 from data import InputError
 from run import read_args, start_logger
 
@@ -46,6 +46,7 @@ def read_trackio(folder: Path) -> tuple[str, dict, list[tuple[int, dict]]]:
     return name, json.loads(config), [(step, json.loads(values)) for step, values in rows]
 
 
+@slow
 @pytest.mark.parametrize(
     ("name", "read", "steps"),
     [("wandb", read_wandb, [5, 6]), ("trackio", read_trackio, [1, 2, 3, 4, 5, 6])],
@@ -69,6 +70,7 @@ def test_a_logger_that_cannot_start_is_refused(tmp_path, monkeypatch):
         start_logger("wandb", tmp_path, "0a1b2c3d", {})
 
 
+@slow
 def test_a_training_run_is_logged_with_its_settings_and_continues(tiny, tmp_path):
     pytest.importorskip("trackio")
     run = tmp_path / "run"
