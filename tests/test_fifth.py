@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from conftest import SHARED, call_of, launch, metrics, needs_shared, needs_vllm, rollouts
+from conftest import SHARED, call_of, launch, metrics, needs_shared, needs_vllm, rollouts, slow
 from data import InputError, read_rows
 from real import fifth, problems, study
 from real.score import EQUATION
@@ -45,6 +45,7 @@ def test_a_folder_without_the_files_is_refused(tmp_path):
         problems.main(tmp_path)
 
 
+@slow
 @needs_vllm
 def test_arm_c_has_the_weights_and_batches_of_b_and_with_its_own_order_takes_b_s_steps(
     tiny, tmp_path
@@ -126,6 +127,7 @@ def test_the_report_says_nothing_before_the_last_triple_and_then_what_was_worked
     assert [row[6] for row in cells][::4] == ["0.062", "0.062"]  # 2 of 32 ways to flip the signs
 
 
+@slow
 @needs_vllm
 def test_the_rates_of_sft_are_counted_without_logged_weights(tiny, tmp_path):
     flags = ("--max_steps", 2, "--train_batch_size", 24)
