@@ -1,6 +1,6 @@
 """Which checkpoint of a GRPO run is evaluated: the beginning of the reward's plateau."""
 
-from conftest import output_of
+from conftest import output_of, slow
 from data import InputError, write_rows
 from paper.select_checkpoint import select_checkpoint, select_step
 
@@ -45,6 +45,7 @@ def test_margin_and_window_are_what_they_say():
     assert select_step([0, 0, 1, 0, 0, 0.9, 0.9, 0.9], [2, 6], window=2, margin=0) == 6
 
 
+@slow
 def test_the_command_prints_the_folder_alone(tmp_path):
     write_rows([{"reward": reward} for reward in (0.1, 0.2, 0.8, 0.8)], tmp_path / "metrics.jsonl")
     for step in (0, 2, 4):  # 0: the base model of a run that was stopped before its first step
