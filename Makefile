@@ -1,7 +1,7 @@
 # make demo       installs into .venv if needed, then trains SFT, OSW-FT and GRPO from one tiny base
 # make lesson     runs docs/lesson.ipynb and keeps its outputs; needs `uv pip install jupyterlab`
 # make exercises  grades docs/exercises (ONLY=3: one of them)
-# make check      style, and every test that starts no script: a minute
+# make check      style, and every test that is not marked slow: a minute
 # make test       installs what development needs, too, then runs every test (TESTS=tests/test_sft.py)
 # make test-gpu   on a machine with a GPU, the tests that use one: 8 minutes at most
 # make bench      compares with other implementations and writes BENCHMARKS.md: 40 minutes
@@ -55,7 +55,7 @@ exercises: $(INSTALLED)
 	@python docs/exercises/grade.py $(ONLY)
 
 check: lint
-	python -m pytest -q -n 2 --quick $(TESTS)
+	python -m pytest -q -n 2 -m "not slow" $(TESTS)
 
 test: $(DEV_INSTALLED)
 	python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 25 $(TESTS)

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Literal
@@ -69,6 +69,7 @@ for script in SCRIPTS:
     SETTING[script] += ("--max_steps", "8", "--save_every", "2")
     SETTING[script] += ("--max_tokens_per_micro_batch", "300")
 
+slow = pytest.mark.slow
 needs_shared = pytest.mark.skipif(
     not SHARED.is_dir(), reason="needs ../shared (real problems and the Qwen tokenizer)"
 )
@@ -78,31 +79,6 @@ def pytest_configure() -> None:
     """All tests but test_gpu.py run on the CPU: two ranks cannot share a GPU."""
     if GPU:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-
-
-slow = pytest.mark.slow  # starts a script, trains or waits; `make check` leaves it out
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quick", action="store_true", help="skip a test when it starts a script")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def quick(request) -> Iterator[None]:
-    """Under --quick what a test does decides whether it runs, not a list."""
-    begin = subprocess.Popen.__init__
-
-    def begin_or_skip(process, command, *args, **options):
-        first, *rest = [command] if isinstance(command, str) else map(str, command)
-        ours = Path(first).parent == BIN or Path(first).suffix == ".sh" or first in ("make", "bash")
-        if ours and rest[:1] != [str(ROOT / "verify.py")]:  # whose workers start at once
-            pytest.skip("starts a script: make test")
-        begin(process, command, *args, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        if request.config.getoption("quick"):
-            patch.setattr(subprocess.Popen, "__init__", begin_or_skip)
-        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -159,13 +135,6 @@ def process_group() -> None:
 def one_rank(process_group, monkeypatch) -> None:
     """For a test that makes an engine: DeepSpeed wants the variable, a Trainer must not see it."""
     monkeypatch.setenv("LOCAL_RANK", "0")
-
-
-@pytest.fixture(scope="session")
-def minutes(request) -> None:
-    """For a test, or a fixture, that trains or waits in this process."""
-    if request.config.getoption("quick"):
-        pytest.skip("takes too long: make test")
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from conftest import ROOT, needs_vllm, output_of
+from conftest import ROOT, needs_vllm, output_of, slow
 from data import InputError
 from demo.__main__ import call, demo, run_all
 from demo.tiny import COMMITTED
@@ -18,6 +18,7 @@ def files_of_the_repository() -> set[Path]:
     return {path for path in found if "__pycache__" not in path.parts}
 
 
+@slow
 @needs_vllm
 def test_each_method_of_the_demo_gains_and_osw_ft_keeps_more_than_sft(tmp_path):
     before, folder = files_of_the_repository(), tmp_path / "a demo"

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import data
 import evaluate
-from conftest import NO_CPU_VLLM, SHARED, launch, needs_shared, start
+from conftest import NO_CPU_VLLM, SHARED, launch, needs_shared, slow, start
 from data import ASK_FREE, ASK_LETTER, Example, InputError, load_tokenizer, write_rows
 from demo.world import NUM_HELDOUT
 from evaluate import BENCHMARKS, Args, load_benchmark, load_problems, pass_at_k, with_options
@@ -202,6 +202,7 @@ def copied(finished, tmp_path) -> Path:
     return shutil.copytree(finished, tmp_path / "eval")
 
 
+@slow
 def test_the_tiny_model_knows_the_easy_tier_and_the_middle_and_the_hard_partly(finished):
     results = results_of(finished)
     assert list(results) == list(TIERS)  # as they were asked for
@@ -220,6 +221,7 @@ def test_the_tiny_model_knows_the_easy_tier_and_the_middle_and_the_hard_partly(f
         assert curve == sorted(curve)
 
 
+@slow
 def test_a_stopped_evaluation_goes_on_over_two_ranks_as_if_nothing_had_happened(
     finished, tiny, tmp_path
 ):
@@ -246,6 +248,7 @@ def test_a_stopped_evaluation_goes_on_over_two_ranks_as_if_nothing_had_happened(
         assert sum(same) >= 0.98 * len(same), (name, sum(same))
 
 
+@slow
 def test_results_follow_from_the_samples_alone(finished, copied):
     (copied / "results.json").unlink()
     written = (copied / "samples.rank0.jsonl").read_text().splitlines(keepends=True)
@@ -264,6 +267,7 @@ def find_missing(tiny: Path, folder: Path, **changes) -> list[tuple[Example, int
     return evaluate.find_missing(args, args.output_dir, load_tokenizer(args.model), problems)
 
 
+@slow
 def test_more_samples_are_added_to_those_that_are_there(copied, tiny):
     missing = find_missing(tiny, copied, num_samples=10)
     assert {(problem.source, sample) for problem, sample in missing} == {("hard", 8), ("hard", 9)}
@@ -376,6 +380,7 @@ def test_bad_input_is_refused_before_anything_is_written(values, tiny, tmp_path,
     assert not (tmp_path / "eval").exists()
 
 
+@slow
 def test_answers_of_another_model_protocol_or_problem_are_not_mixed(
     finished, copied, tiny, tmp_path
 ):

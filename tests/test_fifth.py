@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
-from conftest import SHARED, call_of, launch, metrics, needs_shared, needs_vllm, rollouts
+from conftest import SHARED, call_of, launch, metrics, needs_shared, needs_vllm, rollouts, slow
 from data import InputError, read_rows, write_rows
 from real import fifth, problems, study
 from real.score import EQUATION
@@ -48,6 +48,7 @@ def test_a_folder_without_the_files_is_refused(tmp_path):
         problems.main(tmp_path)
 
 
+@slow
 @needs_vllm
 def test_arm_c_has_the_weights_and_batches_of_b_and_with_its_own_order_takes_b_s_steps(
     tiny, tmp_path

@@ -16,6 +16,7 @@ from conftest import (
     call_of,
     launch,
     needs_vllm,
+    slow,
     wait_for_rows,
 )
 from data import write_rows
@@ -24,9 +25,8 @@ from evaluate import read_samples
 import pytest
 
 IP = shutil.which("ip")
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or IP is None, reason="makes hosts with `ip netns`, as root"
-)
+NO_HOSTS = os.geteuid() != 0 or IP is None
+pytestmark = [slow, pytest.mark.skipif(NO_HOSTS, reason="makes hosts with `ip netns`, as root")]
 needs_ssh = pytest.mark.skipif(
     not (Path("/usr/sbin/sshd").exists() and shutil.which("pdsh")),
     reason="needs openssh-server and pdsh",

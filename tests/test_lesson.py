@@ -5,7 +5,7 @@ import io
 import json
 import re
 
-from conftest import ROOT
+from conftest import ROOT, slow
 
 import matplotlib.pyplot as plt
 import pytest
@@ -18,7 +18,7 @@ SAMPLED = ("rollout", "logprobs", "coefficients")  # another processor samples o
 
 
 @pytest.fixture(scope="module")
-def lesson(minutes, tiny) -> tuple[dict, dict]:
+def lesson(tiny) -> tuple[dict, dict]:
     """Runs every cell in order: its text and number of pictures by its id, and all variables."""
     shown, variables = {}, {}
     with pytest.MonkeyPatch.context() as patch, plt.rc_context():
@@ -41,6 +41,7 @@ def without_numbers(text: str) -> str:
     return re.sub(r"\s*-?\d[\d.]*", " #", text)
 
 
+@slow
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell["id"])
 def test_a_cells_committed_output_is_what_it_shows(cell, lesson):
     text, num_pictures = lesson[0][cell["id"]]
@@ -54,6 +55,7 @@ def test_a_cells_committed_output_is_what_it_shows(cell, lesson):
     assert num_pictures == sum("data" in output for output in cell["outputs"])
 
 
+@slow
 def test_the_losses_are_those_that_the_text_speaks_of(lesson):
     found = lesson[1]
     assert found["p_hat"] == 0.5

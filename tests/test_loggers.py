@@ -5,13 +5,14 @@ import sqlite3
 import sys
 from types import SimpleNamespace
 
-from conftest import call_of, launch, metrics
+from conftest import call_of, launch, metrics, slow
 from data import InputError
 from run import read_args, start_logger
 
 import pytest
 
 
+@slow
 def test_a_training_run_is_logged_with_its_settings_and_a_resumed_one_continues_its_log(
     tiny, tmp_path
 ):

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from conftest import run_alone
+from conftest import run_alone, slow
 from data import write_rows
 from paper import plot
 
@@ -58,6 +58,7 @@ def test_the_moving_average_is_the_mean_of_the_steps_around(window):
         assert smooth == pytest.approx(around.mean())
 
 
+@slow
 def test_a_damaged_run_gets_one_line(runs):
     with (runs[0] / "metrics.jsonl").open("a") as out:
         out.write('{"step": 13, "lo')

@@ -5,9 +5,11 @@ import subprocess
 import sys
 import time
 
-from conftest import BIN, ROOT, free_port
+from conftest import BIN, ROOT, free_port, slow
 
 import pytest
+
+pytestmark = slow
 
 RANK = """
 import os, signal, sys, time

@@ -2,7 +2,7 @@
 
 import json
 
-from conftest import SHARED, launch, metrics, needs_shared, released
+from conftest import SHARED, launch, metrics, needs_shared, released, slow
 from data import load_tokenizer, write_rows
 from demo.tiny import make_config
 from prepare.curate import Args, curate
@@ -10,6 +10,7 @@ from prepare.curate import Args, curate
 from transformers import Qwen3ForCausalLM
 
 
+@slow
 @needs_shared
 def test_real_problems_with_the_real_vocabulary(tmp_path):
     rows, release = tmp_path / "train.jsonl", tmp_path / "release.jsonl"

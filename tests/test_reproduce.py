@@ -11,7 +11,7 @@ import evaluate
 import train_grpo
 import train_oswft
 import train_sft
-from conftest import ROOT
+from conftest import ROOT, slow
 from paper import plot, tables
 from paper.select_checkpoint import select_checkpoint
 from prepare import weigh
@@ -104,6 +104,7 @@ def test_every_row_is_the_papers_setting_and_every_command_is_taken(tmp_path):
             assert rows[name][EVALUATE].model == model
 
 
+@slow
 def test_a_row_runs_end_to_end_and_is_not_run_twice(tiny, tmp_path):
     runs = tmp_path / "a folder"
     shutil.copytree(tiny, runs / "base")

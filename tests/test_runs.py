@@ -20,6 +20,7 @@ from conftest import (
     metrics,
     needs_vllm,
     rollouts,
+    slow,
     start,
     wait_for_rows,
 )
@@ -32,6 +33,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+pytestmark = slow
+
 SAMPLING = SCRIPTS[1:]
 
 
@@ -40,7 +43,7 @@ def whole_runs(tiny, tmp_path_factory) -> dict[str, Path]:
     """For each script a run of 8 steps over 2 ranks that nothing interrupts."""
     folder, before = tmp_path_factory.mktemp("whole runs"), os.umask(0o027)
     for script in SCRIPTS:
-        launch(*call_of(script, tiny, folder / script), ranks=2)
+        launch(*call_of(script, tiny, folder / script), ranks=2, launcher="deepspeed")
     os.umask(before)
     return {script: folder / script for script in SCRIPTS}
 

@@ -1,6 +1,6 @@
 """Which checkpoint of a GRPO run is evaluated: the beginning of the reward's plateau."""
 
-from conftest import output_of
+from conftest import output_of, slow
 from data import InputError, write_rows
 from paper.select_checkpoint import select_checkpoint, select_step
 
@@ -42,6 +42,7 @@ def test_a_rise_within_the_margin_is_a_plateau():
     assert select_step([0.001 * n for n in range(100)], CHECKPOINTS) == 80  # 0.0175 below the best
 
 
+@slow
 def test_the_command_prints_the_folder_alone(tmp_path):
     rewards = [0.1] * 10 + [0.8] * 10
     write_rows([{"reward": reward} for reward in rewards], tmp_path / "metrics.jsonl")

@@ -9,7 +9,7 @@ import threading
 import types
 
 import verify
-from conftest import ROOT
+from conftest import ROOT, slow
 from verify import RewardError, Verifier, grade, is_correct, read_letter, said_letter
 
 import psutil
@@ -178,7 +178,8 @@ HOSTILE += [
 ]
 
 
-def test_hostile_completions_end_at_the_deadline_as_wrong_and_harm_no_neighbour(minutes):
+@slow
+def test_hostile_completions_end_at_the_deadline_as_wrong_and_harm_no_neighbour():
     deadline = 1.0
     completions = [text for hostile in HOSTILE for text in (hostile, r"\boxed{42}")]
     with Verifier(num_workers=2, timeout_s=deadline) as verifier:
@@ -254,6 +255,7 @@ def test_a_loaded_host_makes_no_right_answer_wrong():
         assert not worker.is_running()
 
 
+@slow
 def test_a_trainer_that_is_killed_leaves_no_worker_behind():
     completions = [ENDLESS, r"\boxed{7}"] * 4
     script = f"""

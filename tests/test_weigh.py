@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from conftest import launch, needs_vllm
+from conftest import launch, needs_vllm, slow
 from data import Example, InputError, load_examples, load_tokenizer, read_rows, write_rows
 from demo.tiny import spoil_file
 from prepare import weigh
@@ -168,6 +168,7 @@ def test_a_column_that_cannot_be_written_is_refused_before_sampling(made, monkey
         made.missing()
 
 
+@slow
 @needs_vllm
 def test_a_set_is_weighed_over_two_ranks_and_most_suspects_are_wrong_keys(tiny, tmp_path):
     base, output = tmp_path / "base", tmp_path / "weighted.jsonl"
