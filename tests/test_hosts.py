@@ -121,7 +121,7 @@ def ends(processes: list, seconds: float = 200) -> list[tuple[int, str]]:
 @needs_vllm
 @pytest.mark.parametrize(("script", "count"), [("train_oswft.py", 2), ("train_grpo.py", 3)])
 def test_hosts_train_as_one_does(script, count, make_hosts, tiny, tmp_path):
-    steps = ("--max_steps", 4)
+    steps = ("--max_steps", 2)
     launch(*call_of(script, tiny, tmp_path / "whole"), *steps)
     hosts = start_hosts(
         make_hosts(count), tmp_path, *call_of(script, tiny, tmp_path / "run"), *steps
@@ -170,6 +170,7 @@ def test_a_host_that_vanishes_ends_the_run_and_what_was_saved_goes_on(
         assert f"error: {names[0]} (rank 0) has been silent for 8 s" in theirs
     else:
         assert output.count("error: ") == 1 and "peer" in output
+        return
     launch("train_sft.py", "--resume", tmp_path / "run", "--max_steps", 8)
     launch(*call_of("train_sft.py", tiny, tmp_path / "whole"))
     assert_equal_up_to_rounding(tmp_path / "run", tmp_path / "whole")
@@ -220,7 +221,7 @@ def test_one_host_starts_all_over_ssh(make_hosts, tiny, tmp_path):
     (tmp_path / "hosts").write_text("".join(f"{name} slots=1\n" for name in names))
     command = [BIN / "deepspeed", "--quiet", "--hostfile", tmp_path / "hosts"]
     command += ["--no_ssh_check", "--master_addr", names[0]]
-    steps = ("--max_steps", 4)
+    steps = ("--max_steps", 2)
     script, *call = call_of("train_oswft.py", tiny, tmp_path / "run")
     env = {**os.environ, "PDSH_SSH_ARGS_APPEND": key, "DS_ENV_FILE": str(tmp_path / "env")}
     launched = on(names[0], *command, ROOT / script, *call, *steps)

@@ -28,7 +28,6 @@ from data import write_rows
 from run import checkpoints, read_args
 from train_grpo import grpo_advantages
 
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -210,32 +209,6 @@ def test_killed_and_resumed_equals_never_interrupted(whole_runs, tiny, tmp_path)
     assert "resumed; changed: nothing\n" in output, output[-3000:]
     assert not list(run.glob("partial-*"))
     assert_equal(run, whole_runs[script])
-
-
-def start_hosts(tmp_path: Path, *call) -> list[subprocess.Popen]:
-    """Two hosts of one rank on loopback, each with its own launcher."""
-    (tmp_path / "hosts").write_text("hosta slots=1\nhostb slots=1\n")
-    command = [BIN / "deepspeed", "--log_level", "error", "--hostfile", tmp_path / "hosts"]
-    command += ["--no_ssh", "--master_addr", "127.0.0.1", "--master_port", free_port()]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": ROOT}
-    return [
-        subprocess.Popen([*map(str, [*command, "--node_rank", node, *call])], **streams)
-        for node in range(2)
-    ]
-
-
-@needs_vllm
-def test_two_hosts_train_until_one_is_killed_and_the_other_says_so(tiny, tmp_path):
-    script, run = "train_oswft.py", tmp_path / "run"
-    hosts = start_hosts(tmp_path, *call_of(script, tiny, run))
-    wait_for_rows(run, 3, hosts[0])
-    below = psutil.Process(hosts[1].pid).children(recursive=True)
-    [rank] = [process for process in below if process.cmdline()[1:3] == ["-u", script]]
-    rank.kill()
-    killed = time.monotonic()
-    outputs = [host.communicate(timeout=60)[0] for host in hosts]
-    assert time.monotonic() - killed < 30 and all(host.returncode for host in hosts)
-    assert outputs[0].count("\nerror: ") == 1 and "peer" in outputs[0], outputs[0]
 
 
 # After a step, sampling takes seconds and says when it has begun.
