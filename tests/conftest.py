@@ -23,7 +23,6 @@ import traceback
 from collections.abc import Callable
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Literal
 
 import psutil
 import pytest
@@ -154,18 +153,10 @@ def free_port() -> str:
         return str(found.getsockname()[1])
 
 
-Launcher = Literal["deepspeed", "torchrun"]
-
-
 def start(
-    script: str,
-    *args,
-    ranks: int = 1,
-    launcher: Launcher = "deepspeed",
-    root: Path = ROOT,
-    **popen,
+    script: str, *args, ranks: int = 1, launcher: str = "deepspeed", root: Path = ROOT, **popen
 ) -> subprocess.Popen:
-    """Start a script: one rank by itself, several through a launcher on a port of their own.
+    """Start a script: one rank by itself, several through deepspeed or torchrun.
 
     `root` may be a copy of the repository. Only deepspeed's ranks die with its process group.
     """
@@ -196,23 +187,16 @@ def ended(process: subprocess.Popen, seconds: float = 600) -> str:
         raise
 
 
-def launch(
-    script: str, *args, ranks: int = 1, launcher: Launcher = "torchrun", root: Path = ROOT
-) -> str:
-    """Run a script over so many ranks to its end; returns its output."""
-    process = start(script, *args, ranks=ranks, launcher=launcher, root=root)
+def launch(script: str, *args, launcher: str = "torchrun", **options) -> str:
+    """Run a script to its end; returns its output. The options are those of `start`."""
+    process = start(script, *args, launcher=launcher, **options)
     output = ended(process)
     assert process.returncode == 0, output[-6000:]
     return output
 
 
 def on_ranks(
-    ranks: int,
-    function: Callable,
-    *args,
-    launcher: Launcher = "torchrun",
-    root: Path = ROOT,
-    seconds: float = 600,
+    ranks: int, function: Callable, *args, launcher: str = "torchrun", seconds=600, root=ROOT
 ):
     """Call a function of a test's file in new processes; returns what it returns on rank 0.
 

@@ -44,58 +44,57 @@ SETTINGS = {  # of every case, unless it says otherwise
 }
 
 
-def make_engine(patch: pytest.MonkeyPatch, args, tied=True, vocabulary: int = VOCABULARY):
-    """An engine, its dense twin with an optimizer, and where a step leaves the full gradients."""
-    # so few logits at a time that a pass has several chunks; above 20 tokens none is kept
-    patch.setattr(logprobs, "MAX_LOGITS", dict.fromkeys(("cpu", "cuda"), 7 * vocabulary))
-    patch.setattr(logprobs, "MAX_KEPT", 20 * vocabulary)
-    model = make_model(tie_word_embeddings=tied, vocab_size=vocabulary)
-    reference = copy.deepcopy(model)
-    adam = torch.optim.AdamW(reference.parameters(), lr=args.learning_rate, weight_decay=0.0)
-    engine = Engine(model, **keywords(args, Engine))
-    for name, buffer in engine.model.named_buffers():  # rotary frequencies stay exact in bf16
-        assert buffer.dtype == torch.float32, name
-    gradients = {}
-    step = engine.step
+class Twins:
+    """An engine, and the same model without one, which takes the same steps."""
 
-    def step_and_keep_gradients(learning_rate: float):
-        for name, parameter in engine.model.named_parameters():
-            gradients[name] = safe_get_full_grad(parameter).cpu().clone()
-        return step(learning_rate)
+    def __init__(self, patch: pytest.MonkeyPatch, args, tied=True, vocabulary: int = VOCABULARY):
+        # so few logits at a time that a pass has several chunks; above 20 tokens none is kept
+        patch.setattr(logprobs, "MAX_LOGITS", dict.fromkeys(("cpu", "cuda"), 7 * vocabulary))
+        patch.setattr(logprobs, "MAX_KEPT", 20 * vocabulary)
+        model = make_model(tie_word_embeddings=tied, vocab_size=vocabulary)
+        self.args, self.dense, self.gradients = args, copy.deepcopy(model), {}
+        parameters = self.dense.parameters()
+        self.adam = torch.optim.AdamW(parameters, lr=args.learning_rate, weight_decay=0.0)
+        self.engine = Engine(model, **keywords(args, Engine))
+        for name, buffer in self.engine.model.named_buffers():  # rotary frequencies, in bf16 too
+            assert buffer.dtype == torch.float32, name
+        self.step, self.engine.step = self.engine.step, self.keep_gradients_and_step
 
-    engine.step = step_and_keep_gradients
-    return engine, reference, adam, gradients
+    def keep_gradients_and_step(self, learning_rate: float) -> dict[str, float]:
+        for name, parameter in self.engine.model.named_parameters():
+            self.gradients[name] = safe_get_full_grad(parameter).cpu().clone()
+        return self.step(learning_rate)
 
+    def compare(self, loss: torch.Tensor, stats: dict[str, float]) -> None:
+        """The step of the dense twin with the one that the engine has just taken."""
+        bf16 = self.args.precision == "bf16"
+        share = 0.06 / self.args.temperature**2  # of bf16's rounding, which dividing logits adds to
+        bounds = {"largest": share, "norm": share} if bf16 else {}
+        self.adam.zero_grad()
+        (loss + 0 * sum(p.sum() for p in self.dense.parameters())).backward()
+        norm = torch.cat([p.grad.double().flatten() for p in self.dense.parameters()]).norm()
+        assert_same(torch.tensor(stats["loss"]), loss.detach(), **bounds)
+        assert_same(torch.tensor(stats["grad_norm"]), norm, **bounds)
+        for name, parameter in self.dense.named_parameters():
+            assert_same(self.gradients[name].float(), parameter.grad, **bounds)
+            # Adam divides by a gradient's size and enlarges rounding: both take the same gradient
+            parameter.grad.copy_(self.gradients[name])
+        if bf16:
+            return  # two roundings do not take the same path from here on
 
-def same_step(engine, reference, adam, gradients, loss, stats, args) -> None:
-    """One step of the dense twin, compared with what the engine has just done."""
-    share = 0.06 / args.temperature**2  # of bf16's rounding; dividing logits makes more of it
-    bounds = {"largest": share, "norm": share} if args.precision == "bf16" else {}
-    adam.zero_grad()
-    (loss + 0 * sum(p.sum() for p in reference.parameters())).backward()
-    norm = torch.cat([p.grad.double().flatten() for p in reference.parameters()]).norm()
-    assert_same(torch.tensor(stats["loss"]), loss.detach(), **bounds)
-    assert_same(torch.tensor(stats["grad_norm"]), norm, **bounds)
-    for name, parameter in reference.named_parameters():
-        assert_same(gradients[name].float(), parameter.grad, **bounds)
-        # Adam divides by a gradient's size, so it would make rounding large: both take the same one
-        parameter.grad.copy_(gradients[name])
-    if args.precision == "bf16":
-        return  # two roundings do not take the same path from here on
-
-    torch.nn.utils.clip_grad_norm_(reference.parameters(), args.max_grad_norm)
-    adam.step()
-    names = dict(reference.named_parameters())
-    for name, weight in engine.named_weights(gather_bytes=4096):
-        parameter = names.pop(name).detach()
-        assert_same(weight.cpu(), parameter)
-        parameter.copy_(weight)  # so that each step is compared by itself
-    assert not names, f"not handed out: {names}"
+        torch.nn.utils.clip_grad_norm_(self.dense.parameters(), self.args.max_grad_norm)
+        self.adam.step()
+        names = dict(self.dense.named_parameters())
+        for name, weight in self.engine.named_weights(gather_bytes=4096):
+            parameter = names.pop(name).detach()
+            assert_same(weight.cpu(), parameter)
+            parameter.copy_(weight)  # so that each step is compared by itself
+        assert not names, f"not handed out: {names}"
 
 
 def compare_oswft(patch: pytest.MonkeyPatch, tied: bool = True, **settings) -> None:
     args = train_oswft.Args(**SETTINGS | settings)
-    engine, reference, adam, gradients = make_engine(patch, args, tied)
+    twins = Twins(patch, args, tied)
     generator = torch.Generator().manual_seed(1)
     all_zero = torch.zeros(ROWS)
     some = torch.tensor([0, 0.5, 1, 0, 1, 0.25, 0, 0.75, 1, 0, 1])
@@ -104,12 +103,12 @@ def compare_oswft(patch: pytest.MonkeyPatch, tied: bool = True, **settings) -> N
         rows = make_rows(generator)
         tokens = sum(len(row.completion_ids) for row in rows)
         normalizer = tokens if args.normalizer == "token" else ROWS
-        loss = dense_oswft_loss(reference, rows, weights, normalizer)
-        stats = train_oswft.update(engine, rows, weights, args)
+        loss = dense_oswft_loss(twins.dense, rows, weights, normalizer)
+        stats = train_oswft.update(twins.engine, rows, weights, args)
         assert stats["skipped_sequences"] == int((weights == 0).sum()), stats
         learnt = [row for row, weight in zip(rows, weights.tolist(), strict=True) if weight]
         assert stats["train_tokens"] == sum(map(len, learnt)), stats
-        same_step(engine, reference, adam, gradients, loss, stats, args)
+        twins.compare(loss, stats)
         if args.precision == "bf16":
             break
 
@@ -120,7 +119,7 @@ def compare_grpo(
     """Two batches; where a batch has several updates, the ratio leaves its bounds in the later."""
     sizes = {"rollout_batch_size": 4, "train_batch_size": 4 // steps_per_batch}
     args = train_grpo.Args(**SETTINGS | {"temperature": 0.7} | sizes | settings)
-    engine, reference, adam, gradients = make_engine(patch, args, tied, vocabulary)
+    twins = Twins(patch, args, tied, vocabulary)
     close = 0.2 if args.precision == "bf16" else 2e-3  # nats
     generator = torch.Generator().manual_seed(2)
     clipped = torch.zeros(2)
@@ -129,24 +128,24 @@ def compare_grpo(
         advantages = by_query.flatten()
         rows = make_rows(generator, len(advantages))
         with torch.no_grad():
-            old = [dense_logprobs(reference, row, args.temperature) for row in rows]
+            old = [dense_logprobs(twins.dense, row, args.temperature) for row in rows]
         keep = advantages != 0
-        scores = engine.eval_logprobs(rows, args.temperature, keep)
+        scores = twins.engine.eval_logprobs(rows, args.temperature, keep)
         expected = pad_completions([each.tolist() for each in old], rows) * keep[:, None]
         torch.testing.assert_close(scores.cpu(), expected, rtol=0, atol=close)
         size = len(rows) // steps_per_batch
         for start in range(0, len(rows), size):
             piece = slice(start, start + size)
             loss, low, high = dense_grpo_loss(
-                reference, rows[piece], advantages[piece].tolist(), old[piece], args
+                twins.dense, rows[piece], advantages[piece].tolist(), old[piece], args
             )
             part = slice(start // 3, start // 3 + 4 // steps_per_batch)  # of the queries
             old_piece = scores.view(4, 3, -1)[part] if steps_per_batch > 1 else None
-            stats = train_grpo.update(engine, rows[piece], by_query[part], old_piece, args)
+            stats = train_grpo.update(twins.engine, rows[piece], by_query[part], old_piece, args)
             live = [i for i in range(start, start + size) if advantages[i]]
             tokens = sum(len(rows[i].completion_ids) for i in live)
             assert stats["skipped_sequences"] == size - len(live), stats
-            same_step(engine, reference, adam, gradients, loss, stats, args)
+            twins.compare(loss, stats)
             if args.precision == "bf16":
                 break
             assert stats["clipped_low_share"] * tokens == pytest.approx(low), (stats, low)

@@ -25,7 +25,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from test_engine import SETTINGS as ENGINE_SETTINGS
-from test_engine import make_engine, same_step
+from test_engine import Twins
 
 FOLDER = ROOT / "recipes" / "patches"
 PATCHES = sorted(path.stem for path in FOLDER.glob("*.diff"))
@@ -158,22 +158,22 @@ def compare_importance() -> None:
     """Where importance.diff is applied."""
     init_distributed()
     args = train_grpo.Args(**ENGINE_SETTINGS, temperature=0.7, importance_cap=1.5)
-    engine, reference, adam, gradients = make_engine(pytest.MonkeyPatch(), args)
+    twins = Twins(pytest.MonkeyPatch(), args)
     generator = torch.Generator().manual_seed(0)
     rows = make_rows(generator)
     advantages = torch.randn(len(rows), generator=generator)
     advantages[3] = 0
     with torch.no_grad():
-        old = [dense_logprobs(reference, row, args.temperature) for row in rows]
+        old = [dense_logprobs(twins.dense, row, args.temperature) for row in rows]
     vllm = [each + 0.8 * torch.randn(len(each), generator=generator) for each in old]
     padded = pad_completions([each.tolist() for each in vllm], rows)
     factors = [(o - v).exp().clamp(max=1.5) for o, v in zip(old, vllm, strict=True)]
-    scores = engine.eval_logprobs(rows, args.temperature, advantages != 0)
+    scores = twins.engine.eval_logprobs(rows, args.temperature, advantages != 0)
     groups = advantages[:, None]  # of one answer
     for old_logprobs in (None, scores[:, None]):  # the first update of a batch, then a later one
-        loss, *_ = dense_grpo_loss(reference, rows, advantages.tolist(), old, args, factors)
-        stats = train_grpo.update(engine, rows, groups, old_logprobs, padded, args)
-        same_step(engine, reference, adam, gradients, loss, stats, args)
+        loss, *_ = dense_grpo_loss(twins.dense, rows, advantages.tolist(), old, args, factors)
+        stats = train_grpo.update(twins.engine, rows, groups, old_logprobs, padded, args)
+        twins.compare(loss, stats)
     assert stats["clipped_low_share"] + stats["clipped_high_share"] > 0, stats
 
 
