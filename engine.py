@@ -75,16 +75,17 @@ def init_ranks(backend: str, timeout: timedelta = timedelta(minutes=30)) -> None
     if torch.cuda.is_available():  # else each rank's first question to CUDA opens GPU 0 as well
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     store = dist.HashStore() if alone else next(dist.rendezvous("env://", timeout=timeout))[0]
-    refuse_loopback(store)
+    several_hosts = os.environ["LOCAL_SIZE"] != os.environ["WORLD_SIZE"]
+    if several_hosts:
+        refuse_loopback(store)
     ranks = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
     dist.init_process_group(backend, store=store, timeout=timeout, **ranks)
-    watch_hosts()
+    if several_hosts:
+        watch_hosts()
 
 
 def refuse_loopback(store: dist.Store) -> None:
     """Raise InputError if a host would tell gloo an address at which no other host reaches it."""
-    if os.environ["LOCAL_SIZE"] == os.environ["WORLD_SIZE"]:
-        return
     name, address = socket.gethostname(), ""
     if "GLOO_SOCKET_IFNAME" not in os.environ:
         with contextlib.suppress(OSError):
@@ -103,11 +104,9 @@ def watch_hosts() -> None:
     gloo and NCCL would wait for half an hour. A host's first rank counts up in the store, in a
     thread, so a long phase is no silence.
     """
-    rank, leads = dist.get_rank(), os.environ["LOCAL_RANK"] == "0"
+    rank, leads = dist.get_rank(), os.environ.get("LOCAL_RANK", "0") == "0"
     hosts = dict(gather([(rank, socket.gethostname())] if leads else []))  # by their first rank
     own = max(first for first in hosts if first <= rank)
-    if len(hosts) == 1:
-        return
     server = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(*server)  # a connection for this thread alone
     heard = dict.fromkeys(sorted(hosts.keys() - {own}), time.monotonic())
