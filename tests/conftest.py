@@ -58,15 +58,13 @@ TINY_LENGTHS = ["--max_length", "128", "--max_completion_length", "48", "--preci
 
 SCRIPTS = ("train_sft.py", "train_oswft.py", "train_grpo.py")
 USE_VLLM = (*SCRIPTS[1:], "evaluate.py")
-SETTING = {  # 8 steps of 12 examples; where answers are sampled, two steps to a batch of them
-    "train_sft.py": ("--train_batch_size", "12"),
-    "train_oswft.py": ("--rollout_batch_size", "24", "--train_batch_size", "12"),
-    "train_grpo.py": ("--rollout_batch_size", "24", "--train_batch_size", "12"),
+COMMON = ("--max_steps", "8", "--save_every", "2", "--max_tokens_per_micro_batch", "300")
+COMMON += ("--train_batch_size", "12")  # where answers are sampled, two steps to a batch of them
+SETTING = {
+    "train_sft.py": COMMON,
+    "train_oswft.py": (*COMMON, "--rollout_batch_size", "24"),
+    "train_grpo.py": (*COMMON, "--rollout_batch_size", "24", "--num_rollouts", "4"),
 }
-SETTING["train_grpo.py"] += ("--num_rollouts", "4")
-for script in SCRIPTS:
-    SETTING[script] += ("--max_steps", "8", "--save_every", "2")
-    SETTING[script] += ("--max_tokens_per_micro_batch", "300")
 
 slow = pytest.mark.slow
 needs_shared = pytest.mark.skipif(
