@@ -24,7 +24,7 @@ from data import (
     tokenize_examples,
     warn_of_unknown,
 )
-from engine import fail, finish, gather, on_rank_0
+from engine import fail, finish, gather, on_rank_0, several_hosts
 from run import checkpoints, claim, provenance, read_args
 from verify import RewardError
 
@@ -137,7 +137,12 @@ def claim_or_resume(args: TrainArgs) -> Path | None:
 
 
 def check_hosts(folder: Path) -> None:
-    """Raise InputError unless all hosts see a folder that was claimed, and run the same code."""
+    """Raise InputError unless all hosts see a folder that was claimed, and run the same code.
+
+    A collective.
+    """
+    if not several_hosts():
+        return
     deadline = time.monotonic() + LATE_S
     while not (lock := folder / ".lock").exists() and time.monotonic() < deadline:
         time.sleep(0.5)

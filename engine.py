@@ -75,13 +75,17 @@ def init_ranks(backend: str, timeout: timedelta = timedelta(minutes=30)) -> None
     if torch.cuda.is_available():  # else each rank's first question to CUDA opens GPU 0 as well
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     store = dist.HashStore() if alone else next(dist.rendezvous("env://", timeout=timeout))[0]
-    several_hosts = os.environ["LOCAL_SIZE"] != os.environ["WORLD_SIZE"]
-    if several_hosts:
+    if several_hosts():
         refuse_loopback(store)
     ranks = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
     dist.init_process_group(backend, store=store, timeout=timeout, **ranks)
-    if several_hosts:
+    if several_hosts():
         watch_hosts()
+
+
+def several_hosts() -> bool:
+    """Whether some ranks are on other hosts than this one's."""
+    return os.environ.get("LOCAL_SIZE") != os.environ.get("WORLD_SIZE")
 
 
 def refuse_loopback(store: dist.Store) -> None:

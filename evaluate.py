@@ -15,7 +15,7 @@ import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -255,16 +255,21 @@ def evaluate(args: Args) -> int:
     folder = args.output_dir or default_folder(args.model)
     problems = on_rank_0(lambda: load_problems(args))
     tokenizer = load_tokenizer(args.model)
-    missing = on_rank_0(lambda: find_missing(args, folder, tokenizer, problems))
-    check_hosts(folder)
-    if missing:
-        answer_missing(args, folder, tokenizer, missing)
-    dist.barrier()
+    sample_missing(args, folder, tokenizer, lambda: find_missing(args, folder, tokenizer, problems))
     if dist.get_rank() == 0:
         score_and_print(folder)
         print(f"\nwritten: {folder}")
     dist.barrier()  # until then each host shows that it is there
     return 0
+
+
+def sample_missing(args: Args, folder: Path, tokenizer: Tokenizer, find: Callable) -> None:
+    """Sample what `find()` says on rank 0, and wait for all ranks. A collective."""
+    missing = on_rank_0(find)
+    check_hosts(folder)
+    if missing:
+        answer_missing(args, folder, tokenizer, missing)
+    dist.barrier()
 
 
 def default_folder(model: str) -> Path:

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import functools
 import importlib.metadata
 import itertools
 import json
@@ -44,6 +45,7 @@ STOP_SIGNALS += (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)  # Slurm's, nea
 # ---- args.json -----------------------------------------------------------------------------------
 
 
+@functools.cache
 def provenance() -> dict:
     """Versions of what results depend on, and the git commit of this repository."""
     versions = {}

@@ -58,14 +58,14 @@ def oswft_weights(rewards: torch.Tensor) -> torch.Tensor:
 def oswft_loss(
     logprobs: torch.Tensor, mask: torch.Tensor, weights: torch.Tensor, normalizer: float
 ) -> torch.Tensor:
-    """- sum of w * log pi(o*|q) / normalizer: a micro-batch's part of the loss (ibid., line 10).
+    """- sum of w * log pi(o*|q) / normalizer: a micro-batch's share (Algorithm 1, line 10).
 
     Args:
         logprobs: (B, T) log pi of each token of the expert solutions.
         mask: (B, T), true on these tokens, false on prompt and padding.
         weights: (B,) from `oswft_weights`.
         normalizer: solution tokens, or queries, of the whole step on all ranks, those of weight 0
-            too. Never the sum of the weights: that would cancel their drift, or all of them.
+            too. Never the sum of the weights: that takes out how they fall as the model learns.
     """
     assert weights.shape == logprobs.shape[:1], "one weight for each row"  # (B, 1) would broadcast
     sequence_logprobs = torch.where(mask.bool(), logprobs, 0).sum(dim=1)  # (B, T) -> (B,)

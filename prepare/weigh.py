@@ -25,7 +25,7 @@ from typing import Literal
 
 import evaluate
 import train_oswft
-from arguments import check_hosts, run_script
+from arguments import run_script
 from data import (
     Example,
     InputError,
@@ -36,7 +36,7 @@ from data import (
     write_json,
     write_rows,
 )
-from engine import init_ranks, on_rank_0
+from engine import init_ranks
 from run import write_args
 from verify import Verifier
 
@@ -112,11 +112,7 @@ def weigh(args: Args) -> int:
             sampling, folder, tokenizer, [as_problem(r.example, args.reward) for r in rows]
         )
 
-    missing = on_rank_0(find)
-    check_hosts(folder)
-    if missing:
-        evaluate.answer_missing(sampling, folder, tokenizer, missing)
-    dist.barrier()
+    evaluate.sample_missing(sampling, folder, tokenizer, find)
     if dist.get_rank() == 0:
         write_set(args, folder, tokenizer, rows)
     dist.barrier()  # until then each host shows that it is there

@@ -14,6 +14,7 @@ from conftest import (
     TINY_LENGTHS,
     assert_equal_up_to_rounding,
     call_of,
+    ended,
     launch,
     needs_vllm,
     slow,
@@ -75,16 +76,27 @@ def make_hosts() -> Iterator[Callable[[int], list[str]]]:
 
     yield make
     for name in made:
-        for pid in ip("netns", "pids", name).split():
-            subprocess.run(["kill", "-9", pid], check=False)
+        kill_all(name)
         ip("netns", "del", name)
         shutil.rmtree(f"/etc/netns/{name}", ignore_errors=True)
+
+
+def kill_all(host: str) -> None:
+    """Its processes, with -9."""
+    for pid in ip("netns", "pids", host).split():
+        subprocess.run(["kill", "-9", pid], check=False)
 
 
 def on(host: str, *command) -> list[str]:
     """A command, for a host."""
     named = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"')
     return [IP, "netns", "exec", host, *named, host, *map(str, command)]
+
+
+def hostfile(hosts: list[str], folder: Path) -> Path:
+    """As deepspeed wants it: one rank each."""
+    (folder / "hosts").write_text("".join(f"{name} slots=1\n" for name in hosts))
+    return folder / "hosts"
 
 
 def start_hosts(
@@ -94,8 +106,7 @@ def start_hosts(
 
     `last` are other options of Popen for the last host.
     """
-    (tmp_path / "hosts").write_text("".join(f"{name} slots=1\n" for name in hosts))
-    command = [BIN / "deepspeed", "--log_level", "error", "--hostfile", tmp_path / "hosts"]
+    command = [BIN / "deepspeed", "--log_level", "error", "--hostfile", hostfile(hosts, tmp_path)]
     command += ["--no_ssh", "--master_addr", hosts[0]]
     options = {
         "env": {**os.environ, "PYTHONPATH": str(ROOT), **network},
@@ -114,7 +125,7 @@ def start_hosts(
 
 def ends(processes: list, seconds: float = 200) -> list[tuple[int, str]]:
     """Exit status and output of each."""
-    outputs = [process.communicate(timeout=seconds)[0] for process in processes]
+    outputs = [ended(process, seconds) for process in processes]
     return [(p.returncode, output) for p, output in zip(processes, outputs, strict=True)]
 
 
@@ -160,8 +171,7 @@ def test_a_host_that_vanishes_ends_the_run_and_what_was_saved_goes_on(
     if fault == "link down":
         ip("-n", names[1], "link", "set", "eth0", "down")
     else:
-        for pid in ip("netns", "pids", names[1]).split():
-            subprocess.run(["kill", "-9", pid], check=False)
+        kill_all(names[1])
     began = time.monotonic()
     (status, output), (other, theirs) = ends(hosts, 60)
     assert status and other and time.monotonic() - began < 30, output
@@ -218,8 +228,7 @@ def test_one_host_starts_all_over_ssh(make_hosts, tiny, tmp_path):
         subprocess.Popen(on(name, sshd, "-D", "-f", "/dev/null", *flags))
     key = f"-i {tmp_path}/user -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
     (tmp_path / "env").write_text(f"GLOO_SOCKET_IFNAME=eth0\nPYTHONPATH={ROOT}\n")
-    (tmp_path / "hosts").write_text("".join(f"{name} slots=1\n" for name in names))
-    command = [BIN / "deepspeed", "--quiet", "--hostfile", tmp_path / "hosts"]
+    command = [BIN / "deepspeed", "--quiet", "--hostfile", hostfile(names, tmp_path)]
     command += ["--no_ssh_check", "--master_addr", names[0]]
     steps = ("--max_steps", 2)
     script, *call = call_of("train_oswft.py", tiny, tmp_path / "run")
