@@ -1,11 +1,9 @@
 """Tables and picture of docs/study/plan5.md, from its rows: python -m real.fifth
 
-Prints Markdown for docs/study.md, and draws docs/study/fifth.png. While a triple is missing it says
-which, and nothing else; `--ended` says that no run will follow.
+Draws docs/study/fifth.png. While a triple is missing it says which, and nothing else; `--ended`
+says that no run will follow.
 """
 
-from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 
 from arguments import one_line_errors
@@ -14,120 +12,103 @@ from paper.plot import STYLE
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import tyro
 from scipy import stats
 
 ROWS = Path(__file__).parent.parent / "docs" / "study" / "fifth.jsonl"
 ARMS = {"A": "SFT", "B": "OSW-FT, K = 2", "C": "its weights, dealt to the wrong rows"}
+GOAL = {"S": ["real_held", "middle_held"], "O": ["kept_held"]}  # what is gained; what is kept
 SEEDS, STEPS, SAMPLES, PARAMETERS = range(5), (40, 50, 60), 4, 134.5e6
-GAIN, KEPT = ("real_held", "middle_held"), ("kept_held",)
-# Of B less another arm: regime, problems, that arm, what is held equal, points that count as equal
+SPENT = ("train_tokens", "solution_tokens", "sampled_tokens", "read_tokens", "seconds")
+# Of B less another arm: regime, that arm, what is held equal, points that count as equal
 TESTS = {
-    "S1": ("S", GAIN, "C", "steps", 1.5),
-    "S2": ("S", GAIN, "A", "steps", 1.5),
-    "S3": ("S", GAIN, "A", "trained tokens", 1.5),
-    "O1": ("O", KEPT, "C", "steps", 4.0),
-    "O2": ("O", KEPT, "A", "steps", 4.0),
+    "S1": ("S", "C", "steps", 1.5),
+    "S2": ("S", "A", "steps", 1.5),
+    "S3": ("S", "A", "trained tokens", 1.5),
+    "O1": ("O", "C", "steps", 4.0),
+    "O2": ("O", "A", "steps", 4.0),
 }
 
 
-def read_triples(rows: list[dict], ended: bool = False) -> dict[str, list[dict[str, dict]]]:
-    """By regime, for each seed the rows of its arms. Raises InputError if a triple is missing."""
-    found = defaultdict(dict)
-    for row in rows:
-        if row["arm"] in ARMS:
-            found[row["regime"], row["seed"]][row["arm"]] = row
-    whole = {key: arms for key, arms in sorted(found.items()) if len(arms) == len(ARMS)}
-    missing = [f"{regime}{n}" for regime in "SO" for n in SEEDS if (regime, n) not in whole]
+def read_points(rows: list[dict], ended: bool = False) -> pd.DataFrame:
+    """Scores in percent of each checkpoint and base. Raises InputError if a triple is missing."""
+    bases = {row["base_hash"]: row for row in rows if row["arm"] == "base"}
+    runs = {(f"{r['regime']}{r['seed']}", r["arm"]): r for r in rows if r["arm"] in ARMS}
+    triples = [f"{regime}{seed}" for regime in GOAL for seed in SEEDS]
+    missing = [name for name in triples if any((name, arm) not in runs for arm in ARMS)]
     if missing and not ended:
         raise InputError(f"missing, so nothing is read: {' '.join(missing)}")
-    for key, arms in whole.items():
-        assert len({row["base_hash"] for row in arms.values()}) == 1, f"{key}: several bases"
-    return {regime: [arms for key, arms in whole.items() if key[0] == regime] for regime in "SO"}
+    points = []
+    for name in (name for name in triples if name not in missing):
+        found = {arm: runs[name, arm] for arm in ARMS}
+        [base] = {row["base_hash"] for row in found.values()}  # one for all three
+        for arm, row in {"base": {"checkpoints": [bases[base]]}, **found}.items():
+            key = {"regime": name[0], "seed": name[1:], "arm": arm}
+            points += [key | measures(point, GOAL[name[0]]) for point in row["checkpoints"]]
+    return pd.DataFrame(points)
 
 
-def share(point: dict, sets: tuple[str, ...]) -> float:
-    """pass@1 in percent, over all problems of the sets."""
-    return 100 * np.concatenate([point["counts"][name] for name in sets]).mean() / SAMPLES
+def measures(point: dict, goal: list[str]) -> dict:
+    """What is said of a checkpoint; "goal" is pass@1 over all problems of these sets."""
+    right = {name: np.array(counts) / SAMPLES for name, counts in point["counts"].items()}
+    right["goal"] = np.concatenate([right[name] for name in goal])
+    right["goal, pass@4"] = right["goal"] > 0
+    if "greedy" in point:
+        right["goal, greedy"] = np.concatenate([point["greedy"][name] for name in goal])
+    right["style"] = point.get("style", np.nan)
+    spent = {name: point.get(name, 0) for name in SPENT}
+    read = spent["sampled_tokens"] + spent["read_tokens"]
+    spent["TFLOPs"] = PARAMETERS * (6 * spent["train_tokens"] + 2 * read) / 1e12
+    shares = {name: 100 * np.mean(values) for name, values in right.items()}
+    return {"step": point.get("step", 0), **shares, **spent}
 
 
-def counted(row: dict) -> list[dict]:
-    return [point for point in row["checkpoints"] if point["step"] in STEPS]
+def differences(name: str, points: pd.DataFrame) -> list[float]:
+    """B less the other arm, a number for each seed: of the means over the counted checkpoints."""
+    regime, arm, equal, _ = TESTS[name]
+    found = []
+    for _, triple in points[points.regime == regime].groupby("seed"):
+        ours = triple[(triple.arm == "B") & triple.step.isin(STEPS)]
+        other = triple[triple.arm == arm]
+        theirs = other[other.step.isin(STEPS)].goal
+        if equal == "trained tokens":  # of solutions; linear between the other arm's checkpoints
+            x, at = other.solution_tokens, ours.solution_tokens
+            assert x.min() <= at.min(), "no checkpoint has as few tokens"
+            theirs = np.interp(at, x, other.goal)
+        found.append(ours.goal.mean() - np.mean(theirs))
+    return found
 
 
-def difference(name: str, arms: dict[str, dict]) -> float:
-    """B less the other arm in points, of one seed: the mean over the counted checkpoints."""
-    _, sets, arm, equal, _ = TESTS[name]
-    ours, points = counted(arms["B"]), arms[arm]["checkpoints"]
-    theirs = [share(point, sets) for point in counted(arms[arm])]
-    if equal == "trained tokens":  # of solutions; linear between the other arm's checkpoints
-        curve = [(p["solution_tokens"], share(p, sets)) for p in points]
-        x, y = zip(*curve, strict=True)
-        assert x[0] <= ours[0]["solution_tokens"], "no checkpoint has as few tokens"
-        theirs = np.interp([p["solution_tokens"] for p in ours], x, y)
-    return float(np.mean([share(point, sets) for point in ours]) - np.mean(theirs))
-
-
-def test_table(triples: dict, difference: Callable = difference) -> list[str]:
-    """A line for each test: mean and 95 % interval, p, Holm's, of sign flips; equal or not."""
-    x = {name: [difference(name, arms) for arms in triples[TESTS[name][0]]] for name in TESTS}
-    x = {name: values for name, values in x.items() if len(values) > 1}
-    tests = {name: stats.ttest_1samp(values, 0) for name, values in x.items()}
-    largest, holm, lines = 0.0, {}, []
-    for rank, name in enumerate(sorted(tests, key=lambda name: tests[name].pvalue)):
-        largest = holm[name] = max(largest, min(1, (len(TESTS) - rank) * tests[name].pvalue))
-    for name in tests:
-        _, _, arm, equal, limit = TESTS[name]
-        half = tests[name].confidence_interval(0.95).high - np.mean(x[name])
-        low, high = tests[name].confidence_interval(0.90)
-        flips = stats.permutation_test((x[name],), np.mean, permutation_type="samples").pvalue
-        cells = [name, f"B − {arm} at equal {equal}", len(x[name])]
-        cells += [f"{np.mean(x[name]):+.1f} ± {half:.1f}"]
-        cells += [f"{p:.2g}" for p in (tests[name].pvalue, holm[name], flips)]
-        cells += ["equal" if -limit < low and high < limit else "not shown to be equal"]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return lines
-
-
-def arm_table(regime: str, triples: list[dict]) -> list[str]:
-    """A line for each arm: scores at the counted checkpoints; tokens and seconds at the end."""
-    if not triples:
-        return []
-    sets = counted(triples[0]["B"])[0]["counts"]
-    lines = [f"| {regime} | {' | '.join(sets)} | style | solution tokens | sampled | TFLOPs | s |"]
-    for arm, title in ARMS.items():
-        points = [point for arms in triples for point in counted(arms[arm])]
-        cells = [f"{np.mean([share(point, (name,)) for point in points]):.1f}" for name in sets]
-        cells += [f"{100 * np.mean([p.get('style', np.nan) for p in points]):.0f}"]
-        ends = [arms[arm]["checkpoints"][-1] for arms in triples]
-        sums = {name: np.mean([end[name] for end in ends]) for name in ends[0] if "_" in name}
-        cells += [f"{sums['solution_tokens']:,.0f}", f"{sums['sampled_tokens']:,.0f}"]
-        flops = 6 * sums["train_tokens"] + 2 * (sums["sampled_tokens"] + sums["read_tokens"])
-        cells += [
-            f"{PARAMETERS * flops / 1e12:.0f}",
-            f"{np.mean([e['seconds'] for e in ends]):.0f}",
-        ]
-        lines.append(f"| {title} | {' | '.join(cells)} |")
-    return [lines[0], "|---" * (lines[0].count("|") - 1) + "|", *lines[1:], ""]
+def test_table(x: dict[str, list[float]]) -> pd.DataFrame:
+    """A line for each test: mean ± 95 % interval, p, Holm's, of sign flips; equal or not shown."""
+    table = pd.DataFrame({"triples": {name: len(values) for name, values in x.items()}})
+    for name, values in x.items():
+        test = stats.ttest_1samp(values, 0)
+        flips = stats.permutation_test((values,), np.mean, permutation_type="samples")
+        within = max(map(abs, test.confidence_interval(0.90))) < TESTS[name][-1]
+        found = [np.mean(values), np.ptp(test.confidence_interval(0.95)) / 2, test.pvalue]
+        table.loc[name, ["mean", "±", "p", "exact", "equal"]] = [*found, flips.pvalue, within]
+    p = table.p.sort_values()
+    table["Holm"] = (p * (len(TESTS) - np.arange(len(p)))).cummax().clip(upper=1)
+    return table
 
 
 def main(ended: bool = False) -> None:
-    triples = read_triples([row for _, row in read_rows(str(ROWS))], ended)
-    print(*arm_table("S", triples["S"]), *arm_table("O", triples["O"]), sep="\n")
-    print(
-        "| | difference | triples | mean, 95 % | p | Holm | exact | |", "|---" * 8 + "|", sep="\n"
-    )
-    print(*test_table(triples), sep="\n")
+    points = read_points([row for _, row in read_rows(str(ROWS))], ended)
+    for (regime, arm), part in points.groupby(["regime", "arm"], sort=False):
+        print(f"\nregime {regime}, {ARMS.get(arm, arm)}: the mean of all seeds at each step")
+        means = part.groupby("step").mean(numeric_only=True).dropna(axis="columns", how="all")
+        print(means.T.to_string(float_format="{:,.1f}".format))
+    x = {name: values for name in TESTS if len(values := differences(name, points)) > 1}
+    table = test_table(x)
+    print("", TESTS, table.to_string(float_format="{:.3g}".format), sep="\n")
     plt.rcParams.update(STYLE)
-    for n, name in enumerate(TESTS):
-        x = np.array([difference(name, arms) for arms in triples[TESTS[name][0]]])
-        if len(x) < 2:
-            continue
-        half = stats.ttest_1samp(x, 0).confidence_interval().high - x.mean()
-        plt.plot(n + np.linspace(-0.2, 0.2, len(x)), x, "o", color="#4c72b0")
-        plt.errorbar(n + 0.3, x.mean(), half, fmt="s", color="#c44e52")
+    for n, values in enumerate(x.values()):
+        plt.plot(n + np.linspace(-0.2, 0.2, len(values)), values, "o", color="#4c72b0")
+    plt.errorbar(np.arange(len(x)) + 0.3, table["mean"], table["±"], fmt="s", color="#c44e52")
     plt.axhline(0, color="black", linewidth=0.5)
-    plt.xticks(range(len(TESTS)), [f"{name}: B − {test[2]}" for name, test in TESTS.items()])
+    plt.xticks(range(len(x)), [f"{name}: B − {TESTS[name][1]}" for name in x])
     plt.ylabel("points of pass@1, a dot a triple")
     plt.savefig(ROWS.parent / "fifth.png")
 

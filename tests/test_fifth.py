@@ -14,6 +14,7 @@ from run import write_args
 from verify import is_correct
 
 import pytest
+from scipy import stats
 
 
 @needs_shared
@@ -88,19 +89,20 @@ def test_arm_c_has_the_weights_and_batches_of_b_and_with_its_own_order_takes_b_s
         logged_weights(tmp_path / "B", step, others)
 
 
-def make_rows(regime: str, seed: int, **shares: float) -> list[dict]:
-    """The rows of a triple: each arm solves this share of every problem's four answers."""
-    rows = []
+def make_rows(regime: str, seed: int, **shares: tuple[int, int]) -> list[dict]:
+    """The rows of a triple, and its base's: right answers, from step 20 to 60, to some problems."""
+    names = ("kept_held",) if regime == "O" else ("real_held", "middle_held")
+    counts = {name: [1] * 100 + [0] * 300 for name in names}
+    rows = [{"regime": regime, "arm": "base", "base_hash": regime, "counts": counts}]
     for arm, (start, end) in shares.items():
         points = []
         for step in study.COUNTED[arm]:
             count = round(start + (end - start) * (step - 20) / 40)
-            names = ("kept_held",) if regime == "O" else ("real_held", "middle_held")
             sums = {"solution_tokens": 10 * step * (1 if arm == "A" else 0.5), "seconds": step}
             sums |= {"train_tokens": step, "sampled_tokens": 0, "read_tokens": 0}
             counts = {name: [count] * 100 + [0] * 300 for name in names}
             points.append({"step": step, "counts": counts, **sums})
-        rows.append({"regime": regime, "arm": arm, "seed": seed, "base_hash": "a"})
+        rows.append({"regime": regime, "arm": arm, "seed": seed, "base_hash": regime})
         rows[-1]["checkpoints"] = points
     return rows
 
@@ -112,21 +114,28 @@ def test_the_report_says_nothing_before_the_last_triple_and_then_what_was_worked
             assert_missing(rows, f"{regime}{seed}")
             # of a quarter of the problems, 0 to 4 answers are right: one of them is 6.25 points
             rows += make_rows(regime, seed, A=(0, 4), B=(4, 4), C=(2, 2))
-    triples = fifth.read_triples(rows)
-    assert [len(triples[regime]) for regime in "SO"] == [5, 5]
+    points = fifth.read_points(rows)
     # steps 40, 50, 60: A has 2, 3, 4 right, B 4, C 2; at half the tokens A has 0, 0.5, 1
     worked = {"S1": 12.5, "S2": 6.25, "S3": 6.25 * (4 - 0.5), "O1": 12.5, "O2": 6.25}
-    for name, points in worked.items():
-        assert fifth.difference(name, triples["SO"["O" in name]][0]) == pytest.approx(points), name
+    for name, value in worked.items():
+        assert fifth.differences(name, points) == pytest.approx([value] * 5), name
+    means = points[points.regime == "S"].groupby(["arm", "step"]).mean(numeric_only=True)
+    assert means.loc["A", 50].goal == pytest.approx(18.75) == means.loc["A", 50].middle_held
+    assert means.loc["base", 0].goal == pytest.approx(6.25)
+    assert means.loc["base", 0]["goal, pass@4"] == means.loc["C", 40]["goal, pass@4"] == 25
+    assert means.loc["A", 60].TFLOPs == pytest.approx(134.5e6 * 6 * 60 / 1e12)
     noise = [-1.0, -0.5, 0.0, 0.5, 1.0]
-    x = iter([m + e for m in (2.0, 0.0, 0.0, 0.0, 3.0) for e in noise])
-    lines = fifth.test_table(triples, difference=lambda *_: next(x))
-    cells = [line.strip("| ").split(" | ") for line in lines]
+    x = {name: [m + e for e in noise] for name, m in zip(worked, (2, 0, 0, 0, 3), strict=True)}
+    table = fifth.test_table(x)
     # Student, four degrees of freedom: 2.776 * 0.7906 / sqrt(5) = 0.98, and 2.132 for 90 %: 0.75
-    means = ("+2.0", "+0.0", "+0.0", "+0.0", "+3.0")
-    assert [row[3] for row in cells] == [f"{mean} ± 1.0" for mean in means]
-    assert [row[7] for row in cells] == ["not shown to be equal", *["equal"] * 4]
-    assert [row[6] for row in cells][::4] == ["0.062", "0.062"]  # 2 of 32 ways to flip the signs
+    assert [*table["mean"]] == pytest.approx([2, 0, 0, 0, 3])
+    assert [*table["±"]] == pytest.approx([0.9816] * 5, abs=1e-3)
+    assert [*table["equal"]] == [False, True, True, True, True]  # so far for O2: 3.75 of 4
+    assert [*table["exact"]][::4] == [0.0625] * 2  # 2 of 32 ways to flip the signs
+    t = 3 / (0.7906 / 5**0.5)  # O2's p is the smallest: times five; S1's times four
+    assert table.p["O2"] == pytest.approx(2 * stats.t.sf(t, 4), rel=1e-3)
+    assert table.Holm["O2"] == pytest.approx(5 * table.p["O2"])
+    assert table.Holm["S1"] == pytest.approx(4 * table.p["S1"]) and table.Holm["S3"] == 1
 
 
 def test_the_rates_of_sft_are_counted_without_logged_weights(tiny, tmp_path):
@@ -140,12 +149,13 @@ def test_the_rates_of_sft_are_counted_without_logged_weights(tiny, tmp_path):
 
 def test_time_may_end_the_study_before_its_second_regime():
     rows = [row for seed in (0, 1) for row in make_rows("S", seed, A=(0, 4), B=(4, 4), C=(2, 2))]
-    triples = fifth.read_triples(rows, ended=True)
-    assert len(fifth.arm_table("S", triples["S"])) == 6 and fifth.arm_table("O", []) == []
-    assert len(fifth.test_table(triples, lambda name, arms: arms["A"]["seed"] / 10)) == 3
+    points = fifth.read_points(rows, ended=True)
+    assert fifth.differences("O1", points) == []
+    table = fifth.test_table({name: [1.0, 1.1] for name in ("S1", "S2")})
+    assert [*table.triples] == [2, 2] and [*table.Holm] == pytest.approx([5 * table.p["S1"]] * 2)
 
 
 def assert_missing(rows: list[dict], first: str) -> None:
     with pytest.raises(InputError, match=f"nothing is read: {first}"):
-        fifth.read_triples(rows)
-    fifth.read_triples(rows, ended=True)
+        fifth.read_points(rows)
+    fifth.read_points(rows, ended=True)
