@@ -1,6 +1,7 @@
 """Measurements and plans: that they count what they say, beside what real runs take."""
 
 import ctypes
+import itertools
 import re
 from functools import partial
 from importlib.util import find_spec
@@ -124,8 +125,8 @@ def test_the_planned_memory_is_what_a_real_run_holds(small, tmp_path, monkeypatc
     if not torch.cuda.is_available():
         monkeypatch.setattr(plan, "REDUCE_BUCKET", REDUCE_BUCKET)
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(small)).save_pretrained(tmp_path)
-    held = on_ranks(2, held_by_a_step, str(tmp_path), 512, 8)
-    phases = planned(small, zero_stage=3)
+    held = on_ranks(2, held_by_a_step, str(tmp_path), 512, 4)
+    phases = planned(small, zero_stage=3, max_tokens_per_micro_batch=2048)
     assert phases["train"]["activations"] == pytest.approx(held.pop("activations"), rel=0.15)
     for part, size in held.items():  # between two steps
         assert phases["sample"][part] == pytest.approx(size, rel=0.02), part
@@ -202,8 +203,7 @@ def test_plan_names_the_flag_that_makes_a_run_fit(small):
         verdict(max_length=5000)
 
 
-PARTS = ("--tokens", 1024, "--vocabulary", 16_384)
-PARTS += ("--solutions", SHARED / "data/gsm8k_model_solutions.jsonl")
+PARTS = ("--tokens", 1024, "--vocabulary", 16_384, "--solutions")
 
 
 @slow
@@ -215,7 +215,11 @@ PARTS += ("--solutions", SHARED / "data/gsm8k_model_solutions.jsonl")
         pytest.param("step", 8, 4, (), marks=needs_trl),
     ],
 )
-def test_a_section_measures_what_it_names(section, rows, goals, options, tiny):
+def test_a_section_measures_what_it_names(section, rows, goals, options, tiny, tmp_path):
+    if options:
+        with (SHARED / "data/gsm8k_model_solutions.jsonl").open() as solutions:
+            (tmp_path / "some").write_text("".join(itertools.islice(solutions, 50)))
+        options += (tmp_path / "some",)
     model = ("--model", tiny / "model", "--data", tiny / "train.jsonl")
     output = output_of("-m", f"bench.{section}", "--repetitions", 1, *model, *options)
     cells = re.findall(r"^\| .* \| ([\d.]+) \(\S+\) \| [\d.]+ \|", output, re.M)
