@@ -97,9 +97,9 @@ class RolloutArgs(TrainArgs):
     rollout_batch_size: int
 
     # vLLM and the verifier
+    vllm_sleep: bool = False  # vLLM gives its GPU memory back while the model trains
     # share of a GPU's memory for vLLM (CPU: the host's); default: 0.3; if it sleeps, what is left
     vllm_memory: float | None = None
-    vllm_sleep: bool = False  # vLLM gives its GPU memory back while the model trains
     verifier_workers: int = 2  # processes per rank that check answers
     reward: str | None = None  # file.py:function of your own, in place of the verifier
 
@@ -114,7 +114,8 @@ class RolloutArgs(TrainArgs):
         if (self.vllm_memory or 0) > 1:
             raise InputError(f"--vllm_memory is a share, at most 1, got {self.vllm_memory}")
         if self.rollout_batch_size % self.train_batch_size:
-            raise InputError("--train_batch_size does not divide --rollout_batch_size")
+            sizes = f"{self.train_batch_size}, --rollout_batch_size {self.rollout_batch_size}"
+            raise InputError(f"--train_batch_size is {sizes}: the first must divide the second")
         if os.environ.get("VLLM_BATCH_INVARIANT", "0") != "0":
             raise InputError("VLLM_BATCH_INVARIANT replaces functions of torch that train")
 
@@ -182,14 +183,16 @@ def load_training_data(args: TrainArgs) -> tuple[Tokenizer, list[TokenizedExampl
     tokenizer = load_tokenizer(args.model)
     lengths = args.max_length, args.max_completion_length
     examples, dropped = tokenize_examples(read, tokenizer, *lengths)
+    count = f"{len(examples):,} examples"
+    count += "".join(f" ({n:,} dropped: {why})" for why, n in dropped.items() if n)
     if not examples or (not args.max_steps and len(examples) * args.num_epochs < args.batch_size):
-        left = f"{len(examples)} examples are left (dropped: {dropped})"
+        left = f"{count} are too few for batches of {args.batch_size}"
         kind = "rollout" if hasattr(args, "rollout_batch_size") else "train"
-        raise InputError(f"{args.data}: {left}, too few: lower --{kind}_batch_size")
+        raise InputError(f"{args.data}: {left}: lower --{kind}_batch_size")
     if dist.get_rank() == 0:
         rest = 0 if args.max_steps else len(examples) * args.num_epochs % args.batch_size
         unused = f"; the last {rest} do not fill a batch, and are not used" if rest else ""
-        print(f"{len(examples):,} examples, dropped: {dropped}{unused}", file=sys.stderr)
+        print(f"{count}{unused}", file=sys.stderr)
         whole = (np.concatenate([e.prompt_ids, e.completion_ids]) for e in examples)
         warn_of_unknown(tokenizer, [e.example.where for e in examples], whole)
         before = read_args(Path(args.output_dir)).get("data_hash")
@@ -234,7 +237,7 @@ def saved_args(args_class: type) -> dict:
 def run_script(main: Callable, args_class: type, description: str | None) -> NoReturn:
     """Parse the command line, run `main(args)`, and end with the exit status that it returns."""
     gc.set_threshold(100_000, 50, 50)  # Python's own (700) takes a fifth of the imports' time
-    with one_line_errors("stopped; the same command continues (a run that has begun: --resume)"):
+    with one_line_errors("stopped; type the command again (if the run had begun, --resume it)"):
         status = main(parse_args(args_class, description, **saved_args(args_class)))
     finish(status)
 

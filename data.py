@@ -35,6 +35,7 @@ PROMPT = {"system": SYSTEM_PROMPT, "free answer": ASK_FREE, "multiple choice": A
 TODAY = datetime.date(2026, 1, 1)  # for templates that ask: the same prompt on every day
 
 FIELDS = ("id", "question", "solution", "answer", "source")  # of a row of a training file
+HUB_ID = r"[\w-]+/[\w.-]+(?<!\.json)(?<!\.jsonl)(:[\w.-]+)?"  # owner/name, or with :config
 MARK = "Aa 0987654321"  # a turn's text, to find where a chat template puts it
 TOKENIZER_BATCH = 200  # examples in one call of the tokenizer
 MAX_PADDING = 512  # padding tokens that cost as much as one extra micro-batch
@@ -98,7 +99,7 @@ def read_rows(path_or_hub_id: str, split: str = "train") -> Iterator[tuple[str, 
                 if not isinstance(row, dict):
                     raise InputError(f"{path}:{number}: expected a JSON object")
                 yield f"{path}:{number}", row
-    elif re.fullmatch(r"[\w-]+/[\w.-]+(?<!\.json)(?<!\.jsonl)(:[\w.-]+)?", path_or_hub_id):
+    elif not path.is_dir() and re.fullmatch(HUB_ID, path_or_hub_id):
         import datasets  # takes seconds to import, and only hub ids need it
 
         name, _, config = path_or_hub_id.partition(":")
@@ -283,7 +284,7 @@ def warn_of_unknown(tokenizer: Tokenizer, places: list[str], rows: Iterable) -> 
         where, ids = lacking[0]
         shown = tokenizer.decode(ids[list(ids).index(unknown) :])
         count = f"{len(lacking):,} of {len(places):,} rows hold text that the vocabulary lacks"
-        print(f"warning: {count}, as {where}, which is read as {shown!r:.80}", file=sys.stderr)
+        print(f"warning: {count}, as {where}, which is read as {shown[:60]!r}", file=sys.stderr)
 
 
 # ---- Token ids -----------------------------------------------------------------------------------

@@ -189,7 +189,7 @@ def load_config(model: str, max_length: int) -> PreTrainedConfig:
     if (getattr(config, "rope_parameters", None) or {}).get("rope_type") == "longrope":
         limit = config.rope_parameters["original_max_position_embeddings"]  # rope varies past it
     if max_length > limit:
-        advice = "lower --max_length and --max_completion_length"
+        advice = "lower --max_completion_length, and in training --max_length"
         raise InputError(f"{model}: reads {limit} tokens, not {max_length}: {advice}")
     return config
 

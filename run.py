@@ -203,8 +203,8 @@ class Run(contextlib.AbstractContextManager):
             print(metrics_table([row for _, row in read_rows(str(self.folder / "metrics.jsonl"))]))
             print(*sorted(self.folder.glob("[!.]*")), sep="\n")
             if not self.finished:
-                again = f"{sys.argv[0]} --resume {shlex.quote(str(self.folder))}"
-                print(f"stopped after step {self.step} of {self.num_steps}; launch again: {again}")
+                again = f"launch it again with --resume {shlex.quote(str(self.folder))}"
+                print(f"stopped after step {self.step} of {self.num_steps}: {again}")
 
     @property
     def finished(self) -> bool:

@@ -171,17 +171,17 @@ def main(args: Args) -> int:
     with run, verifier:
         run.keep_models = True  # any of them may be the one that is evaluated
         for number, queries in run.batches():  # the same on every rank
-            # ---- rollout: G answers to each query, from the current weights
+            # ---- rollout: G answers to each query, from the current weights; a share on each rank
             rollout.load_weights(engine.named_weights())
             run.lap("sync_s")
             answers = rollout.answer(queries, number, stop=lambda: run.interrupted)
-            if run.should_stop():  # cut short: drop them; `run` saves a checkpoint
+            if run.should_stop():  # sampling was cut short; `run` saves a checkpoint
                 break
             run.lap("rollout_s")
 
             # ---- verify: which answers are right?
             completions, rewards = judge(verifier, queries, answers)  # all ranks', (B, G)
-            # Do vLLM and the trainer agree? If they do not at the start, stop.
+            # Do vLLM and the trainer agree? If they do not on the first batch, stop.
             gap = vllm_gap(engine, rollout, queries, completions, refuse=run.step == run.start_step)
 
             # ---- weigh: how much better than its group is an answer?

@@ -5,11 +5,11 @@ answers sampled from the current model (Algorithm 1 of the paper):
 
     loss = - sum over the batch of  (1 - p̂(q)) * log pi(o* | q)  /  normalizer
 
-What it gets right K times of K is not trained on; what it never gets right has full weight. No
-gradient flows through the weight, and none ever comes from a sampled answer. Deviations from the
-paper's text: the normalizer is the number of solution tokens in the global batch, so that weight 1
-gives standard token-mean SFT (`--normalizer sequence` divides by the number of queries, as
-Algorithm 1 does); gradients are clipped at norm 1; ZeRO's stage is 2.
+If all K are right, the solution is not trained on; if none is, it has full weight. No gradient
+flows through the weight, and none ever comes from a sampled answer. Deviations from the paper's
+text: the normalizer is the number of solution tokens in the global batch, so that weight 1 gives
+standard token-mean SFT (`--normalizer sequence` divides by the number of queries, as Algorithm 1
+does); gradients are clipped at norm 1; ZeRO's stage is 2.
 
     deepspeed --quiet train_oswft.py --model Qwen/Qwen3-0.6B-Base --data data/train.jsonl
     python train_oswft.py ...                               # one process, no launcher
@@ -38,7 +38,7 @@ class Args(RolloutArgs):
     # The method
     num_rollouts: int = 2  # K, answers sampled per query
     temperature: float = 1.0  # temperature of sampling
-    weighting: Literal["oswft", "hard", "random", "uniform"] = "oswft"  # or a control
+    weighting: Literal["oswft", "hard", "random", "uniform"] = "oswft"  # the method, or a control
     normalizer: Literal["token", "sequence"] = "token"  # divide by tokens, or by queries
 
     # Optimization
@@ -58,7 +58,7 @@ def oswft_weights(rewards: torch.Tensor) -> torch.Tensor:
 def oswft_loss(
     logprobs: torch.Tensor, mask: torch.Tensor, weights: torch.Tensor, normalizer: float
 ) -> torch.Tensor:
-    """- sum of w * log pi(o*|q) / normalizer: a micro-batch's share (Algorithm 1, line 10).
+    """-(sum of w * log pi(o*|q)) / normalizer, of a micro-batch (Algorithm 1, line 10).
 
     Args:
         logprobs: (B, T) log pi of each token of the expert solutions.
@@ -106,7 +106,7 @@ def control_weights(
             return (weights > 0).float()
         case "uniform":  # SFT, at the cost of the rollouts
             return torch.ones_like(weights)
-        case "random":  # blind to which rows were solved: evenly spread around OSW-FT's mean
+        case "random":  # evenly spread around OSW-FT's mean weight, and dealt at random
             grid = (2 * torch.randperm(len(weights), generator=generator) + 1) / len(weights) - 1
             mean = weights.mean()
             return mean + torch.minimum(mean, 1 - mean) * grid
@@ -128,17 +128,17 @@ def main(args: Args) -> int:
 
     with run, verifier:
         for number, queries in run.batches():  # the same on every rank
-            # ---- rollout: K answers to each query, from the current weights
+            # ---- rollout: K answers to each query, from the current weights; a share on each rank
             rollout.load_weights(engine.named_weights())
             run.lap("sync_s")
             answers = rollout.answer(queries, number, stop=lambda: run.interrupted)
-            if run.should_stop():  # cut short: drop them; `run` saves a checkpoint
+            if run.should_stop():  # sampling was cut short; `run` saves a checkpoint
                 break
             run.lap("rollout_s")
 
             # ---- verify: which answers are right?
             completions, rewards = judge(verifier, queries, answers)  # all ranks', (B, K)
-            # Do vLLM and the trainer agree? If they do not at the start, stop.
+            # Do vLLM and the trainer agree? If they do not on the first batch, stop.
             gap = vllm_gap(engine, rollout, queries, completions, refuse=run.step == run.start_step)
 
             # ---- weigh: w = 1 - p̂

@@ -81,9 +81,7 @@ def demo(output_dir: Path = Path("runs/demo"), steps: int = 24, seed: int = 0) -
     table = scores_table({name: output_dir / name for name in TITLES})
     table += f"\n{time.perf_counter() - started:.0f} s in all\n\n{ADVICE}\n"
     (output_dir / "report.txt").write_text(table)
-    print(f"\n{table}\nwritten:")
-    for path in sorted([*output_dir.glob("*/*"), output_dir / "report.txt", view_file]):
-        print(f"  {path}")
+    print(f"\n{table}\nwritten: {output_dir / 'report.txt'}; look at {view_file}")
 
 
 def train_command(script: str, base: Path, folder: Path, steps: int, seed: int) -> str:

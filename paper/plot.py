@@ -30,7 +30,7 @@ FIGURES = {  # name -> what the y axis shows, over the optimizer steps
     "pass_rate": "pass rate p̂ (share right)",
     "loss": "loss (nats)",
 }
-WINDOW = 10  # optimizer steps of the moving average
+REACH = 5  # optimizer steps on either side of a moving average
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 STYLE = {
     "figure.figsize": (4.5, 3.0),  # inches: half a page
@@ -61,10 +61,10 @@ def read_numbers(folder: Path) -> dict[str, list[float]]:
     return numbers
 
 
-def moving_average(values: Sequence[float], window: int) -> np.ndarray:
-    """Mean over the `window` steps around each step, over fewer at the ends."""
-    kernel = np.ones(min(window, len(values)))
-    return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
+def moving_average(values: Sequence[float], reach: int) -> list[float]:
+    """Mean of each step and `reach` on either side: near an end fewer, on both sides alike."""
+    sides = [min(reach, n, len(values) - 1 - n) for n in range(len(values))]
+    return [np.mean(values[n - side : n + side + 1]) for n, side in enumerate(sides)]
 
 
 def draw_figures(folders: Sequence[Path], figures: Sequence[str]) -> Iterator[tuple[str, Figure]]:
@@ -83,9 +83,9 @@ def draw_figures(folders: Sequence[Path], figures: Sequence[str]) -> Iterator[tu
             for run, values, color, dashes in having:  # the same look in every figure
                 steps = range(1, 1 + len(values))
                 axes.plot(steps, values, color=color, alpha=0.25, linewidth=0.7)
-                smooth = moving_average(values, WINDOW)
+                smooth = moving_average(values, REACH)
                 axes.plot(steps, smooth, color=color, linestyle=dashes, label=run)
-            axes.set(xlabel="optimizer step", ylabel=FIGURES[name])
+            axes.set(xlabel="optimizer step (thick: moving average)", ylabel=FIGURES[name])
             is_share = name != "loss" and max(max(values) for _, values, *_ in having) <= 1
             axes.set_ylim(0, 1 if is_share else None)
             axes.locator_params(axis="x", integer=True)

@@ -227,10 +227,11 @@ def write_set(args: Args, folder: Path, tokenizer: Tokenizer, rows: Sequence) ->
         part = tokens[kind].sum()
         print(f"{name:>8}{kind.sum():>10,}{part:>14,}{part / tokens.sum():>8.1%}")
     print(f"\nweight of an average token: {weights @ tokens / tokens.sum():.3f}")
-    none, output = (solved & ~own_solved).sum(), shlex.quote(str(args.output))
+    none = (solved & ~own_solved).sum()
+    output, listed = (shlex.quote(str(path)) for path in (args.output, listed))
     print(f"own answers: {own_solved.sum():,} rows have one; {none:,} have none to train on")
     print(f"never solved: {(~solved).sum():,} rows")
-    print(f"suspects: {len(suspects):,} rows, in {listed}: python -m prepare.look suspect")
+    print(f"suspects: {len(suspects):,} rows: python -m prepare.look suspect {listed}")
     train = f"python train_sft.py --model {args.model} --data {output} --weight_column weight"
     train += f" --max_length {args.max_length} --max_completion_length {args.max_completion_length}"
     print(f"written: {args.output}, {len(written):,} rows; {train} --precision {args.precision}")

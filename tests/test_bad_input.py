@@ -62,7 +62,7 @@ def test_bad_input_is_refused_once_and_nothing_is_written(tiny, write, tmp_path)
         ({"data": "few.jsonl"}, "few.jsonl"),  # than make a batch
         ({"output_dir": "used"}, "used"),
         ({"output_dir": "few.jsonl/run"}, "few.jsonl/run"),
-        ({"max_length": 513}, "512 tokens, not 513: lower --max_length"),
+        ({"max_length": 513}, "512 tokens, not 513: lower --max_completion_length"),
         ({"weight_column": "weight"}, "train.jsonl:1: "),
         ({"weight_column": "nothing", "data": "zeros.jsonl"}, "zeros.jsonl: every 'nothing'"),
     ],

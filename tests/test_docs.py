@@ -17,7 +17,9 @@ from pathlib import Path
 import arguments
 from arguments import TrainArgs
 from conftest import ROOT
+from data import load_examples
 from train_oswft import oswft_loss, oswft_weights
+from verify import is_correct
 
 import pytest
 import torch
@@ -109,6 +111,17 @@ def read_only(monkeypatch):
         return parsed.value.args[0]
 
     return parse
+
+
+def test_the_rows_that_the_readme_makes_can_be_read_and_are_right(tmp_path):
+    [script] = blocks(README, "shell")
+    subprocess.run(["bash", "-c", script], cwd=tmp_path, check=True)
+    examples = load_examples(str(tmp_path / "data" / "train.jsonl"))
+    assert len(examples) == 40
+    for example in examples:
+        a, b = map(int, example.question.removesuffix("*7").split("+"))
+        assert example.answer == str((a + b) * 7 % 10)
+        assert is_correct(example.solution, example.answer)
 
 
 @each_page
