@@ -4,7 +4,6 @@ import importlib.util
 from pathlib import Path
 
 import data
-import train_oswft
 from conftest import (
     SHARED,
     launch,
@@ -15,10 +14,9 @@ from conftest import (
     rollouts,
     slow,
 )
-from engine import init_distributed, load_engine
 from prepare.convert import convert
 from real.model import write_model
-from rollout import Rollout, import_vllm, vllm_gap
+from rollout import import_vllm
 
 import pytest
 import torch
@@ -50,7 +48,7 @@ def real(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(real) -> Path:
-    """A run of OSW-FT of three steps. The model solves no problem, so all weights are 1."""
+    """A run of OSW-FT of three steps. The model solves few problems: nearly all weights are 1."""
     call = ["train_oswft.py", "--model", real / "model", "--data", real / "words.jsonl"]
     call += ["--output_dir", real / "run", *LENGTHS, *PRECISION, "--learning_rate", "1e-4"]
     flags = ["--rollout_batch_size", 8, "--num_rollouts", 2, "--max_steps", 3]
@@ -81,38 +79,11 @@ def test_the_ids_of_prompt_and_solution_are_the_template_s(real):
         assert [*row.prompt_ids, *row.completion_ids] == ids
 
 
-def gaps_around_an_update(model: str, words: str) -> tuple[list[float], float]:
-    """vLLM's mean gaps before and after; how far the update moved a log-probability."""
-    init_distributed()
-    args = train_oswft.Args(model=model, data=words, learning_rate=3e-3)
-    tokenizer = data.load_tokenizer(model)
-    queries, _ = data.tokenize_examples(data.load_examples(words)[:4], tokenizer, 256, 32)
-    engine = load_engine(model, 256, precision="fp32")
-    settings = {"max_completion_length": 32, "precision": "fp32", "vllm_memory": 0.05}
-    sampler = Rollout(model, tokenizer, 256, **settings)
-    gaps, logprobs = [], []
-    for batch in range(2):
-        sampler.load_weights(engine.named_weights())
-        groups = [[answer] for answer in sampler.answer(queries, batch)]
-        gaps.append(vllm_gap(engine, sampler, queries, groups, refuse=True)["vllm_gap_mean"])
-        logprobs.append(engine.eval_logprobs(queries))
-        train_oswft.update(engine, queries, torch.ones(4), args)
-    return gaps, (logprobs[1] - logprobs[0]).abs().max().item()
-
-
 @needs_vllm
-def test_vllm_and_the_trainer_agree_before_and_after_a_large_update(real):
-    paths = str(real / "model"), str(real / "words.jsonl")
-    gaps, moved = on_ranks(1, gaps_around_an_update, *paths)
-    assert max(gaps) < 1e-4, gaps
-    assert moved > 3, "the update was not large: this test shows nothing"
-
-
-@needs_vllm
-def test_three_steps_of_osw_ft_learn_the_form(run):
+def test_three_steps_of_osw_ft_learn_the_form_and_vllm_follows(run):
     rows = metrics(run)
     losses = [row["loss"] for row in rows]
-    assert len(losses) == 3 and losses[2] < 0.8 * losses[0], losses
+    assert len(losses) == 3 and losses[2] < 0.8 * losses[0], losses  # so old weights would show
     assert all(row["vllm_gap_mean"] < 0.05 and row["grad_norm"] > 0 for row in rows)
     for answer in rollouts(run, 1):
         assert len(answer["token_ids"]) <= 32 and "<|im_" not in answer["text"]
