@@ -18,6 +18,7 @@ from data import (
     InputError,
     TokenizedExample,
     Tokenizer,
+    count_examples,
     hash_examples,
     load_examples,
     load_tokenizer,
@@ -183,8 +184,7 @@ def load_training_data(args: TrainArgs) -> tuple[Tokenizer, list[TokenizedExampl
     tokenizer = load_tokenizer(args.model)
     lengths = args.max_length, args.max_completion_length
     examples, dropped = tokenize_examples(read, tokenizer, *lengths)
-    count = f"{len(examples):,} examples"
-    count += "".join(f" ({n:,} dropped: {why})" for why, n in dropped.items() if n)
+    count = count_examples(examples, dropped)
     if not examples or (not args.max_steps and len(examples) * args.num_epochs < args.batch_size):
         left = f"{count} are too few for batches of {args.batch_size}"
         kind = "rollout" if hasattr(args, "rollout_batch_size") else "train"

@@ -35,7 +35,6 @@ PROMPT = {"system": SYSTEM_PROMPT, "free answer": ASK_FREE, "multiple choice": A
 TODAY = datetime.date(2026, 1, 1)  # for templates that ask: the same prompt on every day
 
 FIELDS = ("id", "question", "solution", "answer", "source")  # of a row of a training file
-HUB_ID = r"[\w-]+/[\w.-]+(?<!\.json)(?<!\.jsonl)(:[\w.-]+)?"  # owner/name, or with :config
 MARK = "Aa 0987654321"  # a turn's text, to find where a chat template puts it
 TOKENIZER_BATCH = 200  # examples in one call of the tokenizer
 MAX_PADDING = 512  # padding tokens that cost as much as one extra micro-batch
@@ -87,6 +86,8 @@ def write_json(value: dict, path: Path) -> None:
 def read_rows(path_or_hub_id: str, split: str = "train") -> Iterator[tuple[str, dict]]:
     """Yield ("file:line", row) for every row of a JSONL file or of a split of a hub data set."""
     path = Path(path_or_hub_id)
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder")
     if path.is_file():
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
@@ -99,7 +100,7 @@ def read_rows(path_or_hub_id: str, split: str = "train") -> Iterator[tuple[str, 
                 if not isinstance(row, dict):
                     raise InputError(f"{path}:{number}: expected a JSON object")
                 yield f"{path}:{number}", row
-    elif not path.is_dir() and re.fullmatch(HUB_ID, path_or_hub_id):
+    elif re.fullmatch(r"[\w-]+/[\w.-]+(?<!\.json)(?<!\.jsonl)(:[\w.-]+)?", path_or_hub_id):
         import datasets  # takes seconds to import, and only hub ids need it
 
         name, _, config = path_or_hub_id.partition(":")
@@ -108,7 +109,7 @@ def read_rows(path_or_hub_id: str, split: str = "train") -> Iterator[tuple[str, 
         for number, row in enumerate(rows, start=1):
             yield f"{path_or_hub_id}:{number}", row
     else:
-        raise InputError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}")
+        raise InputError(f"{path}: no such file")
 
 
 def get_texts(where: str, row: dict, *names: str) -> list[str]:
@@ -347,6 +348,12 @@ def tokenize_examples(
             else:
                 kept.append(tokenized)
     return kept, dropped
+
+
+def count_examples(kept: Sequence[TokenizedExample], dropped: dict[str, int]) -> str:
+    """What `tokenize_examples` returned, in words: "576 examples (2 dropped: prompt_too_long)"."""
+    rest = (f" ({count:,} dropped: {reason})" for reason, count in dropped.items() if count)
+    return f"{len(kept):,} examples{''.join(rest)}"
 
 
 def solution_after(prompt: str, example: Example) -> str:

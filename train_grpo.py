@@ -82,7 +82,7 @@ def grpo_loss(
     clip_low: float = 0.8,
     clip_high: float = 1.28,
 ) -> torch.Tensor:
-    """- sum of min(ratio * A, clip(ratio) * A) / normalizer: a part of the batch's loss (DAPO).
+    """-(sum of min(ratio * A, clip(ratio) * A)) / normalizer: a micro-batch's share (DAPO).
 
     Args:
         logprobs: (N, T) log pi of each token of the sampled answers.

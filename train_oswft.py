@@ -58,7 +58,7 @@ def oswft_weights(rewards: torch.Tensor) -> torch.Tensor:
 def oswft_loss(
     logprobs: torch.Tensor, mask: torch.Tensor, weights: torch.Tensor, normalizer: float
 ) -> torch.Tensor:
-    """-(sum of w * log pi(o*|q)) / normalizer, of a micro-batch (Algorithm 1, line 10).
+    """-(sum of w * log pi(o*|q)) / normalizer: a micro-batch's share (Algorithm 1, line 10).
 
     Args:
         logprobs: (B, T) log pi of each token of the expert solutions.

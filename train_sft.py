@@ -41,7 +41,7 @@ class Args(TrainArgs):
 def sft_loss(
     logprobs: torch.Tensor, mask: torch.Tensor, weights: torch.Tensor, normalizer: float
 ) -> torch.Tensor:
-    """- sum of w * log pi(o*|q) / normalizer: a part of the batch's loss.
+    """-(sum of w * log pi(o*|q)) / normalizer: a micro-batch's share of the loss.
 
     Args:
         logprobs: (B, T) log pi of each token of the expert solutions.

@@ -113,18 +113,18 @@ def grpo_advantages(rewards):
 
 
 def sft_loss(logprobs, mask, num_tokens):
-    """- sum of log π / tokens; logprobs and mask are (B, T)."""
+    """-(sum of log π) / tokens; logprobs and mask are (B, T)."""
     return -(logprobs * mask).sum() / num_tokens
 
 
 def oswft_loss(logprobs, mask, weights, num_tokens):
-    """- sum of w * log π / tokens; weights are (B,), and never part of the divisor."""
+    """-(sum of w * log π) / tokens; weights are (B,), and never part of the divisor."""
     sequence_logprobs = (logprobs * mask).sum(dim=1)  # (B,)
     return -(weights * sequence_logprobs).sum() / num_tokens
 
 
 def grpo_loss(logprobs, old_logprobs, advantages, mask, num_tokens, clip_low=0.8, clip_high=1.28):
-    """- sum of min(ratio * A, clip(ratio) * A) / tokens; advantages are (N,), the rest (N, T)."""
+    """-(sum of min(ratio * A, clip(ratio) * A)) / tokens; advantages: (N,), the rest: (N, T)."""
     ratio = (logprobs - old_logprobs).exp()  # (N, T)
     clipped_ratio = ratio.clamp(clip_low, clip_high)
     advantages = advantages[:, None]  # (N, 1): an answer's tokens share it

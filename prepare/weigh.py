@@ -30,6 +30,7 @@ from data import (
     Example,
     InputError,
     Tokenizer,
+    count_examples,
     load_examples,
     load_tokenizer,
     tokenize_examples,
@@ -145,7 +146,7 @@ def load_rows(args: Args, tokenizer: Tokenizer) -> list:
         except TypeError as error:
             raise InputError(f"{example.where}: a column cannot be written: {error}") from error
     rows, dropped = tokenize_examples(examples, tokenizer, *lengths)
-    print(f"{len(rows):,} rows, dropped: {dropped}", file=sys.stderr)
+    print(count_examples(rows, dropped), file=sys.stderr)
     if not rows:
         raise InputError(f"{args.data}: no row is left")
     return rows

@@ -96,13 +96,15 @@ def test_table(x: dict[str, list[float]]) -> pd.DataFrame:
 
 def main(ended: bool = False) -> None:
     points = read_points([row for _, row in read_rows(str(ROWS))], ended)
-    for (regime, arm), part in points.groupby(["regime", "arm"], sort=False):
-        print(f"\nregime {regime}, {ARMS.get(arm, arm)}: the mean of all seeds at each step")
-        means = part.groupby("step").mean(numeric_only=True).dropna(axis="columns", how="all")
+    for regime, part in points[points.step.isin((0, *STEPS))].groupby("regime", sort=False):
+        print(f"\nregime {regime}: means over the seeds and steps {STEPS}; greedy: the last alone")
+        means = part.groupby("arm", sort=False).mean(numeric_only=True).rename(index=ARMS)
+        means = means.drop(columns="step").dropna(axis="columns", how="all")
         print(means.T.to_string(float_format="{:,.1f}".format))
     x = {name: values for name in TESTS if len(values := differences(name, points)) > 1}
     table = test_table(x)
-    print("", TESTS, table.to_string(float_format="{:.3g}".format), sep="\n")
+    table.insert(0, "B less", [f"{TESTS[name][1]} at equal {TESTS[name][2]}" for name in x])
+    print("", table.to_string(float_format="{:.3g}".format), sep="\n")
     plt.rcParams.update(STYLE)
     for n, values in enumerate(x.values()):
         plt.plot(n + np.linspace(-0.2, 0.2, len(values)), values, "o", color="#4c72b0")

@@ -26,6 +26,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 import torch.distributed as dist
 
 ROOT = Path(__file__).parent.parent
@@ -56,6 +57,9 @@ needs_vllm = pytest.mark.skipif(bool(NO_CPU_VLLM), reason=NO_CPU_VLLM)
 
 TINY_LENGTHS = ["--max_length", "128", "--max_completion_length", "48", "--precision", "fp32"]
 
+# With AVX2 alone torch takes minutes for large products in bf16.
+SLOW_BF16 = torch.backends.cpu.get_cpu_capability() == "AVX2"
+PRECISION = ["--precision", "fp32" if SLOW_BF16 else "bf16"]
 SCRIPTS = ("train_sft.py", "train_oswft.py", "train_grpo.py")
 USE_VLLM = (*SCRIPTS[1:], "evaluate.py")
 COMMON = ("--max_steps", "8", "--save_every", "2", "--max_tokens_per_micro_batch", "300")

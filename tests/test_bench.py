@@ -203,25 +203,22 @@ def test_plan_names_the_flag_that_makes_a_run_fit(small):
         verdict(max_length=5000)
 
 
-PARTS = ("--tokens", 1024, "--vocabulary", 16_384, "--solutions")
-
-
 @slow
 @needs_vllm
 @pytest.mark.parametrize(
-    ("section", "rows", "goals", "options"),
+    ("section", "rows", "goals"),
     [
-        pytest.param("parts", 10, 5, PARTS, marks=needs_shared),
-        pytest.param("step", 8, 4, (), marks=needs_trl),
+        pytest.param("parts", 10, 5, marks=needs_shared),
+        pytest.param("step", 8, 4, marks=needs_trl),
     ],
 )
-def test_a_section_measures_what_it_names(section, rows, goals, options, tiny, tmp_path):
-    if options:
+def test_a_section_measures_what_it_names(section, rows, goals, tiny, tmp_path):
+    flags = ["--repetitions", 1, "--model", tiny / "model", "--data", tiny / "train.jsonl"]
+    if section == "parts":
         with (SHARED / "data/gsm8k_model_solutions.jsonl").open() as solutions:
             (tmp_path / "some").write_text("".join(itertools.islice(solutions, 50)))
-        options += (tmp_path / "some",)
-    model = ("--model", tiny / "model", "--data", tiny / "train.jsonl")
-    output = output_of("-m", f"bench.{section}", "--repetitions", 1, *model, *options)
+        flags += ["--tokens", 1024, "--vocabulary", 16_384, "--solutions", tmp_path / "some"]
+    output = output_of("-m", f"bench.{section}", *flags)
     cells = re.findall(r"^\| .* \| ([\d.]+) \(\S+\) \| [\d.]+ \|", output, re.M)
     assert len(cells) >= rows and min(map(float, cells)) > 0, output
     assert output.startswith(f"## {section}\n") and output.count("reached |") >= goals

@@ -2,7 +2,7 @@
 
 import json
 
-from conftest import SHARED, launch, metrics, needs_shared, released, slow
+from conftest import PRECISION, SHARED, launch, metrics, needs_shared, released, slow
 from data import load_tokenizer, write_rows
 from demo.tiny import make_config
 from prepare.curate import Args, curate
@@ -29,7 +29,7 @@ def test_real_problems_with_the_real_vocabulary(tmp_path):
         "train_oswft.py",
         *("--model", tmp_path / "model", "--data", rows, "--output_dir", tmp_path / "run"),
         *("--max_steps", 2, "--rollout_batch_size", 8, "--max_tokens_per_micro_batch", 2048),
-        *("--max_length", 1536, "--max_completion_length", 32, "--precision", "fp32"),
+        *("--max_length", 1536, "--max_completion_length", 32, *PRECISION),
     )
     first, second = metrics(tmp_path / "run")
     assert 11 < first["loss"] < 13  # ln(151,936) = 11.9: nothing is known yet

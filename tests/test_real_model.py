@@ -5,6 +5,7 @@ from pathlib import Path
 
 import data
 from conftest import (
+    PRECISION,
     SHARED,
     launch,
     metrics,
@@ -28,9 +29,6 @@ pytestmark = [
     pytest.mark.skipif(bool(missing), reason=f"needs the packages {missing}: see real/model.py"),
     needs_shared,
 ]
-# With AVX2 alone torch takes minutes for bf16 products of these sizes.
-BF16 = torch.backends.cpu.get_cpu_capability() != "AVX2"
-PRECISION = ["--precision", "bf16" if BF16 else "fp32"]
 LENGTHS = ["--max_length", "256", "--max_completion_length", "32"]
 
 
