@@ -81,7 +81,7 @@ class TrainArgs:
 
     def check(self) -> None:
         """Raise InputError for what cannot work, before anything is loaded."""
-        for name, value in sorted(vars(self).items()):  # rollout_batch_size first
+        for name, value in sorted(vars(self).items()):  # rollout_batch_size before its copy
             least = 0 if name == "seed" else 1
             if type(value) is int and value < least:
                 raise InputError(f"--{name} must be at least {least}, got {value}")
@@ -133,7 +133,7 @@ def keywords(args: TrainArgs, room: Callable) -> dict:
 
 def claim_or_resume(args: TrainArgs) -> Path | None:
     """Lock the folder; the checkpoint to resume from, or None to begin anew. A collective."""
-    checkpoint = on_rank_0(lambda: find_checkpoint(args))  # another host may see it as it was
+    checkpoint = on_rank_0(lambda: find_checkpoint(args))  # another host may still see it as it was
     check_hosts(Path(args.output_dir))
     return checkpoint
 

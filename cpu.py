@@ -1,4 +1,4 @@
-"""How the CPU is used; all but `share_cores` is for machines without a GPU.
+"""How the CPU is used; the functions after `share_cores` are for machines without a GPU.
 
 It is imported before torch, by data.py: torch reads the first two variables when it is loaded.
 """
@@ -64,7 +64,7 @@ def vllm_options(memory_share: float, cache_bytes: int, max_length: int) -> dict
         "kv_cache_memory_bytes": min(cache_bytes, int(memory_share * memory / ranks_here)),
         "block_size": 32,  # not 128: only whole blocks of a prompt are shared by its answers
         "enforce_eager": True,
-        # Each chunk would draw a number, which a CPU generator cannot take back.
+        # With seeds it crashes vLLM's sampler: a CPU generator cannot take a number back.
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(max_length, 8192),
     }

@@ -35,7 +35,7 @@ from logprobs import LogprobModel
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.distributed.distributed_c10d import _get_default_store
 
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 GATHER_BYTES = 2**30  # parameters gathered at a time under ZeRO-3
-STATE_BYTES = 2**28  # parameters whose state goes into one file
 STATE_KEYS = ("master", "exp_avg", "exp_avg_sq")  # the fp32 weight, and Adam's moments
 BEAT_S = 5  # seconds between two signs of life of a host
 SILENT_S = 90  # seconds without one, after which a host has vanished
@@ -56,7 +55,7 @@ IDLE = Trajectory("idle", [0, 0], [])  # what a rank without rows reads: no toke
 def init_distributed() -> None:
     """Join the process group, with the backend that training needs. A collective."""
     if torch.cuda.is_available():
-        torch.backends.cuda.enable_cudnn_sdp(False)  # as vLLM does: three methods, one kernel
+        torch.backends.cuda.enable_cudnn_sdp(False)  # as vLLM does: all methods use one kernel
         warnings.filterwarnings("ignore", "barrier")  # NCCL's: the rank's device is set
         init_ranks("nccl")
     else:
@@ -72,7 +71,7 @@ def init_ranks(backend: str, timeout: timedelta = timedelta(minutes=30)) -> None
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     cpu.share_cores()
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch's, about others' calls
-    if torch.cuda.is_available():  # else each rank's first question to CUDA opens GPU 0 as well
+    if torch.cuda.is_available():  # else each rank's first call of CUDA opens GPU 0, too
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     store = dist.HashStore() if alone else next(dist.rendezvous("env://", timeout=timeout))[0]
     if several_hosts():
@@ -109,7 +108,7 @@ def watch_hosts() -> None:
     thread, so a long phase is no silence.
     """
     rank, leads = dist.get_rank(), os.environ.get("LOCAL_RANK", "0") == "0"
-    hosts = dict(gather([(rank, socket.gethostname())] if leads else []))  # by their first rank
+    hosts = dict(gather([(rank, socket.gethostname())] if leads else []))  # first rank: name
     own = max(first for first in hosts if first <= rank)
     server = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(*server)  # a connection for this thread alone
@@ -149,8 +148,7 @@ def finish(status: int) -> NoReturn:
 def fail(reason: str, status: int = 1) -> NoReturn:
     """End this rank; if it is the first that fails, say why. The launcher ends the others."""
     with contextlib.suppress(OSError, RuntimeError):  # rank 0, which keeps the store, has ended
-        # before the ranks join, all fail alike
-        first = "WORLD_SIZE" not in os.environ or os.environ.get("RANK") == "0"
+        first = os.environ.get("LOCAL_RANK", "0") == "0"  # before the ranks join: one of each host
         if dist.is_initialized() and dist.get_world_size() > 1:
             store = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
             socket.create_connection(store, timeout=10).close()
@@ -442,50 +440,33 @@ class Engine:
     def save_state(self, folder: Path) -> None:
         """Write what an exact resume needs beyond the model. A collective.
 
-        For each parameter state/*.safetensors hold its fp32 weight and Adam's two moments, in full:
-        the number of ranks and the ZeRO stage may change.
+        state/<parameter>.safetensors holds its fp32 weight and Adam's two moments, in full: the
+        number of ranks and the ZeRO stage may change.
         """
         (folder / "state").mkdir(parents=True, exist_ok=True)
-        for number, bucket in enumerate(self._buckets(STATE_BYTES)):
+        for number, (name, parameter) in enumerate(self.model.named_parameters()):
             writes = number % dist.get_world_size() == dist.get_rank()
             tensors = {}
-            for name, parameter in bucket.items():
-                for key in STATE_KEYS:
-                    tensor = self._get_state(parameter, key)  # a collective
-                    if writes:
-                        tensors[f"{name}.{key}"] = tensor.cpu()
-                    del tensor  # on a GPU, before the next one is made
+            for key in STATE_KEYS:
+                tensor = self._get_state(parameter, key)  # a collective
+                if writes:
+                    tensors[key] = tensor.cpu()
+                del tensor  # on a GPU, before the next one is made
             if writes:
-                path = folder / "state" / f"{number:05d}.safetensors"
+                path = folder / "state" / f"{name}.safetensors"
                 save_file(tensors, path, metadata={"step": str(self.num_steps)})
         dist.barrier()  # until the slowest disk is done
-        if dist.get_rank() == 0:  # raises if a host does not share the folder
-            self._open_state(folder)
 
     def load_state(self, folder: Path) -> None:
         """Read what `save_state` wrote; the model has to be loaded from there. A collective."""
-        where = self._open_state(folder)
         for name, parameter in self.model.named_parameters():
-            for key in STATE_KEYS:
-                file = where[f"{name}.{key}"]
-                self._set_state(parameter, key, file.get_tensor(f"{name}.{key}"))
-        self._count_steps(int(file.metadata()["step"]))
+            path = folder / "state" / f"{name}.safetensors"
+            with named(str(path)), safe_open(path, "pt") as file:  # e.g. lost, or cut off
+                for key in STATE_KEYS:
+                    self._set_state(parameter, key, file.get_tensor(key))
+                num_steps = int(file.metadata()["step"])
+        self._count_steps(num_steps)
         dist.barrier()
-
-    def _open_state(self, folder: Path) -> dict[str, safe_open]:
-        """The open file of each tensor of a state. Raises OSError if one is lost or cut off."""
-        where, names = {}, [name for name, _ in self.model.named_parameters()]
-        try:
-            for path in (folder / "state").glob("*.safetensors"):
-                file = safe_open(path, "pt")
-                where |= dict.fromkeys(file.keys(), file)
-        except SafetensorError as error:
-            raise OSError(f"{path}: {error}") from error
-        if where.keys() != {f"{name}.{key}" for name in names for key in STATE_KEYS}:
-            raise OSError(
-                f"{folder}/state is not whole, or of other code; do all hosts share the folder?"
-            )
-        return where
 
     def _allocate_moments(self) -> None:
         """Adam makes its moments at its first step: take that step, on a gradient of zero."""

@@ -259,7 +259,7 @@ def evaluate(args: Args) -> int:
     if dist.get_rank() == 0:
         score_and_print(folder)
         print(f"\nwritten: {folder}")
-    dist.barrier()  # until then each host shows that it is there
+    dist.barrier()  # a rank that ended would be a silent host
     return 0
 
 

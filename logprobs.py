@@ -78,7 +78,7 @@ class ChunkedLogprobs(torch.autograd.Function):
 
 
 def chunks(head, hidden, weight, bias, targets, temperature, kept=()):
-    """Yield a vocabulary slice, its logits (N, size), target columns (N, 1), which are in it."""
+    """Yield a vocabulary slice, logits (N, size), target columns (N, 1), whether in it (N,)."""
     size = max(1, MAX_LOGITS[hidden.device.type] // max(1, len(hidden)))  # ids in a chunk
     for start in range(0, len(weight), size):
         part = slice(start, min(start + size, len(weight)))

@@ -31,7 +31,7 @@ from tqdm import tqdm
 MAX_SEQUENCES = {"cpu": 256, "cuda": 512}  # at once; above 512 vLLM has no CUDA graph
 SHARE = 0.3  # of the memory for vLLM, unless --vllm_memory or --vllm_sleep is given
 MARGIN = 2 * 2**30  # bytes of a GPU kept free for what vLLM does not count; a guess
-CHECKED = 8  # queries in `vllm_gap`; few: while one asks, vLLM computes log-probabilities for all
+CHECKED = 8  # queries in `vllm_gap`; few: if one asks, vLLM computes log-probabilities for all
 MAX_VLLM_GAP = {"bf16": 0.1, "fp32": 1e-4}  # nats a token: rounding gives 0.01 and 3e-7
 
 
@@ -47,8 +47,9 @@ class Completion:
 def import_vllm():
     """Set what must be set first, then import vLLM."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, where the weights are
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # which vLLM reads after some warnings
-    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"].upper())
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    level = os.environ["VLLM_LOGGING_LEVEL"].upper()
+    logging.getLogger("vllm").setLevel(level)  # vLLM warns before it reads the variable
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # it ignores per-request seeds
     os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")  # else attention in fp32 rounds to tf32
@@ -174,7 +175,7 @@ class Rollout:
             max_tokens: of a completion; prompt and completion together fit into `max_length`.
             seeds: one per prompt.
             logprobs: how many prompts' completions carry log-probabilities. These take time.
-            stop: asked before each step of vLLM whether to leave the rest.
+            stop: asked after each step of vLLM whether to leave the rest.
             sampling: temperature, top_p, top_k.
         """
         share = range(dist.get_rank(), len(prompts), dist.get_world_size())
@@ -198,8 +199,11 @@ class Rollout:
         every = 0.5 if sys.stderr.isatty() else 10  # seconds
         shown = {"unit": "answer", "leave": False, "mininterval": every, "delay": every}
         bar = tqdm(total=len(share) * num_samples, disable=dist.get_rank() > 0, **shown)
-        while self.llm.llm_engine.has_unfinished_requests() and not (stop and stop()):
+        while self.llm.llm_engine.has_unfinished_requests():
             ended = self.llm.llm_engine.step()
+            if stop and stop():
+                bar.disable = True  # the terminal may be gone
+                break
             bar.update(len(ended) * num_samples)
             yield [self._completion(places[o.request_id], s) for o in ended for s in o.outputs]
         bar.close()

@@ -152,7 +152,7 @@ class Run(contextlib.AbstractContextManager):
         self.save_every, self.keep_checkpoints = save_every, keep_checkpoints
         self.step = engine.num_steps  # optimizer steps done
         self.start_step = self.step  # of this process
-        self.saved_step = self.step or None  # of the newest checkpoint
+        self.saved_step = self.step  # of the newest checkpoint; 0: there is none
         # If the last batch is not full, it is not used.
         batches = len(examples) * num_epochs // self.batch_size
         self.num_steps = max_steps or batches * self.steps_per_batch
@@ -198,7 +198,7 @@ class Run(contextlib.AbstractContextManager):
         if self.logger:
             self._try(self.logger.finish)
         if kind is None:
-            dist.barrier()  # until then each host shows that it is there
+            dist.barrier()  # a rank that ended would be a silent host
         if self.writes and kind is None:
             print(metrics_table([row for _, row in read_rows(str(self.folder / "metrics.jsonl"))]))
             print(*sorted(self.folder.glob("[!.]*")), sep="\n")
@@ -216,7 +216,7 @@ class Run(contextlib.AbstractContextManager):
             batch = self.step // self.steps_per_batch
             order = batch_indices(len(self.examples), self.batch_size, batch, self.seed)
             yield batch, [self.examples[i] for i in order]
-            if self.step // self.save_every > (self.saved_step or 0) // self.save_every:  # passed
+            if self.step // self.save_every > self.saved_step // self.save_every:  # passed
                 self.save_checkpoint()
             if self.should_stop():
                 return

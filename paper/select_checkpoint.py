@@ -44,7 +44,7 @@ def select_checkpoint(run: Path) -> Path:
         run: the output_dir of a run of GRPO.
     """
     rewards = [row.get("reward") for _, row in read_rows(str(run / "metrics.jsonl"))]
-    folders = {step: folder for step, folder in checkpoints(run).items() if step > 0}
+    folders = checkpoints(run)
     if None in rewards or not folders:
         raise InputError(f"{run}: is not a run of GRPO with a checkpoint")
     return folders[select_step(rewards, list(folders))]

@@ -1,6 +1,5 @@
 """Which checkpoint of a GRPO run is evaluated: the beginning of the reward's plateau."""
 
-from conftest import output_of, slow
 from data import InputError, write_rows
 from paper.select_checkpoint import select_checkpoint, select_step
 
@@ -42,14 +41,12 @@ def test_a_rise_within_the_margin_is_a_plateau():
     assert select_step([0.001 * n for n in range(100)], CHECKPOINTS) == 80  # 0.0175 below the best
 
 
-@slow
-def test_the_command_prints_the_folder_alone(tmp_path):
+def test_the_folder_of_the_checkpoint_is_found(tmp_path):
     rewards = [0.1] * 10 + [0.8] * 10
     write_rows([{"reward": reward} for reward in rewards], tmp_path / "metrics.jsonl")
-    for step in (0, 5, 20):  # 0: the base model of a run that was stopped before its first step
+    for step in (5, 20):
         (tmp_path / f"checkpoint-{step:06d}").mkdir()
-    output = output_of("-m", "paper.select_checkpoint", tmp_path)
-    assert output == f"{tmp_path}/checkpoint-000020\n"
+    assert select_checkpoint(tmp_path) == tmp_path / "checkpoint-000020"
 
 
 def test_a_folder_without_a_run_of_grpo_has_no_selected_checkpoint(tmp_path):
