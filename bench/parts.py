@@ -12,6 +12,7 @@ from pathlib import Path
 from bench.measure import compare, extra_memory, print_section, timed
 from cpu import share_cores
 from data import TokenizedExample, load_examples, load_tokenizer, tokenize_examples
+from demo.tiny import copy
 from engine import init_ranks
 from logprobs import LogprobHead
 from rollout import Rollout
@@ -39,7 +40,7 @@ def start(repetitions: int) -> list[str]:
         return timed(lambda: subprocess.run(command, stdout=2, check=True))
 
     with tempfile.TemporaryDirectory() as folder:
-        python("-m", "demo.tiny", "copy", "--output_dir", f"{folder}/base")
+        copy(Path(folder, "base"))
         command = ["train_oswft.py", "--model", "demo/base", "--data", f"{folder}/base/train.jsonl"]
         command += ["--precision", "fp32", "--max_length", 128, "--max_completion_length", 48]
         command += ["--max_steps", 1, "--output_dir"]

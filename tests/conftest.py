@@ -64,10 +64,11 @@ SCRIPTS = ("train_sft.py", "train_oswft.py", "train_grpo.py")
 USE_VLLM = (*SCRIPTS[1:], "evaluate.py")
 COMMON = ("--max_steps", "8", "--save_every", "2", "--max_tokens_per_micro_batch", "300")
 COMMON += ("--train_batch_size", "12")  # where answers are sampled, two steps to a batch of them
+SAMPLED = (*COMMON, "--rollout_batch_size", "24", "--verifier_workers", "1")
 SETTING = {
     "train_sft.py": COMMON,
-    "train_oswft.py": (*COMMON, "--rollout_batch_size", "24"),
-    "train_grpo.py": (*COMMON, "--rollout_batch_size", "24", "--num_rollouts", "4"),
+    "train_oswft.py": SAMPLED,
+    "train_grpo.py": (*SAMPLED, "--num_rollouts", "4"),
 }
 
 slow = pytest.mark.slow

@@ -171,7 +171,7 @@ def test_a_fingerprint_covers_all_prompts_and_references(monkeypatch):
 TIERS = ("easy", "middle", "hard")
 NUM_ANSWERS = 3 * NUM_HELDOUT * 8
 SAMPLING = {"num_samples": 8, "max_completion_length": 48, "precision": "fp32"}
-SAMPLING |= {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+SAMPLING |= {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "verifier_workers": 1}
 
 
 def settings(tiny: Path, folder: Path) -> list:
