@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from statistics import mean
 
@@ -114,6 +115,7 @@ def start_logger(name: str, folder: Path, run_id: str, config: dict):
     return logger
 
 
+@dataclass(eq=False)
 class Run(contextlib.AbstractContextManager):
     """A run: its batches, its metrics, its checkpoints, and whether it has been asked to stop.
 
@@ -121,45 +123,39 @@ class Run(contextlib.AbstractContextManager):
     and prints a table; after an error it only closes its files.
     """
 
+    folder: str
+    engine: Engine
+    tokenizer: Tokenizer
+    examples: list[TokenizedExample]
+    rollout: Rollout | None = None
+    _: KW_ONLY
+    train_batch_size: int  # queries of an optimizer step
+    batch_size: int  # queries whose answers are sampled together; of SFT those of a step
+    num_epochs: int = 1
+    max_steps: int | None = None
+    seed: int = 0
+    save_every: int = 50  # optimizer steps
+    keep_checkpoints: int = 2
+    logger: str = "none"
+    reward: str | None = None
+    settings: dict  # for args.json
+
     SHOWN = ("mean_weight", "pass_rate", "reward", "loss")  # next to the progress bar
     keep_models = False  # delete only state/ of old checkpoints
-    logger = None
+    log = None  # the logger's module
 
-    def __init__(
-        self,
-        folder: str,
-        engine: Engine,
-        tokenizer: Tokenizer,
-        examples: list[TokenizedExample],
-        rollout: Rollout | None = None,
-        *,
-        train_batch_size: int,
-        batch_size: int,
-        num_epochs: int,
-        max_steps: int | None,
-        seed: int,
-        save_every: int,
-        keep_checkpoints: int,
-        logger: str,
-        reward: str | None = None,
-        settings: dict,
-    ):
-        self.folder, self.engine, self.tokenizer = Path(folder), engine, tokenizer
-        self.examples, self.seed, self.reward = examples, seed, reward
-        self.train_batch_size = train_batch_size
-        self.batch_size = batch_size
-        self.steps_per_batch = self.batch_size // train_batch_size
-        self.save_every, self.keep_checkpoints = save_every, keep_checkpoints
-        self.step = engine.num_steps  # optimizer steps done
+    def __post_init__(self):
+        self.folder = Path(self.folder)
+        self.steps_per_batch = self.batch_size // self.train_batch_size
+        self.step = self.engine.num_steps  # optimizer steps done
         self.start_step = self.step  # of this process
         self.saved_step = self.step  # of the newest checkpoint; 0: there is none
         # If the last batch is not full, it is not used.
-        batches = len(examples) * num_epochs // self.batch_size
-        self.num_steps = max_steps or batches * self.steps_per_batch
+        batches = len(self.examples) * self.num_epochs // self.batch_size
+        self.num_steps = self.max_steps or batches * self.steps_per_batch
         self.writes = dist.get_rank() == 0
         if self.writes:
-            runner = {"vllm_runner": rollout.model_runner} if rollout else {}
-            self._open_files({"args": settings, **runner}, logger)
+            self._open_files()
         self.interrupted = False
         for number in STOP_SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it
@@ -170,10 +166,13 @@ class Run(contextlib.AbstractContextManager):
         self.last_lap = time.perf_counter()
         self.seconds = {}  # this step's, by phase
 
-    def _open_files(self, record: dict, logger: str) -> None:
+    def _open_files(self) -> None:
         before = read_args(self.folder)
         run_id = before.get("run_id", secrets.token_hex(4))
-        record |= {"world_size": dist.get_world_size(), "run_id": run_id, "prompt": PROMPT}
+        record = {"args": self.settings, "world_size": dist.get_world_size(), "run_id": run_id}
+        if self.rollout:
+            record["vllm_runner"] = self.rollout.model_runner
+        record["prompt"] = PROMPT
         record["data_hash"] = before.get("data_hash") or hash_examples(self.examples)
         write_args(self.folder, **record)
         print(f"{self.num_steps} steps; {self.folder}/args.json has the arguments", file=sys.stderr)
@@ -184,8 +183,8 @@ class Run(contextlib.AbstractContextManager):
         for leftover in self.folder.glob("partial-*"):
             shutil.rmtree(leftover)
         self.metrics = path.open("a")
-        if logger != "none":
-            self.logger = start_logger(logger, self.folder, run_id, record["args"])
+        if self.logger != "none":
+            self.log = start_logger(self.logger, self.folder, run_id, self.settings)
 
     def __exit__(self, kind, error, trace) -> None:
         if kind is None:
@@ -195,8 +194,8 @@ class Run(contextlib.AbstractContextManager):
         self.bar.close()
         if self.writes:
             self.metrics.close()
-        if self.logger:
-            self._try(self.logger.finish)
+        if self.log:
+            self._try(self.log.finish)
         if kind is None:
             dist.barrier()  # a rank that ended would be a silent host
         if self.writes and kind is None:
@@ -247,9 +246,9 @@ class Run(contextlib.AbstractContextManager):
         self.bar.update(1)
         self.metrics.write(json.dumps(row) + "\n")
         self.metrics.flush()
-        if self.logger:
+        if self.log:
             del row["step"]  # it has a place of its own
-            self._try(self.logger.log, row, step=self.step)
+            self._try(self.log.log, row, step=self.step)
 
     def _try(self, call: Callable, *args, **options) -> None:
         """Call the logger; after an error the run goes on without it."""
@@ -257,7 +256,7 @@ class Run(contextlib.AbstractContextManager):
             call(*args, **options)
         except Exception as error:
             print(f"\n--logger failed, the run continues: {error}", file=sys.stderr)
-            self.logger = None
+            self.log = None
 
     def save_rollouts(
         self,

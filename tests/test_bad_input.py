@@ -265,7 +265,7 @@ def test_a_first_batch_with_hardly_a_right_answer_is_told(make_run, capsys):
 
 def test_a_logger_that_fails_is_told_once_and_the_run_goes_on(make_run, capsys):
     with make_run() as run:
-        run.logger = SimpleNamespace(log=lambda row, step: 1 / 0)
+        run.log = SimpleNamespace(log=lambda row, step: 1 / 0)
         for step in (1, 2):
             run.end_step({"train_tokens": 1})
             assert run.step == step
