@@ -1,6 +1,6 @@
 """SFT, OSW-FT and GRPO in one file, to be read from top to bottom.
 
-It imports no file of ours, and takes the steps of train_*.py. Tyro is for demo.tiny alone.
+It imports none of our files, and takes the same steps as train_*.py. Only demo.tiny needs tyro.
 
     pip install torch transformers tyro
     python -m demo.tiny copy --output_dir runs/tiny  # train.jsonl and heldout/*.jsonl
@@ -45,22 +45,22 @@ class Row:
 def load_rows(tokenizer, paths: list) -> list[Row]:
     """Read JSONL files with the fields id, question, solution, answer, source."""
     rows = []
+    template = tokenizer.apply_chat_template
     for path in paths:
         if not Path(path).is_file():
             sys.exit(f"error: {path}: no such file (python -m demo.tiny copy writes the demo's)")
         for line in Path(path).read_text(encoding="utf-8").strip().split("\n"):
             fields = json.loads(line)
             user = {"role": "user", "content": fields["question"] + "\n" + INSTRUCTION}
-            expert = {"role": "assistant", "content": fields["solution"]}
-            options = {"tokenize": False, "add_generation_prompt": True}
-            prompt = tokenizer.apply_chat_template([user], **options)
-            chat = tokenizer.apply_chat_template([user, expert], tokenize=False)
-            end = chat.rpartition(fields["solution"])[2].strip()  # of a turn, such as <|im_end|>
+            solution = fields["solution"].strip()
+            prompt = template([user], tokenize=False, add_generation_prompt=True)
+            chat = template([user, {"role": "assistant", "content": solution}], tokenize=False)
+            end = chat[chat.rindex(solution) + len(solution) :].strip()  # such as <|im_end|>
             prompt_ids = tokenizer(prompt, add_special_tokens=False).input_ids
-            completion_ids = tokenizer(fields["solution"] + end, add_special_tokens=False).input_ids
+            completion_ids = tokenizer(solution + end, add_special_tokens=False).input_ids
+            answer = str(fields["answer"]).strip()
             if len(prompt_ids) + len(completion_ids) <= MAX_LENGTH:
-                reference = str(fields["answer"]).strip()
-                rows.append(Row(fields["question"], reference, prompt_ids, completion_ids))
+                rows.append(Row(fields["question"], answer, prompt_ids, completion_ids))
     if not rows:
         sys.exit(f"error: {paths[0]}: no row fits into MAX_LENGTH = {MAX_LENGTH} tokens")
     return rows
@@ -74,7 +74,7 @@ def sample(model, tokenizer, queries: list[Row], num_samples: int) -> list[Row]:
     inputs = tokenizer.pad(prompts, padding_side="left", return_tensors="pt")  # (B, T)
     settings = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
     settings |= {"num_return_sequences": num_samples, "max_new_tokens": MAX_COMPLETION}
-    output = model.generate(**inputs, **settings, eos_token_id=stop_ids)
+    output = model.generate(**inputs, **settings, repetition_penalty=1.0, eos_token_id=stop_ids)
     answers = []
     for n, ids in enumerate(output[:, inputs.input_ids.shape[1] :].tolist()):  # B * K of them
         stops = [position for position, token in enumerate(ids) if token in stop_ids]
@@ -85,7 +85,7 @@ def sample(model, tokenizer, queries: list[Row], num_samples: int) -> list[Row]:
 
 def boxed_answer(text: str) -> str | None:
     """What the last \\boxed{...} of a text holds; None if there is none."""
-    # Braces may stand in a box, as in \frac{1}{2}, but none in these.
+    # A box may hold braces, as in \frac{1}{2}, but only one level deep.
     boxes = re.findall(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}", text)
     return boxes[-1].strip() if boxes else None
 

@@ -9,7 +9,7 @@
 #   ./paper/reproduce.sh table1/0.6B/static      # not in the paper: weights from one pass before
 #   ./paper/reproduce.sh --hostfile hosts table1 -- --gradient_checkpointing --vllm_memory 0.4
 #
-# What follows -- goes to every training script, but flags of vLLM and of the verifier not to SFT.
+# What follows -- goes to every training script; SFT does not get the flags that only sampling has.
 # A run that several rows share is trained once, a stopped one continues, a finished one stays as it
 # is, even if the data have changed. In the environment, absolute or relative to the repository:
 #   DATA        the training file (default: data/train.jsonl, from `python -m prepare.curate`)
@@ -90,7 +90,8 @@ fi
 flags+=("$@") sft_flags=()
 for word in "${flags[@]}"; do
   case "$word" in
-    --*vllm_* | --verifier_workers*) taken=false ;; # nor the value that follows
+    --*vllm_* | --verifier_workers* | --reward* | --temperature* | --rollout_batch_size*)
+      taken=false ;; # nor the value that follows
     --*) taken=true ;;
   esac
   if $taken; then sft_flags+=("$word"); fi

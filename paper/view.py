@@ -36,7 +36,7 @@ from data import (
 from paper import labels
 from paper.plot import FIGURES, STYLE, draw_figures
 from run import checkpoints, read_args
-from verify import extract
+from verify import extract, reference_letter
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -94,7 +94,8 @@ def read_queries(run: ViewedRun, packed: list[str]) -> list[dict]:
             row, blocks = show_query(run, list(query))
             step = int(path.stem.removeprefix("step_"))
             rows.append({**row, "step": step, "place": [len(packed), len(batch)]})
-            newest.get(row["id"], {})["newest"] = None  # the one before is not the newest any more
+            if row["id"] in newest:  # this query was asked before
+                newest[row["id"]]["newest"] = None
             newest[row["id"]] = rows[-1]
             batch.append(blocks)
         packed.append(data_url("application/gzip", gzip.compress(json.dumps(batch).encode())))
@@ -137,7 +138,8 @@ def show_query(run: ViewedRun, answers: list[dict]) -> tuple[dict, list[dict]]:
         facts = [f"Answer {number}", kind]
         if example and not run.args.get("reward"):
             extracted = extract(answer["text"], example.answer)
-            facts.append(f"extracted: {extracted}" if extracted else "no box: the end was read")
+            unread = "no letter" if reference_letter(example.answer) else "no box: the end was read"
+            facts.append(f"extracted: {extracted}" if extracted else unread)
         if "advantage" in answer:
             facts.append(f"advantage {answer['advantage']:+.2f}")
         cut_off = ", cut off" if answer["finish_reason"] == "length" else ""
@@ -196,7 +198,7 @@ def data_url(kind: str, content: bytes) -> str:
 
 
 def fill_page(**parts: str) -> str:
-    """The template with DataTables and the parts; nothing is looked for in the parts."""
+    """The template with DataTables and the parts, in which nothing is replaced."""
     itables = Path(find_spec("itables").origin).parent / "html"  # its import takes pandas along
     module = (itables / "dt_bundle.js").read_text(encoding="utf-8")
     parts["library"] = re.sub(r"\bexport\{.*?([\w$]+) as default.*?\};", r"return \1;", module)

@@ -125,12 +125,14 @@ def test_flags_reach_every_script_that_takes_them_and_a_stopped_run_is_resumed(t
     write_args(tmp_path / "4B-grpo-G8-1e-6")
     flags = ["--vllm_memory", "0.4", "--gradient_checkpointing", "--no_vllm_sleep"]
     call = ["--hostfile", "hosts", "table1/4B", "--", *flags, "--verifier_workers", "4"]
+    call += ["--rollout_batch_size", "64", "--temperature", "0.9", "--reward", "r.py:f"]
     rows = parsed_commands(*call, RUNS=str(tmp_path))
     for method in ("sft", "oswft", "grpo"):
         args = rows[f"table1/4B/{method}"][f"train_{method}.py"]
         assert args.gradient_checkpointing and bool(args.resume) == (method == "grpo")
         if method != "sft":
             assert (args.vllm_memory, args.vllm_sleep, args.verifier_workers) == (0.4, False, 4)
+            assert (args.rollout_batch_size, args.temperature, args.reward) == (64, 0.9, "r.py:f")
     assert reproduce("--dry_run", *call).stdout.count("deepspeed --log_level error --hostfile") == 7
 
 
