@@ -38,8 +38,7 @@ def random_rows(lengths: list[tuple[int, int]], vocabulary: range) -> list[Token
 
 def matrix_rate(size: int, repetitions: int = 20) -> float:
     """FLOP/s of a bf16 matrix product, the best of several."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    a, b = torch.randn(2, size, size, device=device, dtype=torch.bfloat16)
+    a, b = torch.randn(2, size, size, device="cuda", dtype=torch.bfloat16)
     return 2 * size**3 / min(timed(lambda: a @ b) for _ in range(repetitions))
 
 
@@ -56,8 +55,7 @@ def train_on_lengths(
         rows = random_rows([(length // 8, length - length // 8)] * 8, range(config.vocab_size))
         update = partial(train_sft.update, engine, rows, learning_rate=1e-5)
         update()
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
+        torch.cuda.reset_peak_memory_stats()
         rate = 8 * length / median(timed(update) for _ in range(repetitions))
         # forward and backward: 6 for each parameter, and causal attention's
         flops = rate * 6 * (count + config.num_hidden_layers * width * length)

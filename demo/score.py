@@ -23,14 +23,12 @@ from engine import init_ranks
 from rollout import Rollout
 from verify import Verifier
 
-from transformers import AutoModelForCausalLM
-
 NUM_SAMPLES = 8  # answers to each held-out problem
 
 
 @dataclass(kw_only=True)
 class Args:
-    base: Path  # a folder of demo.tiny, with the base and its problems
+    base: Path  # a folder of demo.tiny, with the problems
     model: Path
     output: Path  # the JSON file to write
     seed: int = 0  # of sampling
@@ -39,10 +37,9 @@ class Args:
 def score(args: Args) -> int:
     """Write the model's scores by tier; returns the exit status."""
     init_ranks("gloo")
-    base = str(args.base / "model")
-    tokenizer = load_tokenizer(base)
-    rollout = Rollout(base, tokenizer, MAX_LENGTH, precision="fp32", vllm_memory=0.1)
-    rollout.load_weights(AutoModelForCausalLM.from_pretrained(args.model).named_parameters())
+    model, tokenizer = str(args.model), load_tokenizer(str(args.model))
+    settings = {"precision": "fp32", "vllm_memory": 0.1, "load_weights_from_disk": True}
+    rollout = Rollout(model, tokenizer, MAX_LENGTH, **settings)
 
     def judged(queries: Sequence[TokenizedExample], **sampling) -> list:
         """Which answers are right, those of a query next to each other."""

@@ -8,58 +8,22 @@ demo/base/README.md says how it was made.
     python -m demo.tiny spoil --folder runs/tiny     # a tenth of its references made wrong
 """
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 from arguments import one_line_errors
-from data import load_examples, load_tokenizer, write_rows
+from data import Tokenizer, load_examples, load_tokenizer, write_rows
 from demo.world import NUM_HELDOUT, TIERS, TRAIN_MIX, make_examples, solve, spoil
 
 import numpy as np
-import transformers  # whose classes are loaded when they are used: `copy` needs none
 
 COMMITTED = Path(__file__).parent / "base"
 
 
-def make_tokenizer() -> transformers.PreTrainedTokenizerFast:
+def make_tokenizer() -> Tokenizer:
     """The base's: a token for each character, and for `\\boxed{`, the roles and the instruction."""
     return load_tokenizer(str(COMMITTED))
-
-
-def make_config(
-    tokenizer: transformers.PreTrainedTokenizerFast, **changes
-) -> transformers.Qwen3Config:
-    """The tiny model's config; `changes` replace or add fields."""
-    fields = {
-        "vocab_size": 64,
-        "hidden_size": 128,
-        "intermediate_size": 384,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "max_position_embeddings": 512,
-        "tie_word_embeddings": True,
-        "initializer_range": 0.05,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-    return transformers.Qwen3Config(**{**fields, **changes})
-
-
-def write_problems(output_dir: Path, num_train: int = 4096) -> None:
-    """Write train.jsonl, train-plain.jsonl and heldout/<tier>.jsonl."""
-    rng, taken = np.random.default_rng(0), set()
-    files = {f"heldout/{t}": make_examples(NUM_HELDOUT, {t: 1}, rng, taken) for t in TIERS}
-    files["train"] = make_examples(num_train, TRAIN_MIX, rng, taken)
-    files["train-plain"] = [
-        replace(row, solution=solve(row.question, "plain")[0]) for row in files["train"]
-    ]
-    for name, rows in files.items():
-        write_rows([row.columns for row in rows], output_dir / f"{name}.jsonl")
 
 
 def copy(output_dir: Path = Path("runs/tiny")) -> None:
@@ -69,7 +33,14 @@ def copy(output_dir: Path = Path("runs/tiny")) -> None:
         output_dir: where model/, heldout/<tier>.jsonl, train.jsonl (the expert's solutions, in
             scratch) and train-plain.jsonl (the same problems, solved in the model's own style) go.
     """
-    write_problems(output_dir)
+    rng, taken = np.random.default_rng(0), set()
+    files = {f"heldout/{t}": make_examples(NUM_HELDOUT, {t: 1}, rng, taken) for t in TIERS}
+    files["train"] = make_examples(4096, TRAIN_MIX, rng, taken)
+    files["train-plain"] = [
+        replace(row, solution=solve(row.question, "plain")[0]) for row in files["train"]
+    ]
+    for name, rows in files.items():
+        write_rows([row.columns for row in rows], output_dir / f"{name}.jsonl")
     beside = shutil.ignore_patterns("README.md", "scores.json")
     shutil.copytree(COMMITTED, output_dir / "model", ignore=beside, dirs_exist_ok=True)
 

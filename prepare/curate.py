@@ -10,7 +10,6 @@ are drawn, and a hash of every question that passes.
 """
 
 import hashlib
-import heapq
 import json
 import multiprocessing
 import os
@@ -349,7 +348,7 @@ class Draw:
             pair = self.drawn[place], example
             self.drawn[place] = min(pair, key=lambda each: digest(*each.columns.values()))
         if len(self.drawn) > 2 * self.num_examples:
-            self.drawn = dict(heapq.nsmallest(self.num_examples, self.drawn.items()))
+            self.drawn = dict(sorted(self.drawn.items())[: self.num_examples])
         return is_new
 
     def examples(self) -> list[Example]:

@@ -25,7 +25,7 @@ from typing import Literal
 
 import evaluate
 import train_oswft
-from arguments import run_script
+from arguments import keywords, run_script
 from data import (
     Example,
     InputError,
@@ -85,7 +85,7 @@ def agreed_answers(
     pairs = zip(extracted, right, strict=True)
     wrong = [[x for x, good in zip(*pair, strict=True) if x and not good] for pair in pairs]
     wrong = [row if len(row) >= least else [] for row in wrong]
-    heads = [row[: len(row) - least + 1] for row in wrong]  # one is in any group that large
+    heads = [row[: len(row) - least + 1] for row in wrong]  # any group of `least` has one of these
     pairs = [(n, a, b) for n, row in enumerate(wrong) for a in set(heads[n]) for b in {*row} - {a}]
     verdicts = score([rf"\boxed{{{a}}}" for _, a, _ in pairs], [b for _, _, b in pairs])
     equal = set(itertools.compress(pairs, verdicts))  # of different texts: 1/2 and 0.5
@@ -116,15 +116,14 @@ def weigh(args: Args) -> int:
     evaluate.sample_missing(sampling, folder, tokenizer, find)
     if dist.get_rank() == 0:
         write_set(args, folder, tokenizer, rows)
-    dist.barrier()  # until then each host shows that it is there
+    dist.barrier()  # a rank that ended would be a silent host
     return 0
 
 
 def sampling_args(args: Args) -> evaluate.Args:
     """The sampling as an evaluation, without top-p and top-k."""
-    shared = asdict(args).keys() & asdict(evaluate.Args(model="")).keys()
-    settings = {name: getattr(args, name) for name in shared}
-    return evaluate.Args(**settings, num_samples=args.num_rollouts, top_p=1.0, top_k=0)
+    shared = keywords(args, evaluate.Args)
+    return evaluate.Args(**shared, num_samples=args.num_rollouts, top_p=1.0, top_k=0)
 
 
 def load_rows(args: Args, tokenizer: Tokenizer) -> list:
@@ -153,7 +152,7 @@ def load_rows(args: Args, tokenizer: Tokenizer) -> list:
 
 
 def as_problem(example: Example, reward: str | None = None) -> Example:
-    """With a fingerprint as its source: answers to another version of a row do not count."""
+    """With a fingerprint as its source: answers to an older version of the row do not count."""
     extra = {**example.extra, "source": example.source}  # for a reward function, which reads all
     read = replace(example, question=json.dumps(example.columns)) if reward else example
     return replace(example, source=evaluate.fingerprint([read]), extra=extra)
@@ -229,11 +228,11 @@ def write_set(args: Args, folder: Path, tokenizer: Tokenizer, rows: Sequence) ->
         print(f"{name:>8}{kind.sum():>10,}{part:>14,}{part / tokens.sum():>8.1%}")
     print(f"\nweight of an average token: {weights @ tokens / tokens.sum():.3f}")
     none = (solved & ~own_solved).sum()
-    output, listed = (shlex.quote(str(path)) for path in (args.output, listed))
+    model, output, listed = (shlex.quote(str(x)) for x in (args.model, args.output, listed))
     print(f"own answers: {own_solved.sum():,} rows have one; {none:,} have none to train on")
     print(f"never solved: {(~solved).sum():,} rows")
     print(f"suspects: {len(suspects):,} rows: python -m prepare.look suspect {listed}")
-    train = f"python train_sft.py --model {args.model} --data {output} --weight_column weight"
+    train = f"python train_sft.py --model {model} --data {output} --weight_column weight"
     train += f" --max_length {args.max_length} --max_completion_length {args.max_completion_length}"
     print(f"written: {args.output}, {len(written):,} rows; {train} --precision {args.precision}")
 

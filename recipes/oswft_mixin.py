@@ -37,7 +37,7 @@ class OSWFTCollator:
 
 
 class OSWFTMixin:
-    """A base class, before a Trainer, that gives every micro-batch its `weights`.
+    """A mixin, named before a Trainer class: it gives every micro-batch its `weights`.
 
     Args:
         weigh: from the model, B queries and a seed to (B,) weights. Every rank calls it at the

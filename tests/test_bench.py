@@ -12,7 +12,6 @@ from bench.gpu import random_rows
 from conftest import SHARED, needs_shared, needs_vllm, on_ranks, output_of, slow
 from cpu import REDUCE_BUCKET
 from data import InputError
-from demo.tiny import make_config, make_tokenizer
 from engine import init_distributed, load_engine
 
 import psutil
@@ -20,7 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 
 needs_trl = pytest.mark.skipif(not find_spec("trl"), reason="needs requirements-dev.txt")
 
@@ -67,8 +66,8 @@ def small(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("small")
     sizes = {"vocab_size": 2048, "hidden_size": 256, "intermediate_size": 768, "head_dim": 64}
     sizes |= {"num_hidden_layers": 6, "max_position_embeddings": 1024}
-    config = make_config(make_tokenizer(), **sizes, architectures=["Qwen3ForCausalLM"])
-    config.save_pretrained(folder)
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
+    Qwen3Config(**sizes, architectures=["Qwen3ForCausalLM"]).save_pretrained(folder)
     return str(folder)
 
 

@@ -4,10 +4,9 @@ import json
 
 from conftest import PRECISION, SHARED, launch, metrics, needs_shared, released, slow
 from data import load_tokenizer, write_rows
-from demo.tiny import make_config
 from prepare.curate import Args, curate
 
-from transformers import Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 
 @slow
@@ -22,7 +21,8 @@ def test_real_problems_with_the_real_vocabulary(tmp_path):
     tokens = load_tokenizer(tokenizer)
     sizes = {"vocab_size": 151_936, "hidden_size": 64, "intermediate_size": 192}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 8192}
-    model = Qwen3ForCausalLM(make_config(tokens, **sizes, initializer_range=0.02))
+    sizes |= {"num_hidden_layers": 2, "head_dim": 32, "tie_word_embeddings": True}
+    model = Qwen3ForCausalLM(Qwen3Config(**sizes, eos_token_id=tokens.eos_token_id))
     for part in (model, tokens):
         part.save_pretrained(tmp_path / "model")
     launch(

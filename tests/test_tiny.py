@@ -1,7 +1,7 @@
 """The small world: its problems, their solutions, and what is made wrong."""
 
-from data import load_examples
-from demo import tiny
+from data import load_examples, write_rows
+from demo.tiny import spoil_file
 from demo.world import TIERS, TRAIN_MIX, make_examples, solve
 
 import numpy as np
@@ -42,9 +42,10 @@ def test_no_question_is_drawn_twice_and_the_mix_is_kept():
         assert sum(example.source == tier for example in examples) == 4000 * share
 
 
-def test_a_tenth_of_the_references_is_made_wrong_by_one_slip_that_the_rest_follows(tmp_path):
-    tiny.write_problems(tmp_path, num_train=200)
-    tiny.spoil_file(tmp_path)
+def test_a_tenth_of_the_references_is_made_wrong_by_one_slip_that_the_rest_follows(tiny, tmp_path):
+    rows = [example.columns for example in load_examples(str(tiny / "train.jsonl"))]
+    write_rows(rows[:200], tmp_path / "train.jsonl")
+    spoil_file(tmp_path)
     rows = {
         name: [example.columns for example in load_examples(str(tmp_path / f"{name}.jsonl"))]
         for name in ("train", "train-wrong")

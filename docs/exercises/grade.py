@@ -15,13 +15,13 @@ from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from demo.tiny import make_config, make_tokenizer
+from demo.tiny import COMMITTED, make_tokenizer
 from train_grpo import grpo_advantages
 from train_oswft import oswft_loss, oswft_weights
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import Qwen3ForCausalLM
+from transformers import AutoConfig, Qwen3ForCausalLM
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -39,7 +39,7 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 def check(function: Callable, *given, right, mistakes: Sequence[tuple] = ()) -> None:
     """Compare what the student's function returns with the right value.
 
-    Each mistake is a wrong value, and the hint for who gets it.
+    Each mistake is a wrong value, and the hint that its student is shown.
     """
     name, value = function.__name__, function(*given)
     assert value is not None, f"`{name}` gave None: is there a `return`?"
@@ -188,7 +188,7 @@ def write_after_training(make_mask: Callable) -> str:
 
     torch.manual_seed(0)
     small = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
-    model = Qwen3ForCausalLM(make_config(tokenizer, **small))
+    model = Qwen3ForCausalLM(AutoConfig.from_pretrained(COMMITTED, **small))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(60):
         logits = model(input_ids=tokens[:, :-1]).logits[learnt]
