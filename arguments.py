@@ -121,8 +121,8 @@ class RolloutArgs(TrainArgs):
             raise InputError("VLLM_BATCH_INVARIANT replaces functions of torch that train")
 
 
-def keywords(args: TrainArgs, room: Callable) -> dict:
-    """The arguments that `Engine`, `Rollout` or `Run` takes by keyword, under the same names."""
+def keywords(args: object, room: Callable) -> dict:
+    """The arguments that a room, such as `Engine`, takes by keyword, under the same names."""
     parameters = inspect.signature(room).parameters.values()
     names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and hasattr(args, p.name)]
     return {name: getattr(args, name) for name in names}

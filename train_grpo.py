@@ -22,9 +22,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from arguments import RolloutArgs, claim_or_resume, keywords, load_training_data, run_script
-from data import InputError, Trajectory, count_rows
+from data import InputError, TokenizedExample, Trajectory, count_rows
 from engine import Engine, init_distributed, load_engine
-from rollout import Rollout, completion_stats, judge, trajectories, vllm_gap
+from rollout import Groups, Rollout, completion_stats, judge, trajectories, vllm_gap
 from run import Run
 from verify import Verifier
 
@@ -130,6 +130,21 @@ def update(
     return {"no_signal_share": no_signal, **stats, **counts, **means}
 
 
+def log_pi_old(
+    engine: Engine,
+    queries: Sequence[TokenizedExample],
+    completions: Groups,
+    advantages: torch.Tensor,
+    args: Args,
+) -> torch.Tensor | None:
+    """log pi_old of the answers, (B, G, T), before the batch's first update. A collective."""
+    if args.train_batch_size == args.rollout_batch_size:  # one update: pi_old is the model
+        return None
+    rows = trajectories(queries, completions)
+    old = engine.eval_logprobs(rows, args.temperature, keep=advantages.flatten() != 0)
+    return old.view(*advantages.shape, -1)
+
+
 def diagnose(logprobs, old_logprobs, advantages, mask, args: Args) -> torch.Tensor:
     """(4,) sums over a micro-batch's tokens: of 1, of those clipped low, clipped high, of KL."""
     log_ratio = logprobs - old_logprobs  # (n, T); advantages (n,)
@@ -175,11 +190,7 @@ def main(args: Args) -> int:
             run.lap("verify_s")
 
             # ---- update: one optimizer step per `train_batch_size` queries
-            old = None  # log pi_old; if a batch has one update, pi_old is the model itself
-            if args.train_batch_size < args.rollout_batch_size:
-                rows, keep = trajectories(queries, completions), advantages.flatten() != 0
-                old = engine.eval_logprobs(rows, args.temperature, keep)  # (B * G, T)
-                old = old.view(*advantages.shape, -1)  # (B, G, T)
+            old = log_pi_old(engine, queries, completions, advantages, args)  # (B, G, T), or None
             for part in run.parts(queries):
                 old_part = None if old is None else old[part]
                 rows = trajectories(queries, completions[part])  # b * G of them

@@ -136,7 +136,7 @@ def memory(args: Args) -> dict[str, dict[str, float]]:
 
 def check_fit(args: Args) -> tuple[dict[str, dict[str, float]], list[str], float]:
     """Bytes by phase and part, what does not fit, and how many sequences vLLM's share holds."""
-    TrainArgs.check(args)  # not RolloutArgs': memory does not depend on all it wants
+    TrainArgs.check(args)  # RolloutArgs.check asks for more, on which no memory depends
     phases, complaints = memory(args), []
     for phase, parts in phases.items():
         # asleep, vLLM takes exactly what is left, up to rounding

@@ -35,15 +35,16 @@ from safetensors.torch import load_file
 pytestmark = slow
 
 SAMPLING = SCRIPTS[1:]
+RANKS = {"train_sft.py": 2, "train_oswft.py": 2, "train_grpo.py": 1}  # of a whole run
 
 
 @pytest.fixture(scope="module")
 def whole_runs(tiny, tmp_path_factory) -> dict[str, Path]:
-    """For each script a run of 8 steps that nothing interrupts, GRPO on one rank, else on two."""
+    """For each script a run of 8 steps that nothing interrupts."""
     folder, before = tmp_path_factory.mktemp("whole runs"), os.umask(0o027)
     for script in SCRIPTS:
-        ranks = 1 if script == "train_grpo.py" else 2
-        launch(*call_of(script, tiny, folder / script), ranks=ranks, launcher="deepspeed")
+        call = call_of(script, tiny, folder / script)
+        launch(*call, ranks=RANKS[script], launcher="deepspeed")
     os.umask(before)
     return {script: folder / script for script in SCRIPTS}
 
@@ -69,8 +70,7 @@ def test_a_run_leaves_what_the_readme_says(whole_runs, script):
     modes = {path.stat().st_mode & 0o777 for path in run.rglob("*") if path.is_file()}
     assert modes == {0o640}  # the umask's, safetensors' own 0600 too
     record = read_args(run)
-    assert record["world_size"] == (1 if script == "train_grpo.py" else 2)
-    assert record["versions"]["deepspeed"]
+    assert record["world_size"] == RANKS[script] and record["versions"]["deepspeed"]
     assert all(" " in path for path in (str(run), record["args"]["model"], record["args"]["data"]))
     runner = "V1" if script in SAMPLING else None
     assert record.get("vllm_runner") == runner
