@@ -100,6 +100,13 @@ def hostfile(hosts: list[str], folder: Path) -> Path:
     return folder / "hosts"
 
 
+def begin(host: str, *command, folder: Path, env: dict) -> subprocess.Popen:
+    """Start a command on a host; its two streams are one."""
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    env = os.environ | {name: str(value) for name, value in env.items()}
+    return subprocess.Popen(on(host, *command), cwd=folder, env=env, **options)
+
+
 def start_hosts(
     hosts: list[str], folder: Path, script, *call, network=ETH0, last_folder=None, last_code=ROOT
 ) -> list:
@@ -113,16 +120,9 @@ def start_hosts(
     for rank, host in enumerate(hosts):
         last = host == hosts[-1]
         env = {**found, "RANK": rank, "PYTHONPATH": last_code if last else ROOT}
-        processes.append(
-            subprocess.Popen(
-                on(host, sys.executable, ROOT / script, *call),
-                env=os.environ | {name: str(value) for name, value in env.items()},
-                cwd=last_folder if last and last_folder else folder,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
+        where = last_folder if last and last_folder else folder
+        command = (sys.executable, ROOT / script, *call)
+        processes.append(begin(host, *command, folder=where, env=env))
     return processes
 
 
@@ -139,11 +139,8 @@ def test_three_hosts_with_a_launcher_each_train_as_one_does(make_hosts, tiny, tm
     command = [BIN / "deepspeed", "--log_level", "error", "--hostfile", hostfile(names, tmp_path)]
     command += ["--no_ssh", "--master_addr", names[0], "--node_rank"]
     call = (*call_of("train_grpo.py", tiny, tmp_path / "run"), *steps)
-    options = {"env": {**os.environ, **ETH0}, "cwd": ROOT, "text": True}
-    options |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     hosts = [
-        subprocess.Popen(on(name, *command, rank, *call), **options)
-        for rank, name in enumerate(names)
+        begin(name, *command, rank, *call, folder=ROOT, env=ETH0) for rank, name in enumerate(names)
     ]
     for status, output in ends(hosts):
         assert status == 0, output
