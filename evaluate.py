@@ -352,7 +352,7 @@ def answer_missing(
     prompts = tokenize_prompts(tokenizer, [problem for problem, _ in missing])
     seeds = [derive_seed(args.seed, p.source, p.id, sample) for p, sample in missing]
     longest = max(map(len, prompts)) + args.max_completion_length
-    # The same checks as before training: vLLM would silently read some folders as another model.
+    # As before training: vLLM would silently read some folders as another model.
     on_rank_0(lambda: load_model(args.model, longest) and None)
     path = folder / f"samples.rank{dist.get_rank()}.jsonl"
     with Verifier(args.verifier_workers, reward=args.reward) as verifier, path.open("ab") as out:

@@ -1,6 +1,6 @@
 """Whole steps of SFT, OSW-FT (K = 2) and GRPO (G = 4) beside TRL's: python -m bench.step
 
-On a real model and real word problems in bf16: runs/sft/final and data/train.jsonl of
+On a real model and real word problems in bf16: runs/real/sft/final and data/svamp-train.jsonl of
 docs/real-model.md. TRL's models are in bf16 throughout; ours also keep fp32 weights.
 """
 

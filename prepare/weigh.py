@@ -177,7 +177,7 @@ def find_missing(
 
 
 def write_set(args: Args, folder: Path, tokenizer: Tokenizer, rows: Sequence) -> None:
-    """Write the weighted rows, the suspects, a report and a picture; print a table."""
+    """Write the weighted rows, the suspects and a report; print a table."""
     samples, examples = evaluate.read_samples(folder), [row.example for row in rows]
     answers = [
         samples.get(as_problem(e, args.reward).source, [])[: args.num_rollouts] for e in examples
