@@ -195,9 +195,13 @@ def load_training_data(args: TrainArgs) -> tuple[Tokenizer, list[TokenizedExampl
         print(f"{count}{unused}", file=sys.stderr)
         whole = (np.concatenate([e.prompt_ids, e.completion_ids]) for e in examples)
         warn_of_unknown(tokenizer, [e.example.where for e in examples], whole)
-        before = read_args(Path(args.output_dir)).get("data_hash")
-        if before and before != hash_examples(examples):
-            raise InputError(f"{args.data} and these lengths give other rows than before")
+    before = on_rank_0(lambda: read_args(Path(args.output_dir)).get("data_hash"))
+    hashes = gather([(socket.gethostname(), hash_examples(examples))])
+    if before and before != hashes[0][1]:
+        raise InputError(f"{args.data} and these lengths give other rows than before")
+    for host, own in hashes:
+        if own != hashes[0][1]:
+            raise InputError(f"{args.data}: {host} reads other rows than {hashes[0][0]}")
     return tokenizer, examples
 
 

@@ -25,6 +25,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn
@@ -444,17 +445,24 @@ class Engine:
         number of ranks and the ZeRO stage may change.
         """
         (folder / "state").mkdir(parents=True, exist_ok=True)
-        for number, (name, parameter) in enumerate(self.model.named_parameters()):
-            writes = number % dist.get_world_size() == dist.get_rank()
-            tensors = {}
-            for key in STATE_KEYS:
-                tensor = self._get_state(parameter, key)  # a collective
+        writing: Future | None = None  # this rank's file, while the others go on
+        with ThreadPoolExecutor(1) as disk:
+            for number, (name, parameter) in enumerate(self.model.named_parameters()):
+                writes = number % dist.get_world_size() == dist.get_rank()
+                tensors = {}
+                for key in STATE_KEYS:
+                    tensor = self._get_state(parameter, key)  # a collective
+                    if writes:
+                        tensors[key] = tensor.cpu()
+                    del tensor  # on a GPU, before the next one is made
                 if writes:
-                    tensors[key] = tensor.cpu()
-                del tensor  # on a GPU, before the next one is made
-            if writes:
-                path = folder / "state" / f"{name}.safetensors"
-                save_file(tensors, path, metadata={"step": str(self.num_steps)})
+                    if writing:
+                        writing.result()  # no more than one waits in the host's memory
+                    path = folder / "state" / f"{name}.safetensors"
+                    step = {"step": str(self.num_steps)}
+                    writing = disk.submit(save_file, tensors, path, metadata=step)
+            if writing:
+                writing.result()
         dist.barrier()  # until the slowest disk is done
 
     def load_state(self, folder: Path) -> None:

@@ -37,6 +37,7 @@ from rollout import Rollout
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
 from tqdm import tqdm
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -143,6 +144,7 @@ class Run(contextlib.AbstractContextManager):
     SHOWN = ("mean_weight", "pass_rate", "reward", "loss")  # next to the progress bar
     keep_models = False  # delete only state/ of old checkpoints
     log = None  # the logger's module
+    next_look = 0.0  # when to ask the other ranks whether to stop
 
     def __post_init__(self):
         self.folder = Path(self.folder)
@@ -321,6 +323,18 @@ class Run(contextlib.AbstractContextManager):
         self.interrupted = True
         self.bar.disable = True  # the terminal may be gone
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait
+
+    def stop_sampling(self) -> bool:
+        """Whether this rank, or a second ago another one, was asked to stop. No collective.
+
+        DeepSpeed's launcher passes SIGTERM to the next rank when the one before has ended.
+        """
+        if self.interrupted:
+            _get_default_store().set("stop", "")
+        elif time.monotonic() > self.next_look:
+            self.next_look = time.monotonic() + 1
+            self.interrupted = _get_default_store().check(["stop"])
+        return self.interrupted
 
     def should_stop(self) -> bool:
         """Whether any rank has received one of `STOP_SIGNALS`, as Ctrl-C. A collective."""

@@ -131,7 +131,7 @@ def main(args: Args) -> int:
             # ---- rollout: K answers to each query, from the current weights; a share on each rank
             rollout.load_weights(engine.named_weights())
             run.lap("sync_s")
-            answers = rollout.answer(queries, number, stop=lambda: run.interrupted)
+            answers = rollout.answer(queries, number, stop=run.stop_sampling)
             if run.should_stop():  # sampling was cut short; `run` saves a checkpoint
                 break
             run.lap("rollout_s")

@@ -316,7 +316,8 @@ def load_reward(reward: str) -> Callable[[str, dict], Grade]:
 
 def _serve(pipe: Connection, timeout_s: float, reward: str | None = None) -> None:
     """Grade what comes through the pipe, until the trainer ends."""
-    signal.signal(signal.SIGTERM, lambda *_: None)  # of a launcher: the trainer ends us
+    terminated = []
+    signal.signal(signal.SIGTERM, lambda *_: terminated.append(True))  # the trainer ends us
     try:
         grader = load_reward(reward) if reward else grade
     except (Exception, SystemExit) as error:
@@ -336,15 +337,18 @@ def _serve(pipe: Connection, timeout_s: float, reward: str | None = None) -> Non
             pipe.send((False, None))
         while True:
             completion, reference = pipe.recv()
-            signal.setitimer(signal.ITIMER_PROF, timeout_s)  # CPU time: SIGPROF ends this process
-            try:
-                reply = tuple(grader(completion, reference))
-            except (MemoryError, RecursionError):
-                reply = (False, None)
-            except Exception:  # ours, or the reward function's: it ends the run
-                row = reference.get("id") if isinstance(reference, dict) else reference
-                reply = f"{reward or 'the verifier'}, row {row!r}:\n{traceback.format_exc()}"
-            signal.setitimer(signal.ITIMER_PROF, 0)
+            reply = None
+            while reply is None or terminated:  # SIGTERM ended what the function had started, too
+                terminated.clear()
+                signal.setitimer(signal.ITIMER_PROF, timeout_s)  # CPU time: SIGPROF ends us
+                try:
+                    reply = tuple(grader(completion, reference))
+                except (MemoryError, RecursionError):
+                    reply = (False, None)
+                except Exception:  # ours, or the reward function's: it ends the run
+                    row = reference.get("id") if isinstance(reference, dict) else reference
+                    reply = f"{reward or 'the verifier'}, row {row!r}:\n{traceback.format_exc()}"
+                signal.setitimer(signal.ITIMER_PROF, 0)
             pipe.send(reply)
 
 

@@ -179,6 +179,12 @@ def test_other_data_is_refused_and_the_same_data_may_lie_elsewhere(one_rank, sft
         load_training_data(replace(sft_args, data=write(text.replace("2=", "3=", 1))))
 
 
+def test_a_host_that_reads_other_rows_is_named(one_rank, sft_args, monkeypatch):
+    monkeypatch.setattr(arguments, "gather", lambda items: [*items, ("hostb", "another hash")])
+    with pytest.raises(InputError, match="hostb reads other rows"):
+        load_training_data(sft_args)
+
+
 def test_without_flock_a_run_warns_and_goes_on(tmp_path, monkeypatch, capsys):
     def flock(*_):
         raise OSError(errno.ENOSYS, "Function not implemented")  # Lustre's

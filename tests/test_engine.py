@@ -49,7 +49,8 @@ class Twins:
         # so few logits at a time that a pass has several chunks; above 20 tokens none is kept
         patch.setattr(logprobs, "MAX_LOGITS", dict.fromkeys(("cpu", "cuda"), 7 * vocabulary))
         patch.setattr(logprobs, "MAX_KEPT", 20 * vocabulary)
-        model = make_model(tie_word_embeddings=tied, vocab_size=vocabulary)
+        sizes = {"vocab_size": vocabulary, "intermediate_size": vocabulary}
+        model = make_model(tie_word_embeddings=tied, **sizes)
         self.args, self.dense, self.gradients = args, copy.deepcopy(model), {}
         parameters = self.dense.parameters()
         self.adam = torch.optim.AdamW(parameters, lr=args.learning_rate, weight_decay=0.0)
@@ -159,8 +160,8 @@ SETTINGS_OF_A_RUN = [
     partial(compare_oswft, tied=False, cpu_offload=True),
     partial(compare_grpo, steps_per_batch=1),
     partial(compare_grpo, steps_per_batch=4, tied=False, zero_stage=2, clip_low=0.9, clip_high=1.1),
-    # so large an embedding that ZeRO-3 shards it anew after every pass, also after scoring
-    partial(compare_grpo, vocabulary=4000),
+    # so large matrices that ZeRO-3 shards them anew after every pass, also after scoring
+    partial(compare_grpo, zero_stage=3, vocabulary=4000, gradient_checkpointing=True),
     partial(compare_grpo, precision="bf16"),
 ]
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import types
 
 import verify
@@ -304,6 +305,9 @@ def hostile(completion, example):
         "sleep": lambda: time.sleep(1000),
     }[completion]()
 
+def starts_a_program(completion, example):
+    return subprocess.run(["sleep", completion]).returncode == 0
+
 def endless(example):
     subprocess.Popen(f"echo $$ > '{example.pid_file}'; exec sleep 1000", shell=True)
     while True:
@@ -372,6 +376,23 @@ def test_the_pages_tables_say_what_the_verdicts_are():
     rows = re.findall(r"^\| `(.+?)` \| `(.+?)` \| (right|wrong) \|", PAGE, re.MULTILINE)
     for box, reference, verdict in rows:
         assert is_correct(rf"\boxed{{{box}}}", reference) == (verdict == "right"), (box, reference)
+
+
+def test_what_a_launcher_ends_while_an_answer_is_graded_is_graded_again(rewards):
+    """DeepSpeed's sends SIGTERM to all that a rank has started, also by a reward function."""
+    with Verifier(1, reward=f"{rewards}:starts_a_program") as verifier:
+        worker = psutil.Process(verifier.workers[0].process.pid)
+
+        def end_all() -> None:
+            while not worker.children():
+                time.sleep(0.01)
+            for process in [worker, *worker.children()]:
+                process.terminate()
+
+        thread = threading.Thread(target=end_all)
+        thread.start()
+        assert verifier.score(["1"], [{}]) == [1.0]
+        thread.join()
 
 
 def test_the_pages_reward_functions_work(tmp_path):
