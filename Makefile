@@ -12,6 +12,7 @@ UV := uv==0.13.8
 REQUIREMENTS := $(shell nvidia-smi -L >/dev/null 2>&1 && echo requirements.txt || echo requirements-cpu.txt)
 INSTALLED := .venv/installed-$(REQUIREMENTS)
 DEV_INSTALLED := .venv/installed-requirements-dev.txt
+OTHER := $(filter-out $(INSTALLED) $(DEV_INSTALLED),$(wildcard .venv/installed-*))
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # Threads that spin while they wait slow down everything else on the machine.
 export OMP_WAIT_POLICY ?= passive
@@ -26,13 +27,15 @@ install: $(INSTALLED)
 UV_INSTALL = .venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python -r $(REQUIREMENTS) $(if $(findstring cpu,$(REQUIREMENTS)),\
   --excludes .venv/excludes.txt $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--torch-backend cpu))
 
-# Where Python is absent or too old, uv finds or fetches 3.11: for its newest one there may be no torch.
+# Where no Python fits, uv finds or fetches 3.11: for its newest one there may be no torch.
 $(INSTALLED): $(REQUIREMENTS)
-	@if $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then set -x; \
+	@if [ '$(OTHER)' ]; then echo 'error: .venv has $(OTHER:.venv/installed-%=%), this machine takes $(REQUIREMENTS): delete .venv, or say' \
+	  'make REQUIREMENTS=$(OTHER:.venv/installed-%=%)' >&2; exit 1; fi
+	@if $(PYTHON) -c 'import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null; then set -x; \
 	  $(PYTHON) -m venv .venv && .venv/bin/pip install --quiet --disable-pip-version-check $(UV); \
 	elif command -v uv >/dev/null; then set -x; \
 	  uv venv --quiet --allow-existing --python 3.11 .venv && uv pip install --quiet --python .venv/bin/python $(UV); \
-	else echo 'error: Python 3.11 or newer (PYTHON=... names it) or uv is needed' >&2; exit 1; fi
+	else echo 'error: Python 3.11 to 3.14 with venv (PYTHON=... names it) or uv is needed' >&2; exit 1; fi
 	printf 'torchvision\ntorchaudio\ntorchcodec\n' > .venv/excludes.txt
 	$(UV_INSTALL)
 	@touch $@

@@ -184,6 +184,9 @@ class Run(contextlib.AbstractContextManager):
             partial.write_text("".join(lines[: self.step]))  # later steps are done again
         for leftover in self.folder.glob("partial-*"):
             shutil.rmtree(leftover)
+        for later in (self.folder / "rollouts").glob("step_*.jsonl"):
+            if int(later.stem.removeprefix("step_")) > self.step:
+                later.unlink()
         self.metrics = path.open("a")
         if self.logger != "none":
             self.log = start_logger(self.logger, self.folder, run_id, self.settings)

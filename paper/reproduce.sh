@@ -77,18 +77,22 @@ if $tiny; then # one tiny model stands in for the three sizes
   DATA=$RUNS/base/train.jsonl
   problems=(--benchmark_file "$RUNS/base/heldout/"{easy,middle,hard}.jsonl)
   problems+=(--max_completion_length 48 --precision fp32)
-  lengths=(--max_length 128 --max_completion_length 48 --precision fp32)
-  flags=("${lengths[@]}" --max_steps 20 --save_every 5)
+  flags=(--max_length 128 --max_completion_length 48 --precision fp32 --max_steps 20 --save_every 5)
   if [ ! -e "$RUNS/base/heldout" ]; then call python -m demo.tiny copy --output_dir "$RUNS/base"; fi
 else
   RUNS=${RUNS:-runs/reproduce}
   DATA=${DATA:-data/train.jsonl}
   problems=(${BENCHMARKS:+--data_dir "$BENCHMARKS"})
-  lengths=()
   flags=(--vllm_sleep)
 fi
-flags+=("$@") sft_flags=()
+flags+=("$@") sft_flags=() weigh_flags=()
 for word in "${flags[@]}"; do
+  case "$word" in
+    --max_length* | --max_completion_length* | --precision* | --reward* | --temperature* | --seed*)
+      weighs=true ;;
+    --*) weighs=false ;;
+  esac
+  if $weighs; then weigh_flags+=("$word"); fi
   case "$word" in
     --*vllm_* | --verifier_workers* | --reward* | --temperature* | --rollout_batch_size*)
       taken=false ;; # nor the value that follows
@@ -118,7 +122,7 @@ train() { # run: begin it, or continue it, unless it is done; set $folder, $meth
   if [ -e "$folder/args.json" ]; then given+=(--resume "$folder"); fi
   if [ "$method" = static ]; then
     call "${launch[@]}" --module prepare.weigh --model "$model" --data "$DATA" --output "$data" \
-      "${lengths[@]}"
+      "${weigh_flags[@]}"
   fi
   call "${launch[@]}" "train_$script.py" --model "$model" --data "$data" --output_dir "$folder" \
     "${arguments[@]}" "${given[@]}"

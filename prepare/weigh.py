@@ -141,8 +141,8 @@ def load_rows(args: Args, tokenizer: Tokenizer) -> list:
     examples = load_examples(args.data)
     for example in examples:  # before hours of sampling
         try:
-            json.dumps(example.columns)
-        except TypeError as error:
+            json.dumps(example.columns, ensure_ascii=False).encode()
+        except (TypeError, UnicodeError) as error:
             raise InputError(f"{example.where}: a column cannot be written: {error}") from error
     rows, dropped = tokenize_examples(examples, tokenizer, *lengths)
     print(count_examples(rows, dropped), file=sys.stderr)

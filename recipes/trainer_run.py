@@ -1,10 +1,12 @@
 """A whole run of a recipe for a Trainer: arguments, data, and weights by vLLM in this process."""
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from data import (
     TokenizedExample,
+    count_examples,
     derive_seed,
     load_examples,
     load_tokenizer,
@@ -103,7 +105,8 @@ def run(
         init_ranks("gloo")
     tokenizer = load_tokenizer(args.model)
     lengths = (args.max_sequence_length, args.max_completion_length)
-    examples, _ = tokenize_examples(load_examples(args.data), tokenizer, *lengths)
+    examples, dropped = tokenize_examples(load_examples(args.data), tokenizer, *lengths)
+    print(count_examples(examples, dropped), file=sys.stderr)
     model = load_model(args.model, args.max_sequence_length, "fp32")
     own = model.generation_config.eos_token_id
     model.generation_config.eos_token_id = stop_token_ids(tokenizer, own)

@@ -207,10 +207,13 @@ def test_killed_and_resumed_equals_never_interrupted(whole_runs, tiny, tmp_path)
     (half / "model.safetensors").write_text("half")
     with (run / "metrics.jsonl").open("a") as lines:
         lines.write('{"step": 5, "lo')
+    later = run / "rollouts" / "step_000999.jsonl"
+    later.parent.mkdir()
+    later.touch()
 
     output = launch(script, "--resume", run, ranks=2)
     assert "resumed; changed: nothing\n" in output, output[-3000:]
-    assert not list(run.glob("partial-*"))
+    assert not list(run.glob("partial-*")) and not later.exists()
     assert_equal(run, whole_runs[script])
 
 
