@@ -46,3 +46,11 @@ def test_without_a_new_python_and_uv_one_line_says_what_is_needed(python, tmp_pa
     result = make_install(tmp_path, python, old=OLD_PYTHON)
     error, _ = result.stderr.splitlines()
     assert error.startswith("error: Python 3.11") and not (tmp_path / ".venv").exists()
+
+
+def test_an_environment_for_another_kind_of_machine_is_not_mixed_with_this_ones(tmp_path):
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "installed-requirements-tpu.txt").touch()
+    result = make_install(tmp_path, "absent", uv=UV)
+    assert "error: .venv has requirements-tpu.txt" in result.stderr
+    assert not (tmp_path / "uv.log").exists()
