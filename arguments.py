@@ -148,12 +148,18 @@ def check_hosts(folder: Path) -> None:
     deadline = time.monotonic() + LATE_S
     while not (lock := folder / ".lock").exists() and time.monotonic() < deadline:
         time.sleep(0.5)
-    first, *others = gather([(socket.gethostname(), lock.exists(), provenance())])
-    for host, sees_it, code in others:
+    for host, sees_it in gather([(socket.gethostname(), lock.exists())]):
         if not sees_it:
             raise InputError(f"{host} does not see {folder.absolute()}: hosts must share it")
-        if code != first[2]:
-            raise InputError(f"{host} has other code: {code}; {first[0]}: {first[2]}")
+    refuse_differences("has other code", provenance())
+
+
+def refuse_differences(said: str, value: object) -> None:
+    """Raise InputError that names a host whose value is not the first rank's. A collective."""
+    first, *others = gather([(socket.gethostname(), value)])
+    for host, own in others:
+        if own != first[1]:
+            raise InputError(f"{host} {said}: {own}; {first[0]}: {first[1]}")
 
 
 def find_checkpoint(args: TrainArgs) -> Path | None:
@@ -195,13 +201,11 @@ def load_training_data(args: TrainArgs) -> tuple[Tokenizer, list[TokenizedExampl
         print(f"{count}{unused}", file=sys.stderr)
         whole = (np.concatenate([e.prompt_ids, e.completion_ids]) for e in examples)
         warn_of_unknown(tokenizer, [e.example.where for e in examples], whole)
-    before = on_rank_0(lambda: read_args(Path(args.output_dir)).get("data_hash"))
-    hashes = gather([(socket.gethostname(), hash_examples(examples))])
-    if before and before != hashes[0][1]:
-        raise InputError(f"{args.data} and these lengths give other rows than before")
-    for host, own in hashes:
-        if own != hashes[0][1]:
-            raise InputError(f"{args.data}: {host} reads other rows than {hashes[0][0]}")
+        before = read_args(Path(args.output_dir)).get("data_hash")
+        if before and before != hash_examples(examples):
+            raise InputError(f"{args.data} and these lengths give other rows than before")
+    if several_hosts():
+        refuse_differences(f"reads other rows of {args.data}", hash_examples(examples))
     return tokenizer, examples
 
 

@@ -180,6 +180,7 @@ def test_other_data_is_refused_and_the_same_data_may_lie_elsewhere(one_rank, sft
 
 
 def test_a_host_that_reads_other_rows_is_named(one_rank, sft_args, monkeypatch):
+    monkeypatch.setattr(arguments, "several_hosts", lambda: True)
     monkeypatch.setattr(arguments, "gather", lambda items: [*items, ("hostb", "another hash")])
     with pytest.raises(InputError, match="hostb reads other rows"):
         load_training_data(sft_args)
