@@ -314,6 +314,22 @@ def load_reward(reward: str) -> Callable[[str, dict], Grade]:
     return grade_row
 
 
+def _reply(
+    grader: Callable, completion: str, reference: str | dict, timeout_s: float, reward: str | None
+) -> tuple | str:
+    """The grade of a completion, or why grading failed."""
+    signal.setitimer(signal.ITIMER_PROF, timeout_s)  # CPU time: SIGPROF ends this process
+    try:
+        return tuple(grader(completion, reference))
+    except (MemoryError, RecursionError):
+        return False, None
+    except Exception:  # ours, or the reward function's: it ends the run
+        row = reference.get("id") if isinstance(reference, dict) else reference
+        return f"{reward or 'the verifier'}, row {row!r}:\n{traceback.format_exc()}"
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
 def _serve(pipe: Connection, timeout_s: float, reward: str | None = None) -> None:
     """Grade what comes through the pipe, until the trainer ends."""
     terminated = []
@@ -340,15 +356,7 @@ def _serve(pipe: Connection, timeout_s: float, reward: str | None = None) -> Non
             reply = None
             while reply is None or terminated:  # SIGTERM ended what the function had started, too
                 terminated.clear()
-                signal.setitimer(signal.ITIMER_PROF, timeout_s)  # CPU time: SIGPROF ends us
-                try:
-                    reply = tuple(grader(completion, reference))
-                except (MemoryError, RecursionError):
-                    reply = (False, None)
-                except Exception:  # ours, or the reward function's: it ends the run
-                    row = reference.get("id") if isinstance(reference, dict) else reference
-                    reply = f"{reward or 'the verifier'}, row {row!r}:\n{traceback.format_exc()}"
-                signal.setitimer(signal.ITIMER_PROF, 0)
+                reply = _reply(grader, completion, reference, timeout_s, reward)
             pipe.send(reply)
 
 
