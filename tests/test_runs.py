@@ -19,18 +19,20 @@ from conftest import (
     launch,
     metrics,
     needs_vllm,
+    on_ranks,
     rollouts,
     slow,
     start,
     wait_for_rows,
 )
 from data import write_rows
-from run import checkpoints, read_args
+from engine import init_ranks
+from run import Run, checkpoints, read_args
 from train_grpo import grpo_advantages
 
-import psutil
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 
 pytestmark = slow
@@ -242,7 +244,6 @@ arguments.run_script(train_oswft.main, train_oswft.Args, "")
 def test_a_stop_in_the_middle_of_sampling_saves_at_once_and_the_run_continues(
     oswft_run, tiny, tmp_path
 ):
-    """DeepSpeed's launcher ends a rank before it tells the next one to stop."""
     run, script = tmp_path / "run", "train_oswft.py"
     (tmp_path / "slow.py").write_text(SLOW)
     _, *call = call_of(script, tiny, run)
@@ -252,7 +253,7 @@ def test_a_stop_in_the_middle_of_sampling_saves_at_once_and_the_run_continues(
     while process.stdout.readline() != "sampling\n":
         assert process.poll() is None
     time.sleep(1)
-    psutil.Process(process.pid).children()[0].terminate()  # as pdsh does at Ctrl-C
+    os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
     stopped = time.monotonic()
     output, _ = process.communicate(timeout=60)
     assert time.monotonic() - stopped < 10, output
@@ -261,6 +262,22 @@ def test_a_stop_in_the_middle_of_sampling_saves_at_once_and_the_run_continues(
     assert [*checkpoints(run)] == [2] and len(metrics(run)) == 2
     launch(script, "--resume", run, "--save_every", "2", ranks=2)
     assert_equal(run, oswft_run)
+
+
+def ask_one_rank() -> None:
+    """Rank 0 is asked to stop; the other one has to see it while it samples."""
+    init_ranks("gloo")
+    run, deadline = object.__new__(Run), time.monotonic() + 60
+    run.interrupted = dist.get_rank() == 0
+    while not run.stop_sampling():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    dist.barrier()  # `should_stop`; rank 0 keeps the store
+
+
+def test_a_rank_that_is_asked_to_stop_ends_the_sampling_of_the_others():
+    """DeepSpeed's launcher tells a rank to stop when the one before has ended."""
+    on_ranks(2, ask_one_rank, launcher="deepspeed")
 
 
 def test_a_run_that_changes_shape_is_the_same_run_up_to_rounding(whole_runs, tmp_path):
