@@ -106,7 +106,8 @@ def run(
     tokenizer = load_tokenizer(args.model)
     lengths = (args.max_sequence_length, args.max_completion_length)
     examples, dropped = tokenize_examples(load_examples(args.data), tokenizer, *lengths)
-    print(count_examples(examples, dropped), file=sys.stderr)
+    if dist.get_rank() == 0:
+        print(count_examples(examples, dropped), file=sys.stderr)
     model = load_model(args.model, args.max_sequence_length, "fp32")
     own = model.generation_config.eos_token_id
     model.generation_config.eos_token_id = stop_token_ids(tokenizer, own)
