@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -162,6 +163,7 @@ class Run(contextlib.AbstractContextManager):
         for number in STOP_SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it
                 signal.signal(number, self._interrupt)
+        tell_others_of_stop()
         every = 0.5 if sys.stderr.isatty() else 10  # seconds between redraws
         shown = {"unit": "step", "mininterval": every, "miniters": 0, "disable": not self.writes}
         self.bar = tqdm(total=self.num_steps, initial=self.step, **shown)
@@ -328,13 +330,8 @@ class Run(contextlib.AbstractContextManager):
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait
 
     def stop_sampling(self) -> bool:
-        """Whether this rank, or a second ago another one, was asked to stop. No collective.
-
-        DeepSpeed's launcher passes SIGTERM to the next rank when the one before has ended.
-        """
-        if self.interrupted:
-            _get_default_store().set("stop", "")
-        elif time.monotonic() > self.next_look:
+        """Whether this rank, or a second ago another one, was asked to stop. No collective."""
+        if not self.interrupted and time.monotonic() > self.next_look:
             self.next_look = time.monotonic() + 1
             self.interrupted = _get_default_store().check(["stop"])
         return self.interrupted
@@ -344,6 +341,24 @@ class Run(contextlib.AbstractContextManager):
         flag = torch.tensor([float(self.interrupted)], device=self.engine.device)
         dist.all_reduce(flag)
         return bool(flag)
+
+
+def tell_others_of_stop() -> None:
+    """Put a signal to stop into the store: DeepSpeed's launcher gives it to one rank at a time.
+
+    A thread does it, as Python runs no handler while a rank waits in a collective.
+    """
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write)  # gets the number of each signal, at once
+
+    def tell() -> None:
+        while os.read(read, 1)[0] not in STOP_SIGNALS:
+            pass
+        with contextlib.suppress(RuntimeError):  # rank 0, which keeps the store, has ended
+            _get_default_store().set("stop", "")
+
+    threading.Thread(target=tell, daemon=True).start()
 
 
 def metrics_table(rows: list[dict]) -> str:

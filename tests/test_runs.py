@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from conftest import (
 )
 from data import write_rows
 from engine import init_ranks
-from run import Run, checkpoints, read_args
+from run import Run, checkpoints, read_args, tell_others_of_stop
 from train_grpo import grpo_advantages
 
 import pytest
@@ -264,20 +265,26 @@ def test_a_stop_in_the_middle_of_sampling_saves_at_once_and_the_run_continues(
     assert_equal(run, oswft_run)
 
 
-def ask_one_rank() -> None:
-    """Rank 0 is asked to stop; the other one has to see it while it samples."""
+def ask_the_rank_that_waits() -> None:
+    """Rank 0 waits in a collective; rank 1 has to see that rank 0 was asked, while it samples."""
     init_ranks("gloo")
-    run, deadline = object.__new__(Run), time.monotonic() + 60
-    run.interrupted = dist.get_rank() == 0
-    while not run.stop_sampling():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    dist.barrier()  # `should_stop`; rank 0 keeps the store
+    tell_others_of_stop()
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        threading.Timer(1, os.kill, [os.getpid(), signal.SIGTERM]).start()
+    else:
+        run, deadline = object.__new__(Run), time.monotonic() + 60
+        run.interrupted = False
+        while not run.stop_sampling():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    dist.barrier()  # as `should_stop`
 
 
-def test_a_rank_that_is_asked_to_stop_ends_the_sampling_of_the_others():
+def test_a_rank_that_is_asked_to_stop_while_it_waits_ends_the_sampling_of_the_others():
     """DeepSpeed's launcher tells a rank to stop when the one before has ended."""
-    on_ranks(2, ask_one_rank, launcher="deepspeed")
+    on_ranks(2, ask_the_rank_that_waits, launcher="deepspeed")
 
 
 def test_a_run_that_changes_shape_is_the_same_run_up_to_rounding(whole_runs, tmp_path):
