@@ -17,7 +17,7 @@ import tyro
 from scipy import stats
 
 ROWS = Path(__file__).parent.parent / "docs" / "study" / "fifth.jsonl"
-ARMS = {"A": "SFT", "B": "OSW-FT, K = 2", "C": "its weights, dealt to the wrong rows"}
+ARMS = {"A": "SFT", "B": "OSW-FT, K = 2", "C": "its weights, dealt to the rows at random"}
 GOAL = {"S": ["real_held", "middle_held"], "O": ["kept_held"]}  # what is gained; what is kept
 SEEDS, STEPS, SAMPLES, PARAMETERS = range(5), (40, 50, 60), 4, 134.5e6
 SPENT = ("train_tokens", "solution_tokens", "sampled_tokens", "read_tokens", "seconds")
