@@ -1,4 +1,4 @@
-"""Arm C of docs/study/plan5.md: the weights of a run of OSW-FT, dealt to the wrong rows.
+"""Arm C of docs/study/plan5.md: the weights of a run of OSW-FT, dealt to the rows at random.
 
     python -m real.yoked --weights_of runs/oswft --model ... --data ... --seed ...
 
