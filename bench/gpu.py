@@ -1,6 +1,7 @@
 """Training and sampling of a random Qwen3-0.6B on a GPU: python -m bench.gpu"""
 
 import tempfile
+from collections.abc import Iterator
 from functools import partial
 from statistics import median
 
@@ -77,24 +78,23 @@ def sampled_per_second(config: Qwen3Config, prompts: int, tokens: int) -> float:
     return 2 * prompts * tokens / timed(sample)  # random weights hardly ever end an answer
 
 
-def main(repetitions: int = 5) -> list[str]:
-    """Measure; returns Markdown."""
+def main(repetitions: int = 5) -> Iterator[str]:
+    """Measure; yields Markdown, part by part: a run that is cut off shows what came before."""
     if not torch.cuda.is_available():
         raise InputError("there is no CUDA GPU here")
     config, lengths = Qwen3Config(**QWEN3), [4096, 1024, 2048, 8192]
     best = matrix_rate(8192)
-    rows = train_on_lengths(config, lengths, 8192, repetitions, best)
-    heads = logprobs(repetitions, 4096, config.vocab_size, "bf16", "cuda")
-    speed = sampled_per_second(config, 128, 1024)
-    return [
-        "## gpu",
+    yield "## gpu"
+    yield (
         f"{torch.cuda.get_device_name()}; random Qwen3-0.6B, bf16, one rank, 8 rows to a step, "
-        f"8,192 tokens at once. A bf16 product of 8,192³ runs at {best / 1e12:.0f} TFLOP/s.",
-        markdown_table(["length", "tokens/s", "TFLOP/s", "of it", "peak GiB"], rows),
-        "The goal at 4,096 tokens is 50 % of the product.",
-        *heads,
-        f"vLLM: {speed:,.0f} tokens/s from 128 prompts × 2, 1,024 tokens each.",
-    ]
+        f"8,192 tokens at once. A bf16 product of 8,192³ runs at {best / 1e12:.0f} TFLOP/s."
+    )
+    rows = train_on_lengths(config, lengths, 8192, repetitions, best)
+    yield markdown_table(["length", "tokens/s", "TFLOP/s", "of it", "peak GiB"], rows)
+    yield "The goal at 4,096 tokens is 50 % of the product."
+    yield from logprobs(repetitions, 4096, config.vocab_size, "bf16", "cuda")
+    speed = sampled_per_second(config, 128, 1024)
+    yield f"vLLM: {speed:,.0f} tokens/s from 128 prompts × 2, 1,024 tokens each."
 
 
 if __name__ == "__main__":

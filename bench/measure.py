@@ -6,7 +6,7 @@ import gc
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -83,14 +83,15 @@ def extra_memory(call: Callable, device: str = "cpu") -> int:
     return peak() - before - sum(tensor.nbytes for tensor in kept)
 
 
-def print_section(main: Callable[..., list[str]], description: str) -> None:
+def print_section(main: Callable[..., Iterable[str]], description: str) -> None:
     """Print the paragraphs of a section; what libraries and child processes print is on stderr."""
 
     @functools.wraps(main)  # the flags are those of main
     def run(*args, **kwargs) -> None:
         with os.fdopen(os.dup(1), "w") as output:
             os.dup2(2, 1)
-            print("\n\n".join(main(*args, **kwargs)), end="\n\n", file=output)
+            for paragraph in main(*args, **kwargs):
+                print(paragraph, end="\n\n", file=output, flush=True)
 
     with one_line_errors():
         parse_args(run, description)

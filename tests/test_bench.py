@@ -225,4 +225,4 @@ def test_a_section_measures_what_it_names(section, rows, goals, tiny, tmp_path):
 
 def test_the_gpu_section_refuses_a_machine_without_one():
     with pytest.raises(InputError, match="no CUDA GPU"):
-        gpu.main()
+        list(gpu.main())
