@@ -1,0 +1,157 @@
+"""The numbers of docs/study.md, from the rows alone: nothing of real/fifth.py is called."""
+
+import itertools
+import statistics
+
+from conftest import ROOT
+from data import read_rows
+
+import pytest
+from scipy import stats
+
+ROWS = [row for _, row in read_rows(str(ROOT / "docs/study/fifth.jsonl"))]
+RUNS = {(r["regime"], r["arm"], r["seed"]): r["checkpoints"] for r in ROWS if r["arm"] in "ABC"}
+BASES = {row["regime"]: row for row in ROWS if row["arm"] == "base"}
+GOAL = {"S": ("real_held", "middle_held"), "O": ("kept_held",)}
+ARMS = {"SFT": "A", "OSW-FT": "B", "control": "C"}
+CELLS = [
+    [cell.strip() for cell in line.split("|")[1:-1]]
+    for line in (ROOT / "docs/study.md").read_text().splitlines()
+    if line.startswith("|")
+]
+
+
+def pass_at_1(point: dict, *names: str) -> float:
+    counts = [count for name in names for count in point["counts"][name]]
+    return 100 * sum(counts) / 4 / len(counts)
+
+
+def goal(regime: str, arm: str, seed: int) -> dict[int, float]:
+    return {p["step"]: pass_at_1(p, *GOAL[regime]) for p in RUNS[regime, arm, seed]}
+
+
+def counted(regime: str, arm: str, seed: int) -> float:
+    return statistics.mean(goal(regime, arm, seed)[step] for step in (40, 50, 60))
+
+
+def sft_after_as_many_tokens(seed: int) -> float:
+    """Gain of SFT where it has trained on as many solution tokens as OSW-FT at its three steps."""
+    gains, sft, found = goal("S", "A", seed), RUNS["S", "A", seed], []
+    for tokens in (p["solution_tokens"] for p in RUNS["S", "B", seed] if p["step"] >= 40):
+        low = max((p for p in sft if p["solution_tokens"] <= tokens), key=lambda p: p["step"])
+        high = min((p for p in sft if p["solution_tokens"] > tokens), key=lambda p: p["step"])
+        span = high["solution_tokens"] - low["solution_tokens"]
+        part = (tokens - low["solution_tokens"]) / span
+        found.append((1 - part) * gains[low["step"]] + part * gains[high["step"]])
+    return statistics.mean(found)
+
+
+PAIRS = {
+    "S1": [counted("S", "B", n) - counted("S", "C", n) for n in range(5)],
+    "S2": [counted("S", "B", n) - counted("S", "A", n) for n in range(5)],
+    "S3": [counted("S", "B", n) - sft_after_as_many_tokens(n) for n in range(5)],
+    "O1": [counted("O", "B", n) - counted("O", "C", n) for n in range(5)],
+    "O2": [counted("O", "B", n) - counted("O", "A", n) for n in range(5)],
+}
+
+
+def half_width(x: list[float]) -> float:
+    """Of the 95 % interval: Student's t with four degrees of freedom."""
+    return 2.776 * statistics.stdev(x) / 5**0.5
+
+
+def test_the_five_tests_are_those_of_the_rows():
+    mean = {name: statistics.mean(x) for name, x in PAIRS.items()}
+    error = {name: statistics.stdev(x) / 5**0.5 for name, x in PAIRS.items()}
+    p = {name: 2 * stats.t.sf(abs(mean[name]) / error[name], 4) for name in PAIRS}
+    holm, largest = {}, 0.0
+    for n, name in enumerate(sorted(p, key=p.get)):
+        largest = holm[name] = max(largest, min(1, p[name] * (5 - n)))
+    for name, x in PAIRS.items():
+        flips = [
+            abs(sum(sign * value for sign, value in zip(signs, x, strict=True)))
+            for signs in itertools.product((-1, 1), repeat=5)
+        ]
+        exact = sum(flip >= abs(sum(x)) - 1e-9 for flip in flips) / 32
+        equal = abs(mean[name]) + 2.132 * error[name] < (1.5 if name[0] == "S" else 4)
+        interval = f"{mean[name]:+.1f} ± {half_width(x):.1f}".replace("-", "−")
+        [row] = [cells for cells in CELLS if cells[0] == name]
+        cells = [f"{p[name]:.2g}", f"{holm[name]:.2g}", f"{exact:.3g}", "yes" if equal else "no"]
+        assert row[2:] == [interval, *cells]
+
+
+def tflops(point: dict) -> float:
+    sampled = point["sampled_tokens"] + point["read_tokens"]
+    return 134.5e6 * (6 * point["train_tokens"] + 2 * sampled) / 1e12
+
+
+def solved(point: dict, *names: str) -> float:
+    return 100 * statistics.mean(count > 0 for name in names for count in point["counts"][name])
+
+
+@pytest.mark.parametrize("title", ["base", *ARMS])
+def test_the_means_of_an_arm_are_those_of_the_rows(title):
+    expected = [title]
+    for regime, kinds in {"S": ("real", "middle", "easy"), "O": ("easy", "real")}.items():
+        runs = [[BASES[regime]]]
+        if title != "base":
+            runs = [RUNS[regime, ARMS[title], n][-3:] for n in range(5)]
+            assert all([p["step"] for p in run] == [40, 50, 60] for run in runs)
+        points = [point for run in runs for point in run]
+        greedy = [r for run in runs for name in GOAL[regime] for r in run[-1]["greedy"][name]]
+        expected.append(f"{statistics.mean(pass_at_1(p, *GOAL[regime]) for p in points):.1f}")
+        if regime == "O":
+            style = 100 * statistics.mean(point["style"] for point in points)
+            skill = statistics.mean(pass_at_1(point, "skill") for point in points)
+            expected.append(f"{style:.1f}; {skill:.1f}")
+        shares = [
+            f"{statistics.mean(pass_at_1(point, f'{kind}_held') for point in points):.1f}"
+            for kind in kinds
+        ]
+        many = statistics.mean(solved(point, *GOAL[regime]) for point in points)
+        expected += ["; ".join(shares), f"{many:.1f}; {100 * statistics.mean(greedy):.1f}", ""]
+        if title != "base":
+            tokens = statistics.mean(point["solution_tokens"] for point in points) / 1000
+            expected[-1] = f"{tokens:.0f}; {statistics.mean(map(tflops, points)):.0f}"
+    [row] = [cells for cells in CELLS if cells[0] == title]
+    assert row == expected
+
+
+def test_the_text_says_what_the_rows_say():
+    page, readme = (
+        " ".join((ROOT / name).read_text().split()) for name in ("docs/study.md", "README.md")
+    )
+    less = {name: f"{-statistics.mean(x):.1f} ± {half_width(x):.1f}" for name, x in PAIRS.items()}
+    said = [f"gained {less['S2']} points less than SFT", f"{less['S3']} less after as many tokens"]
+    said.append(f"kept {less['O2']} less;")
+    assert f"gained {less['S2']} points of pass@1 less than SFT" in readme
+    most = statistics.mean(PAIRS["O1"]) + half_width(PAIRS["O1"])
+    said.append(f"kept at most {most:.1f} points more")
+    ours, real = {}, []
+    for arm in "ABC":
+        runs = [RUNS["S", arm, n][-3:] for n in range(5)]
+        greedy = [[r for name in GOAL["S"] for r in run[-1]["greedy"][name]] for run in runs]
+        ours[arm] = [100 * statistics.mean(each) for each in greedy]
+        real.append([statistics.mean(pass_at_1(p, "real_held") for p in run) for run in runs])
+    beside = {}
+    for arm in "AC":
+        x = [b - other for b, other in zip(ours["B"], ours[arm], strict=True)]
+        beside[arm] = f"{statistics.mean(x):+.1f} ± {half_width(x):.1f} beside"
+    said.append(f"({beside['A']} SFT, {beside['C']} the control)")
+    x = [b - c for b, c in zip(*real[1:], strict=True)]
+    said.append(f"differ by {abs(statistics.mean(x)):.1f} ± {half_width(x):.1f} points")
+    for arm in "ABC":
+        points = [p for n in range(5) for p in RUNS["O", arm, n][-3:]]
+        assert statistics.mean(p["style"] for p in points) > 0.97
+    said.append("in O over 97 % of each arm's kept answers")
+    kept = [statistics.mean(goal("O", "A", n)[step] for n in range(5)) for step in (20, 60)]
+    said.append("({:.1f} to {:.1f})".format(*kept))
+    gate = {name: BASES[name]["gate"]["weights"] for name in "SO"}
+    shares = [f"{100 * gate[name][w]:.0f} %" for name in "SO" for w in ("0.0", "1.0")]
+    said.append("{} are 0 and {} are 1 in S, {} and {} in O".format(*shares))
+    [rate] = [r for r in ROWS if r["arm"] == "rate" and r["learning_rate"] == 5e-5]
+    [point] = rate["checkpoints"]
+    half = pass_at_1(point, "kept_held") / pass_at_1(BASES["O"], "kept_held")
+    assert half == pytest.approx(0.5, abs=0.01)
+    for text in said:
+        assert text in page, text
