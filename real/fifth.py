@@ -17,7 +17,7 @@ import tyro
 from scipy import stats
 
 ROWS = Path(__file__).parent.parent / "docs" / "study" / "fifth.jsonl"
-ARMS = {"A": "SFT", "B": "OSW-FT, K = 2", "C": "its weights, dealt to the rows at random"}
+ARMS = {"A": "SFT", "B": "OSW-FT", "C": "control"}  # C: the weights of B, shuffled
 GOAL = {"S": ["real_held", "middle_held"], "O": ["kept_held"]}  # what is gained; what is kept
 SEEDS, STEPS, SAMPLES, PARAMETERS = range(5), (40, 50, 60), 4, 134.5e6
 SPENT = ("train_tokens", "solution_tokens", "sampled_tokens", "read_tokens", "seconds")
@@ -103,15 +103,15 @@ def main(ended: bool = False) -> None:
         print(means.T.to_string(float_format="{:,.1f}".format))
     x = {name: values for name in TESTS if len(values := differences(name, points)) > 1}
     table = test_table(x)
-    table.insert(0, "B less", [f"{TESTS[name][1]} at equal {TESTS[name][2]}" for name in x])
+    table.insert(0, "OSW-FT less", [f"{ARMS[TESTS[n][1]]} at equal {TESTS[n][2]}" for n in x])
     print("", table.to_string(float_format="{:.3g}".format), sep="\n")
     plt.rcParams.update(STYLE)
     for n, values in enumerate(x.values()):
         plt.plot(n + np.linspace(-0.2, 0.2, len(values)), values, "o", color="#4c72b0")
     plt.errorbar(np.arange(len(x)) + 0.3, table["mean"], table["±"], fmt="s", color="#c44e52")
     plt.axhline(0, color="black", linewidth=0.5)
-    plt.xticks(range(len(x)), [f"{name}: B − {TESTS[name][1]}" for name in x])
-    plt.ylabel("points of pass@1, a dot a triple")
+    plt.xticks(range(len(x)), [f"{name}: {ARMS[TESTS[name][1]]}" for name in x])
+    plt.ylabel("OSW-FT less the other, points")
     plt.savefig(ROWS.parent / "fifth.png")
 
 
