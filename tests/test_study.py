@@ -26,38 +26,48 @@ def pass_at_1(point: dict, *names: str) -> float:
     return 100 * sum(counts) / 4 / len(counts)
 
 
-def goal(regime: str, arm: str, seed: int) -> dict[int, float]:
-    return {p["step"]: pass_at_1(p, *GOAL[regime]) for p in RUNS[regime, arm, seed]}
-
-
-def counted(regime: str, arm: str, seed: int) -> float:
-    return statistics.mean(goal(regime, arm, seed)[step] for step in (40, 50, 60))
+def counted(regime: str, arm: str, seed: int, *names: str) -> float:
+    """pass@1 on these sets, else on the regime's goal: the mean of steps 40, 50 and 60."""
+    points = RUNS[regime, arm, seed][-3:]
+    assert [point["step"] for point in points] == [40, 50, 60]
+    return statistics.mean(pass_at_1(point, *names or GOAL[regime]) for point in points)
 
 
 def sft_after_as_many_tokens(seed: int) -> float:
     """Gain of SFT where it has trained on as many solution tokens as OSW-FT at its three steps."""
-    gains, sft, found = goal("S", "A", seed), RUNS["S", "A", seed], []
+    sft, found = RUNS["S", "A", seed], []
     for tokens in (p["solution_tokens"] for p in RUNS["S", "B", seed] if p["step"] >= 40):
         low = max((p for p in sft if p["solution_tokens"] <= tokens), key=lambda p: p["step"])
         high = min((p for p in sft if p["solution_tokens"] > tokens), key=lambda p: p["step"])
         span = high["solution_tokens"] - low["solution_tokens"]
         part = (tokens - low["solution_tokens"]) / span
-        found.append((1 - part) * gains[low["step"]] + part * gains[high["step"]])
+        before, after = (pass_at_1(point, *GOAL["S"]) for point in (low, high))
+        found.append((1 - part) * before + part * after)
     return statistics.mean(found)
 
 
+def less(regime: str, arm: str, *names: str) -> list[float]:
+    """OSW-FT less another arm, for each seed."""
+    ours, theirs = ([counted(regime, a, n, *names) for n in range(5)] for a in ("B", arm))
+    return [a - b for a, b in zip(ours, theirs, strict=True)]
+
+
 PAIRS = {
-    "S1": [counted("S", "B", n) - counted("S", "C", n) for n in range(5)],
-    "S2": [counted("S", "B", n) - counted("S", "A", n) for n in range(5)],
+    "S1": less("S", "C"),
+    "S2": less("S", "A"),
     "S3": [counted("S", "B", n) - sft_after_as_many_tokens(n) for n in range(5)],
-    "O1": [counted("O", "B", n) - counted("O", "C", n) for n in range(5)],
-    "O2": [counted("O", "B", n) - counted("O", "A", n) for n in range(5)],
+    "O1": less("O", "C"),
+    "O2": less("O", "A"),
 }
 
 
 def half_width(x: list[float]) -> float:
     """Of the 95 % interval: Student's t with four degrees of freedom."""
     return 2.776 * statistics.stdev(x) / 5**0.5
+
+
+def interval(x: list[float], form: str = ".1f") -> str:
+    return f"{statistics.mean(x):{form}} ± {half_width(x):.1f}".replace("-", "−")
 
 
 def test_the_five_tests_are_those_of_the_rows():
@@ -74,10 +84,9 @@ def test_the_five_tests_are_those_of_the_rows():
         ]
         exact = sum(flip >= abs(sum(x)) - 1e-9 for flip in flips) / 32
         equal = abs(mean[name]) + 2.132 * error[name] < (1.5 if name[0] == "S" else 4)
-        interval = f"{mean[name]:+.1f} ± {half_width(x):.1f}".replace("-", "−")
         [row] = [cells for cells in CELLS if cells[0] == name]
         cells = [f"{p[name]:.2g}", f"{holm[name]:.2g}", f"{exact:.3g}", "yes" if equal else "no"]
-        assert row[2:] == [interval, *cells]
+        assert row[2:] == [interval(x, "+.1f"), *cells]
 
 
 def tflops(point: dict) -> float:
@@ -117,40 +126,33 @@ def test_the_means_of_an_arm_are_those_of_the_rows(title):
     assert row == expected
 
 
-def difference(ours: list[float], theirs: list[float], form: str = ".1f") -> str:
-    x = [a - b for a, b in zip(ours, theirs, strict=True)]
-    return f"{statistics.mean(x):{form}} ± {half_width(x):.1f}".replace("-", "−")
+def greedy(regime: str, arm: str, seed: int) -> float:
+    last = RUNS[regime, arm, seed][-1]["greedy"]
+    return 100 * statistics.mean(right for name in GOAL[regime] for right in last[name])
 
 
 def test_the_text_says_what_the_rows_say():
     page, readme = (
         " ".join((ROOT / name).read_text().split()) for name in ("docs/study.md", "README.md")
     )
-    less = {name: f"{-statistics.mean(x):.1f} ± {half_width(x):.1f}" for name, x in PAIRS.items()}
-    said = [f"gained {less['S2']} points less than SFT", f"{less['S3']} less after as many tokens"]
-    said.append(f"kept {less['O2']} less;")
+    below = {name: interval([-value for value in x]) for name, x in PAIRS.items()}
+    said = [
+        f"gained {below['S2']} points less than SFT",
+        f"{below['S3']} less after as many tokens",
+    ]
+    said.append(f"kept {below['O2']} less;")
     assert (
-        f"gained {less['S2']} points of pass@1 less than SFT, and kept {less['O2']} less" in readme
+        f"gained {below['S2']} points of pass@1 less than SFT, and kept {below['O2']} less"
+        in readme
     )
     most = statistics.mean(PAIRS["O1"]) + half_width(PAIRS["O1"])
     said.append(f"kept at most {most:.1f} points more")
     for regime, text in ("S", "differ from SFT's by {} in S"), ("O", "by {} in O"):
-        greedy = {}
-        for arm in "AB":
-            ends = [RUNS[regime, arm, n][-1]["greedy"] for n in range(5)]
-            right = [[r for name in GOAL[regime] for r in end[name]] for end in ends]
-            greedy[arm] = [100 * statistics.mean(each) for each in right]
-        said.append(text.format(f"{difference(greedy['B'], greedy['A'], '+.1f')}"))
-    kinds = {
-        (arm, kind): [
-            statistics.mean(pass_at_1(p, kind) for p in RUNS["S", arm, n][-3:]) for n in range(5)
-        ]
-        for arm in "ABC"
-        for kind in ("easy_held", "real_held")
-    }
-    below = [difference(kinds[arm, "easy_held"], kinds["B", "easy_held"]) for arm in "AC"]
-    said.append("{} below SFT, {} below the control".format(*below))
-    real = difference(kinds["B", "real_held"], kinds["C", "real_held"]).lstrip("−")
+        x = [greedy(regime, "B", n) - greedy(regime, "A", n) for n in range(5)]
+        said.append(text.format(interval(x, "+.1f")))
+    easy = [interval([-value for value in less("S", arm, "easy_held")]) for arm in "AC"]
+    said.append("{} below SFT, {} below the control".format(*easy))
+    real = interval(less("S", "C", "real_held")).lstrip("−")
     said.append(f"it and the control differ by {real} (")
     for arm in "ABC":
         points = [p for n in range(5) for p in RUNS["O", arm, n][-3:]]
