@@ -74,6 +74,11 @@ class Args:
     verifier_workers: int = 2  # processes per rank that check answers
     reward: str | None = None  # file.py:function of your own, which gives 1 to a right answer
 
+    @property
+    def sampling(self) -> dict[str, float]:
+        """How answers are sampled, as `Rollout.stream` takes it."""
+        return {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
+
 
 # Changing any of these needs a new folder.
 PROTOCOL = ("temperature", "top_p", "top_k", "max_completion_length", "precision", "seed", "reward")
@@ -363,8 +368,7 @@ def answer_missing(
         if dist.get_rank() == 0:
             write_args(folder, **{**read_args(folder), "vllm_runner": rollout.model_runner})
             print(f"{len(missing):,} answers to sample", file=sys.stderr)
-        sampling = {name: getattr(args, name) for name in ("temperature", "top_p", "top_k")}
-        stream = rollout.stream(prompts, 1, args.max_completion_length, seeds, **sampling)
+        stream = rollout.stream(prompts, 1, args.max_completion_length, seeds, **args.sampling)
         for completions in filter(None, stream):  # those that a step of vLLM has ended
             asked = [missing[completion.query] for completion in completions]
             references = [p.columns if args.reward else p.answer for p, _ in asked]

@@ -27,6 +27,7 @@ LEARNING_RATE = 3e-4
 NUM_ROLLOUTS = {"sft": 0, "oswft": 2, "grpo": 8}  # K, answers sampled for each query
 MAX_LENGTH = 160  # tokens of prompt and expert solution; longer rows are left out
 MAX_COMPLETION = 128  # tokens of a sampled answer
+SCORING = {"temperature": 0.6, "top_p": 0.95, "top_k": 20}  # for scores; training samples at T = 1
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 GAIN_FILES = ["runs/tiny/heldout/middle.jsonl", "runs/tiny/heldout/hard.jsonl"]
 RETENTION_FILES = ["runs/tiny/heldout/keep.jsonl", "runs/tiny/heldout/long.jsonl"]
@@ -67,12 +68,12 @@ def load_rows(tokenizer, paths: list) -> list[Row]:
 
 
 # ---- Rollout and verdict: sample answers, and see which are right --------------------------------
-def sample(model, tokenizer, queries: list[Row], num_samples: int) -> list[Row]:
-    """Answers at temperature 1: B * K rows, those of a query side by side."""
+def sample(model, tokenizer, queries: list[Row], num_samples: int, **sampling) -> list[Row]:
+    """Answers, by default at temperature 1: B * K rows, those of a query side by side."""
     stop_ids = [queries[0].completion_ids[-1], tokenizer.eos_token_id]  # the expert's stop, and EOS
     prompts = {"input_ids": [query.prompt_ids for query in queries]}
     inputs = tokenizer.pad(prompts, padding_side="left", return_tensors="pt")  # (B, T)
-    settings = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    settings = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, **sampling}
     settings |= {"num_return_sequences": num_samples, "max_new_tokens": MAX_COMPLETION}
     output = model.generate(**inputs, **settings, repetition_penalty=1.0, eos_token_id=stop_ids)
     answers = []
@@ -92,11 +93,10 @@ def boxed_answer(text: str) -> str | None:
 
 def verify(tokenizer, queries: list[Row], answers: list[Row]) -> torch.Tensor:
     """Rewards (B, K): 1 for a right answer, else 0."""
-    rewards = []
-    for answer in answers:
-        text = tokenizer.decode(answer.completion_ids, skip_special_tokens=True)
-        rewards.append(float(boxed_answer(text) == answer.reference))
-    return torch.tensor(rewards).view(len(queries), -1)
+    ids = [answer.completion_ids for answer in answers]
+    texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+    right = [boxed_answer(t) == a.reference for t, a in zip(texts, answers, strict=True)]
+    return torch.tensor(right).float().view(len(queries), -1)
 
 
 # ---- Weights, advantages, losses -----------------------------------------------------------------
@@ -166,7 +166,7 @@ def evaluate(model, tokenizer, tests: dict[str, list[Row]]) -> dict[str, float]:
     """pass@1 of each test set in percent, from four answers to each question."""
     scores = {}
     for name, queries in tests.items():
-        answers = sample(model, tokenizer, queries, num_samples=4)
+        answers = sample(model, tokenizer, queries, num_samples=4, **SCORING)
         scores[name] = round(100 * verify(tokenizer, queries, answers).mean().item(), 1)
     return scores
 

@@ -2,13 +2,14 @@
 
     python -m demo.score --base runs/tiny --model runs/tiny/model --output scores.json
 
-Every model gets the same problems and the same seeds.
+Every model gets the same problems and the same seeds, and samples as evaluate.py does by default.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import evaluate
 from arguments import run_script
 from data import (
     TokenizedExample,
@@ -38,14 +39,16 @@ def score(args: Args) -> int:
     """Write the model's scores by tier; returns the exit status."""
     init_ranks("gloo")
     model, tokenizer = str(args.model), load_tokenizer(str(args.model))
+    sampling = evaluate.Args(model=model).sampling
     settings = {"precision": "fp32", "vllm_memory": 0.1, "load_weights_from_disk": True}
     rollout = Rollout(model, tokenizer, MAX_LENGTH, **settings)
 
-    def judged(queries: Sequence[TokenizedExample], **sampling) -> list:
+    def judged(queries: Sequence[TokenizedExample], **forbidden) -> list:
         """Which answers are right, those of a query next to each other."""
         prompts = [query.prompt_ids for query in queries]
         seeds = [derive_seed(args.seed, query.id) for query in queries]
-        completions = rollout.generate(prompts, NUM_SAMPLES, MAX_COMPLETION, seeds, **sampling)
+        options = sampling | forbidden
+        completions = rollout.generate(prompts, NUM_SAMPLES, MAX_COMPLETION, seeds, **options)
         answers = [queries[completion.query].example.answer for completion in completions]
         return verifier.score([completion.text for completion in completions], answers)
 

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import evaluate
 import train_grpo
 import train_oswft
 import train_sft
@@ -40,6 +41,10 @@ def flags(tiny: Path) -> dict:
     for name, tiers in (("gain", GAIN), ("retention", RETENTION)):
         found[name] = [tiny / "heldout" / f"{tier}.jsonl" for tier in tiers]
     return found
+
+
+def test_it_scores_answers_that_are_sampled_as_by_the_evaluation():
+    assert evaluate.Args(model="").sampling == from_scratch.SCORING
 
 
 @pytest.fixture
