@@ -1,0 +1,184 @@
+"""The problems of docs/study/plan6.md: real ones from others' files, the rest from templates.
+
+    python -m real.problems --source data/others --output runs/sixth/data
+
+The source holds addsub.json, singleeq.json and svamp.json, as in
+github.com/kojima-takeshi188/zero_shot_cot.
+"""
+
+import itertools
+import json
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from arguments import one_line_errors
+from data import Example, InputError, derive_seed, write_rows
+from verify import as_text
+
+import tyro
+
+NAMES = ("Ann", "Ben", "Cleo", "Dan", "Emma", "Finn", "Gina", "Hugo", "Iris", "Jack", "Kate", "Leo")
+THINGS = ("apples", "books", "coins", "cards", "eggs")
+THINGS += ("flowers", "keys", "letters", "pens", "shells")
+
+# The question | what happened, in a sentence | the equation. c = a + b, p = a * b.
+ONE_STEP = """
+{n} has {a} {t}. {m} gives {n} {b} more. How many {t} does {n} have now? \
+| {n} gets {b} {t} more, so {n} has {c} {t} now. | {a} + {b}
+There are {a} {t} on a table and {b} {t} in a box. How many {t} are there in all? \
+| Those on the table and those in the box are {c} {t} in all. | {a} + {b}
+{n} had {c} {t} and gave {b} of them to {m}. How many {t} does {n} have left? \
+| {n} gave away {b} {t}, so {a} {t} are left. | {c} - {b}
+{n} has {c} {t} and {m} has {b}. How many more {t} does {n} have than {m}? \
+| {n} has {a} {t} more than {m}. | {c} - {b}
+{n} fills {a} boxes with {b} {t} each. How many {t} are in the boxes? \
+| Each box holds {b} {t}, so the boxes hold {p} {t}. | {a} * {b}
+{n} shares {p} {t} among {b} friends. How many {t} does each friend get? \
+| Every friend gets {a} {t}. | {p} / {b}"""
+KEPT = """
+{n}'s shop opens at {a} o'clock and closes {b} hours later. At which hour does it close? \
+| The shop closes {b} hours after {a}, so at {c}. | {a} + {b}
+{n} is {a} years old. How old will {n} be in {b} years? \
+| In {b} years {n} will be {c} years old. | {a} + {b}
+In the morning it was {a} degrees in {n}'s garden. By noon it was {b} degrees warmer. How many \
+degrees was it at noon? | At noon it was {c} degrees. | {a} + {b}
+{n} pays for a toy of {b} dollars with {c} dollars. How many dollars does {n} get back? \
+| The shop gives {n} {a} dollars back. | {c} - {b}
+{n}'s rope is {c} meters long. {m} cuts off {b} meters. How many meters are left? \
+| {m} cuts off {b} meters, so {a} meters are left. | {c} - {b}
+{n}'s dog weighs {c} kilograms, and {m}'s cat weighs {b}. How many kilograms more does the dog \
+weigh? | The dog weighs {a} kilograms more than the cat. | {c} - {b}
+{n} walks {a} kilometers a day. How many kilometers does {n} walk in {b} days? \
+| In {b} days {n} walks {p} kilometers. | {a} * {b}
+{n} reads a story of {p} pages in {b} days, the same each day. How many pages does {n} read \
+a day? | Every day {n} reads {a} pages. | {p} / {b}"""
+TWO_STEPS = """
+{n} has {a} {t}. {m} gives {n} {b} more, and {n} loses {d} of them. How many {t} does {n} have \
+now? | | {a} + {b} - {d}
+There are {a} {t} on a table, {b} in a box and {d} on the floor. How many {t} are there in all? \
+| | {a} + {b} + {d}
+{n} fills {a} boxes with {b} {t} each and has {d} {t} left over. How many {t} are there in all? \
+| | {a} * {b} + {d}
+{n} buys {a} packs of {b} {t} and gives {d} {t} to {m}. How many {t} does {n} keep? \
+| | {a} * {b} - {d}
+{n} has {p} {t}, shares them among {b} friends, and {m} gets {d} more. How many {t} does {m}, one \
+of the friends, have? | | {p} / {b} + {d}
+{n} had {e} {t}, gave {a} to {m} and {b} to a teacher. How many {t} does {n} have left? \
+| | {e} - {a} - {b}
+{n} has {a} {t} and {m} has {b} more than {n}. How many {t} do they have together? \
+| | {a} + {a} + {b}
+{m} has {b} times as many {t} as {n}, who has {a}. How many more {t} does {m} have than {n}? \
+| | {a} * {b} - {a}"""
+
+
+def easy_numbers(rng: random.Random, product: bool) -> tuple[int, int]:
+    largest = 5 if product else 9
+    return rng.randint(2, largest), rng.randint(2, largest)
+
+
+def middle_numbers(rng: random.Random, product: bool) -> tuple[int, int]:
+    if product:
+        return rng.randint(3, 9), rng.randint(2, 9)
+    return rng.randint(5, 20), rng.randint(5, 20)
+
+
+def two_step_numbers(rng: random.Random, product: bool) -> tuple[int, int]:
+    largest = 9 if product else 30
+    return rng.randint(2, largest), rng.randint(2, largest)
+
+
+def generate(templates: str, numbers, seed: int, seen: set[str]) -> Iterator[tuple[str, ...]]:
+    """Yield (question, sentence, equation, answer): no question that was `seen`."""
+    rng = random.Random(seed)
+    lines = [re.split(r"\s*\|\s*", line) for line in templates.strip().split("\n")]
+    while True:
+        question, sentence, left = rng.choice(lines)
+        a, b = numbers(rng, "*" in left or "/" in left)
+        d = rng.randint(2, 12)
+        if "- {d}" in left and d >= (a * b if "*" in left else a + b):
+            continue
+        n, m = rng.sample(NAMES, 2)
+        fields = {"n": n, "m": m, "t": rng.choice(THINGS), "a": a, "b": b, "c": a + b, "d": d}
+        fields |= {"p": a * b, "e": a + b + d}
+        question, left = question.format(**fields), left.format(**fields)
+        if question not in seen:
+            seen.add(question)
+            answer = str(round(eval(left)))  # of our own digits
+            yield question, sentence.format(**fields), f"{left} = {answer}", answer
+
+
+def row(id: str, question: str, line: str, answer: str, source: str) -> dict:
+    solution = f"{line}\nThe answer is \\boxed{{{answer}}}."
+    return Example(id, question, solution, answer, source).columns
+
+
+def real_problems(source: Path, *names: str) -> list[dict]:
+    """Rows of the files whose equation gives the answer; the same question counts once.
+
+    They are the fourth study's, in its order.
+    """
+    rows = {}
+    for name in names:
+        for item in json.loads((source / f"{name}.json").read_text()):
+            if name == "svamp":
+                question = f"{item['Body'].strip()} {item['Question']}"
+                equation, answer = item["Equation"], item["Answer"]
+            else:
+                question = item["sQuestion"]
+                [equation], [answer] = item["lEquations"], item["lSolutions"]
+            answer = as_text(float(answer))
+            equation = re.sub(r"^[xX] *= *|(?<=\d)\.0(?!\d)", "", equation).strip()
+            if "=" not in equation:  # without x: less its outer brackets
+                equation = re.sub(r"^\((.*)\)$", r"\1", equation).strip() + f" = {answer}"
+            sides = equation.replace("X", "x").split("=")
+            if not re.fullmatch(r"[\dxX.+*/()= -]+", equation) or len(sides) != 2:
+                continue
+            try:
+                left, right = (eval(side, {"x": float(answer)}) for side in sides)
+            except (SyntaxError, TypeError):
+                continue
+            if abs(left - right) < 1e-6:
+                question = re.sub(r"\s+([.?,])", r"\1", " ".join(question.split()))
+                start = "".join(re.findall("[a-z]", question.lower()))[:30]
+                key = (start, *re.findall(r"\d+", question))  # some files word the end otherwise
+                rows.setdefault(key, row(f"{name}-{len(rows)}", question, equation, answer, name))
+    return sorted(rows.values(), key=lambda row: derive_seed("plan4", row["question"]))
+
+
+def main(source: Path, output: Path = Path("runs/sixth/data")) -> None:
+    """Write the sets. Raises InputError if a file is missing."""
+    if not (source / "svamp.json").exists():
+        raise InputError(f"{source}: there is no svamp.json; see python -m real.problems --help")
+    real, seen = real_problems(source, "addsub", "singleeq", "svamp"), set()
+    kinds = {
+        "easy": generate(ONE_STEP, easy_numbers, 0, seen),
+        "middle": generate(ONE_STEP, middle_numbers, 1, seen),
+        "two": generate(TWO_STEPS, two_step_numbers, 2, seen),
+        "kept": generate(KEPT, easy_numbers, 3, seen),
+    }
+
+    def take(kind: str, count: int, name: str, style: str = "equation") -> list[dict]:
+        found = itertools.islice(kinds[kind], count)
+        return [
+            row(f"{name}-{n}", q, sentence if style == "sentence" else equation, answer, kind)
+            for n, (q, sentence, equation, answer) in enumerate(found)
+        ]
+
+    sets = {"real_held": real[:256]}
+    sets |= {f"{kind}_held": take(kind, 128, f"{kind}-held") for kind in ("easy", "middle", "kept")}
+    trained = real[256 : 256 + 640]
+    sets["S_train"] = trained + take("easy", 640, "easy") + take("middle", 640, "middle")
+    sets["S_base"] = take("easy", 1500, "base-easy") + take("two", 1500, "base-two")
+    sets["O_train"] = trained + take("easy", 1280, "easy")
+    sets["O_base"] = take("easy", 1500, "base-easy", "sentence")
+    sets["O_base"] += take("kept", 1500, "base-kept", "sentence")
+    for name, rows in sets.items():
+        write_rows(rows, output / f"{name}.jsonl")
+        print(f"{len(rows):,} rows -> {output / name}.jsonl")
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        tyro.cli(main, prog="python -m real.problems", description=__doc__)
