@@ -18,14 +18,15 @@ from data import (
     InputError,
     TokenizedExample,
     Tokenizer,
+    check_ids,
+    check_stops,
     count_examples,
     hash_examples,
     load_examples,
     load_tokenizer,
     tokenize_examples,
-    warn_of_unknown,
 )
-from engine import fail, finish, gather, on_rank_0, several_hosts
+from engine import fail, finish, gather, load_config, on_rank_0, several_hosts
 from run import checkpoints, claim, provenance, read_args
 from verify import RewardError
 
@@ -199,12 +200,14 @@ def load_training_data(args: TrainArgs) -> tuple[Tokenizer, list[TokenizedExampl
         rest = 0 if args.max_steps else len(examples) * args.num_epochs % args.batch_size
         unused = f"; the last {rest} do not fill a batch, and are not used" if rest else ""
         print(f"{count}{unused}", file=sys.stderr)
+        config = load_config(args.model, args.max_length)
+        check_stops(tokenizer, args.model, config)
         whole = (np.concatenate([e.prompt_ids, e.completion_ids]) for e in examples)
-        warn_of_unknown(tokenizer, [e.example.where for e in examples], whole)
+        check_ids(tokenizer, config, [e.example for e in examples], whole)
         before = read_args(Path(args.output_dir)).get("data_hash")
         if before and before != hash_examples(examples):
             raise InputError(f"{args.data} and these lengths give other rows than before")
-    if several_hosts():
+    if dist.get_world_size() > 1:
         refuse_differences(f"reads other rows of {args.data}", hash_examples(examples))
     return tokenizer, examples
 

@@ -11,7 +11,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -210,7 +210,12 @@ def load_tokenizer(path_or_hub_id: str) -> Tokenizer:
     options = {"clean_up_tokenization_spaces": False}  # what is graded is what was sampled
     with named(f"{path_or_hub_id}: its tokenizer cannot be loaded"):
         tokenizer = PreTrainedTokenizerFast.from_pretrained(path_or_hub_id, **options)
-    end_of_turn_id(tokenizer)
+    end = end_of_turn_id(tokenizer)
+    if end not in tokenizer(tokenizer.decode(end), add_special_tokens=False).input_ids:
+        reason = "reads special tokens as text (split_special_tokens)"
+        raise InputError(f"{path_or_hub_id}: the tokenizer {reason}")
+    if getattr(tokenizer.backend_tokenizer.model, "dropout", None):
+        raise InputError(f"{path_or_hub_id}: the tokenizer is random: set dropout to null")
     thinking = r"(\s|</?think>)+$"  # either side may hold an opened or an empty <think>
     asked = re.sub(thinking, "", prompt_text(tokenizer, "1", ASK_FREE))
     before = re.sub(thinking, "", around_answer(tokenizer)[0])
@@ -276,16 +281,45 @@ def refuse_special_tokens(tokenizer: Tokenizer, texts: Iterable[tuple[str, str]]
             raise InputError(f"{what} holds the special token '{found[0]}'")
 
 
-def warn_of_unknown(tokenizer: Tokenizer, places: list[str], rows: Iterable) -> None:
-    """Say how many rows of token ids hold text that the vocabulary lacks; places: "file:line"."""
-    unknown = tokenizer.unk_token_id
-    if unknown is None or unknown in stop_token_ids(tokenizer):  # then no text is read as it
-        return
-    if lacking := [pair for pair in zip(places, rows, strict=True) if unknown in pair[1]]:
-        where, ids = lacking[0]
-        shown = tokenizer.decode(ids[list(ids).index(unknown) :])
-        count = f"{len(lacking):,} of {len(places):,} rows hold text that the vocabulary lacks"
-        print(f"warning: {count}, as {where}, which is read as {shown[:60]!r}", file=sys.stderr)
+def check_stops(tokenizer: Tokenizer, model: str, config) -> None:
+    """Raise InputError if the model's files end its answers where text may go on.
+
+    Llama's and Mistral's configs say `eos_token_id` 2 by default, whatever the vocabulary.
+    """
+    from transformers import GenerationConfig
+
+    own = config.eos_token_id
+    with suppress(OSError):  # it has no generation_config.json
+        own = GenerationConfig.from_pretrained(model).eos_token_id
+    for token in stop_token_ids(tokenizer, own):
+        if token < len(tokenizer) and token not in tokenizer.added_tokens_decoder:
+            reason = f"{token}, which its tokenizer reads as {tokenizer.decode(token)!r}"
+            raise InputError(f"{model}: correct eos_token_id in its config: it is {reason}")
+
+
+def check_ids(
+    tokenizer: Tokenizer, config, examples: Sequence[Example], rows: Iterable[Sequence[int]]
+) -> None:
+    """Raise InputError if a row of token ids, one for each example, has one that the model lacks.
+
+    Says how many rows hold another text than their example does.
+    """
+    altered = []
+    for example, ids in zip(examples, rows, strict=True):
+        if (largest := int(max(ids))) >= config.vocab_size:
+            token = f"{tokenizer.convert_ids_to_tokens(largest)!r} (id {largest})"
+            reason = f"holds {token}, but the model embeds {config.vocab_size} ids"
+            raise InputError(f"{example.where}: {reason}")
+        read = tokenizer.decode(ids)
+        solution = example.solution.strip().removeprefix("<think>").lstrip()
+        altered += [(example.where, t) for t in (example.question, solution) if t not in read][:1]
+    if altered:
+        where, text = altered[0]
+        read = tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids).lstrip(" ")
+        same = next((n for n in range(len(text)) if text[: n + 1] != read[: n + 1]), 0)
+        shown = f"{text[same : same + 60]!r} is read as {read[same : same + 60]!r}"
+        count = f"{len(altered):,} of {len(examples):,} rows lose text"
+        print(f"warning: {count} in the tokenizer, as {where}: {shown}", file=sys.stderr)
 
 
 # ---- Token ids -----------------------------------------------------------------------------------

@@ -19,12 +19,13 @@ import itertools
 import json
 import math
 import os
+import re
 import socket
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -203,12 +204,8 @@ def load_model(path_or_hub_id: str, max_length: int, precision: str = "auto") ->
     config = load_config(path_or_hub_id, max_length)
     if getattr(config, "quantization_config", None):  # the cast to fp32 would lose the scales
         raise InputError(f"{path_or_hub_id}: is quantized: take the model it was made from")
-    one, several = "model.safetensors", "model.safetensors.index.json"
-    if has_file(path_or_hub_id, one) and has_file(path_or_hub_id, several):  # vLLM reads these
-        index = json.loads(Path(cached_file(path_or_hub_id, several)).read_text())
-        if {*index["weight_map"].values()} != {one}:
-            reason = f"holds {one}, and {several} of other files: delete the old"
-            raise InputError(f"{path_or_hub_id}: {reason}")
+    if has_file(path_or_hub_id, "adapter_config.json"):  # with peft installed it would be loaded
+        raise InputError(f"{path_or_hub_id}: adapter_config.json names an adapter: merge it first")
     for name, value in vars(config).items():
         if "drop" in name and isinstance(value, float):  # checkpointed layers train: no dropout
             setattr(config, name, 0.0)
@@ -216,15 +213,37 @@ def load_model(path_or_hub_id: str, max_length: int, precision: str = "auto") ->
     options = {"config": config, "output_loading_info": True, "trust_remote_code": False}
     with named(path_or_hub_id):  # e.g. a file that is cut off
         model, report = AutoModelForCausalLM.from_pretrained(path_or_hub_id, dtype=dtype, **options)
-    if missing := sorted(report["missing_keys"]):  # transformers makes random ones in their place
-        raise InputError(f"{path_or_hub_id}: {len(missing)} weights are missing: {missing[0]} ...")
-    if getattr(model, "_hf_peft_config_loaded", False):
-        raise InputError(f"{path_or_hub_id}: adapter_config.json names an adapter: merge it first")
+    for kind in "missing", "unexpected":  # transformers makes random ones; drops scales, biases
+        if names := sorted(report[f"{kind}_keys"]):
+            reason = f"{len(names)} weights are {kind}: {names[0]} ..."
+            raise InputError(f"{path_or_hub_id}: {reason}")
+    names = tensor_names(Path(cached_file(path_or_hub_id, "config.json")).parent)
+    left_out = [name for name in names if re.search(r"(^|\.)mtp\.", name)]
+    if left_out and os.environ.get("RANK", "0") == "0":
+        reason = "predict tokens after the next: they are not trained, and final/ lacks them"
+        print(f"note: {len(left_out)} tensors, as {left_out[0]}, {reason}", file=sys.stderr)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     tied = getattr(config, "tie_word_embeddings", False)
     if tied and head and head.weight is not embedding.weight:  # vLLM would tie them
         raise InputError(f"{path_or_hub_id}: config.json ties head and embedding, which differ")
     return model
+
+
+def tensor_names(folder: Path) -> Iterable[str]:
+    """The names of a model's tensors. Raises InputError if one of them is in two files.
+
+    Without an index vLLM reads every *.safetensors, transformers one of them. With an index both
+    read its files, but take a tensor from whichever of them holds it.
+    """
+    index, one = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    placed = json.loads(index.read_text())["weight_map"] if index.exists() else {}
+    files = {folder / name for name in placed.values()} or {*folder.glob("*.safetensors")}
+    for path in sorted(files | {one} if one.exists() else files):
+        with named(str(path)), safe_open(path, "pt") as file:
+            for name in sorted(file.keys()):
+                if (place := placed.setdefault(name, path.name)) != path.name:
+                    raise InputError(f"{name} is in {place}, too: delete one of the two files")
+    return placed
 
 
 def cast_parameters(model: torch.nn.Module, dtype: torch.dtype) -> None:

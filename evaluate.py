@@ -29,6 +29,8 @@ from data import (
     Example,
     InputError,
     Tokenizer,
+    check_ids,
+    check_stops,
     derive_seed,
     get_texts,
     instruction,
@@ -38,7 +40,6 @@ from data import (
     prompt_text,
     read_rows,
     refuse_special_tokens,
-    warn_of_unknown,
     write_json,
 )
 from engine import init_ranks, load_config, load_model, on_rank_0
@@ -305,8 +306,9 @@ def open_folder(
     """Check the problems, and lock a folder of this protocol: its args.json, and its samples."""
     refuse_special_tokens(tokenizer, ((problem.where, problem.question) for problem in problems))
     ids = tokenize_prompts(tokenizer, problems)
-    warn_of_unknown(tokenizer, [problem.where for problem in problems], ids)
-    load_config(args.model, max(map(len, ids)) + args.max_completion_length)
+    config = load_config(args.model, max(map(len, ids)) + args.max_completion_length)
+    check_stops(tokenizer, args.model, config)
+    check_ids(tokenizer, config, problems, ids)
 
     claim(folder)
     before, samples = read_args(folder), read_samples(folder)

@@ -16,6 +16,7 @@ MAX_LOGITS = {"cpu": 2**21, "cuda": 2**26}  # in a chunk: 8 and 256 MiB in fp32
 MAX_KEPT = 2**26  # logits of all chunks that may wait for backward: 256 MiB
 CHECK_TOKENS = 64  # on which a model is compared with its own logits
 MAX_GAP = 1e-3  # nats a token, on average: rounding in fp32 gives 1e-5, a forgotten bias 0.35
+MAX_MOVED = 1e-5  # nats by which a later token may move an earlier one: a causal model gives 0
 
 
 class LogprobHead(torch.nn.Module):
@@ -126,7 +127,8 @@ class LogprobModel(torch.nn.Module):
     def checked(cls, model: torch.nn.Module) -> "LogprobModel":
         """Wrap a model with fp32 weights, and compare it with its own logits on random tokens.
 
-        Raises ValueError if they differ, as for a head that does more than `LogprobHead` knows.
+        Raises ValueError if they differ, as for a head that does more than `LogprobHead` knows, or
+        if the model sees later tokens, from which it would copy.
         """
         vocabulary = len(model.get_input_embeddings().weight)
         generator = torch.Generator().manual_seed(0)
@@ -135,10 +137,17 @@ class LogprobModel(torch.nn.Module):
         positions = torch.arange(CHECK_TOKENS, device=model.device)
         own = own_logprobs(model, tokens)  # (T,)
         wrapped = cls(model)
-        gap = (wrapped(tokens[:, :-1], tokens[0, 1:], positions) - own).abs().mean().item()
+        logprobs = wrapped(tokens[:, :-1], tokens[0, 1:], positions)
+        gap = (logprobs - own).abs().mean().item()
         if not gap < MAX_GAP:
             reason = f"log-probabilities are {gap:.2g} nats a token away from its own logits'"
             raise ValueError(f"{type(model).__name__} is not supported: the trained {reason}")
+        other, middle = tokens[:, :-1].clone(), CHECK_TOKENS // 2
+        other[0, middle] = (other[0, middle] + 1) % vocabulary  # earlier tokens must not see it
+        moved = (wrapped(other, tokens[0, 1:], positions) - logprobs)[:middle].abs().max().item()
+        if moved > MAX_MOVED:
+            reason = f"a token changes log-probabilities before it, by {moved:.2g} nats"
+            raise ValueError(f"{type(model).__name__} is not causal: {reason}")
         return wrapped
 
     def forward(

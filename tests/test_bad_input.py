@@ -179,8 +179,8 @@ def test_other_data_is_refused_and_the_same_data_may_lie_elsewhere(one_rank, sft
         load_training_data(replace(sft_args, data=write(text.replace("2=", "3=", 1))))
 
 
-def test_a_host_that_reads_other_rows_is_named(one_rank, sft_args, monkeypatch):
-    monkeypatch.setattr(arguments, "several_hosts", lambda: True)
+def test_a_rank_that_reads_other_rows_is_named(one_rank, sft_args, monkeypatch):
+    monkeypatch.setattr(arguments.dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(arguments, "gather", lambda items: [*items, ("hostb", "another hash")])
     with pytest.raises(InputError, match="hostb reads other rows"):
         load_training_data(sft_args)
@@ -244,20 +244,49 @@ def test_a_signal_that_asks_a_run_to_end_is_not_the_end_of_the_step(make_run, nu
             assert run.should_stop() == (not ignored)
 
 
-def test_rows_with_text_that_the_vocabulary_lacks_are_told(
-    sft_args, write, tmp_path, one_rank, capsys
+def test_rows_whose_ids_are_another_text_are_told(
+    sft_args, write, model_copy, tmp_path, one_rank, capsys
 ):
     row = {"id": "1", "question": "What is 6 x 7?", "solution": "7", "answer": "7", "source": "s"}
     easy = {**row, "question": "6+7="}
-    rows = write({**easy, "id": "2"}, row, {**easy, "id": "3", "solution": "ß"})
+    rows = write({**easy, "id": "2"}, row, {**easy, "id": "3", "solution": "7+\u00b2"})
     load_training_data(replace(sft_args, data=rows, max_steps=1))
     said = capsys.readouterr().err
-    assert "warning: 2 of 3 rows hold text that the vocabulary lacks" in said
-    assert "rows.jsonl:2, which is read as '<unk><unk><unk><unk> <unk>" in said, said
+    assert "warning: 2 of 3 rows lose text" in said
+    assert "rows.jsonl:2: 'What is 6 x 7?' is read as '<unk><unk><unk><unk> <unk>" in said, said
     args = evaluate.Args(model=sft_args.model, benchmark_file=(Path(rows),))
     args.max_completion_length, tokenizer = 48, load_tokenizer(sft_args.model)
     evaluate.find_missing(args, tmp_path / "eval", tokenizer, evaluate.load_problems(args))
-    assert "warning: 1 of 3 rows hold text that the vocabulary lacks" in capsys.readouterr().err
+    assert "warning: 1 of 3 rows lose text" in capsys.readouterr().err
+    path = model_copy / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "normalizer": {"type": "NFKC"}}))
+    load_training_data(replace(sft_args, model=str(model_copy), data=rows, max_steps=1))
+    assert "2 of 3 rows lose text" in capsys.readouterr().err  # 7+2 is in the vocabulary
+
+
+def test_ids_that_the_model_lacks_or_that_end_its_answers_at_a_letter_are_refused(
+    sft_args, model_copy, tmp_path, one_rank
+):
+    args = replace(sft_args, model=str(model_copy))
+    config = json.loads((model_copy / "config.json").read_text())
+    tokenizer = load_tokenizer(args.model)
+    stop = tokenizer.convert_tokens_to_ids("7")
+    problems = evaluate.Args(model=args.model, benchmark_file=(Path(args.data),))
+    problems.max_completion_length = 48
+
+    def refused(named: str) -> None:
+        with pytest.raises(InputError, match=named):
+            load_training_data(args)
+        with pytest.raises(InputError, match=named):
+            loaded = evaluate.load_problems(problems)
+            evaluate.find_missing(problems, tmp_path / "eval", tokenizer, loaded)
+
+    for name in ("generation_config.json", "config.json"):  # the second counts without the first
+        (model_copy / name).write_text(json.dumps({**config, "eos_token_id": [0, stop]}))
+        refused(f"correct eos_token_id in its config: it is {stop}, which .* reads as '7'")
+        (model_copy / "generation_config.json").unlink(missing_ok=True)
+    (model_copy / "config.json").write_text(json.dumps({**config, "vocab_size": 10}))
+    refused(r"train.jsonl:1: holds '.*' \(id \d+\), but the model embeds 10 ids")
 
 
 def test_a_first_batch_with_hardly_a_right_answer_is_told(make_run, capsys):

@@ -31,8 +31,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from deepspeed.utils import safe_get_full_grad
+from families import FAMILIES
+from families import make_model as make_family
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, Phi3Config
+from transformers import Phi3Config
 
 # ---- The gradient --------------------------------------------------------------------------------
 
@@ -350,13 +352,15 @@ def test_a_quantized_model_is_refused(model_copy):
         load_model(str(model_copy), 128)
 
 
-def test_a_folder_that_lacks_weights_or_has_a_head_where_the_config_ties_it_is_refused(model_copy):
+def test_a_folder_with_too_few_or_too_many_weights_is_refused(model_copy):
     path = model_copy / "model.safetensors"
     weights = load_file(path)
     embedding, layer = weights["model.embed_tokens.weight"], "model.layers.1.mlp.up_proj"
     without = {name: weight for name, weight in weights.items() if name != f"{layer}.weight"}
+    more = {**weights, f"{layer}.bias": torch.zeros(1)}  # or the scales of a file in FP8
     own_head = {**weights, "lm_head.weight": 2 * embedding}
-    for wrong, named in ((without, layer), (own_head, "ties head and embedding")):
+    wrongs = {"missing": without, f"unexpected: {layer}.bias": more, "ties head": own_head}
+    for named, wrong in wrongs.items():
         save_file(wrong, path, metadata={"format": "pt"})
         with pytest.raises(InputError, match=named):
             load_model(str(model_copy), 128)
@@ -364,12 +368,17 @@ def test_a_folder_that_lacks_weights_or_has_a_head_where_the_config_ties_it_is_r
     load_model(str(model_copy), 128)
 
 
-def test_a_leftover_adapter_and_a_file_that_is_cut_off_are_refused(model_copy):
-    from peft import LoraConfig, get_peft_model  # where a recipe's patch runs, there may be none
+def test_heads_for_later_tokens_which_transformers_leaves_out_are_told(tmp_path, capsys):
+    make_family(*FAMILIES["Qwen3-Next"]).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["mtp.fc.weight"] = torch.zeros(2, 2)
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    load_model(str(tmp_path), 128)
+    assert "note: 1 tensors, as mtp.fc.weight, predict tokens" in capsys.readouterr().err
 
-    model = AutoModelForCausalLM.from_pretrained(model_copy)
-    adapter = get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
-    adapter.save_pretrained(model_copy)
+
+def test_an_adapter_and_a_file_that_is_cut_off_are_refused(model_copy):
+    (model_copy / "adapter_config.json").write_text("{}")  # without peft transformers ignores it
     with pytest.raises(InputError, match="adapter"):
         load_model(str(model_copy), 128)
     (model_copy / "adapter_config.json").unlink()
@@ -379,14 +388,38 @@ def test_a_leftover_adapter_and_a_file_that_is_cut_off_are_refused(model_copy):
         load_model(str(model_copy), 128)
 
 
-def test_two_sets_of_weights_in_a_folder_are_refused(model_copy):
-    index = {"metadata": {}, "weight_map": {"lm_head.weight": "model-00001-of-00001.safetensors"}}
-    (model_copy / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(InputError, match="of other files: delete the old"):
+def test_two_files_with_the_same_tensor_are_refused_if_one_of_them_would_be_read(model_copy):
+    weights = load_file(model_copy / "model.safetensors")
+    names = sorted(weights)
+
+    def lay(files: dict[str, list[str]], index: dict[str, str] | None) -> None:
+        for old in model_copy.glob("model*.safetensors*"):
+            old.unlink()
+        for file, inside in files.items():
+            part = {name: weights[name] for name in inside}
+            save_file(part, model_copy / f"model{file}.safetensors", metadata={"format": "pt"})
+        if index:
+            placed = {name: f"model{file}.safetensors" for name, file in index.items()}
+            text = json.dumps({"metadata": {}, "weight_map": placed})
+            (model_copy / "model.safetensors.index.json").write_text(text)
+
+    halves = dict.fromkeys(names[:9], "-1") | dict.fromkeys(names[9:], "-2")
+    shards = {"-1": names[:9], "-2": names[9:]}
+    for files, index in (
+        ({"": names}, dict.fromkeys(names, "")),  # as some tools write
+        (shards, halves),
+        ({**shards, "-old": names}, halves),  # nobody reads what the index does not name
+    ):
+        lay(files, index)
         load_model(str(model_copy), 128)
-    index["weight_map"] = {"lm_head.weight": "model.safetensors"}  # as some tools write
-    (model_copy / "model.safetensors.index.json").write_text(json.dumps(index))
-    load_model(str(model_copy), 128)
+    for files, index in (
+        ({"": names, "-old": names}, None),  # vLLM would read both
+        ({"": names, **shards}, halves),  # transformers reads the first, vLLM the others
+        ({**shards, "-2": [*names[8:]]}, halves),
+    ):
+        lay(files, index)
+        with pytest.raises(InputError, match="too: delete one of the two"):
+            load_model(str(model_copy), 128)
 
 
 def test_a_model_with_longrope_is_read_as_far_as_its_short_factors_go(tmp_path):

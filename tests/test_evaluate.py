@@ -419,11 +419,10 @@ def test_a_reward_of_ones_own_judges_the_answers(tiny, tmp_path, monkeypatch, on
 
 
 def test_a_model_that_training_refuses_is_not_scored(model_copy, tmp_path, one_rank):
-    index = '{"weight_map": {"lm_head.weight": "other.safetensors"}}'  # a second set of weights
-    (model_copy / "model.safetensors.index.json").write_text(index)
+    shutil.copy(model_copy / "model.safetensors", model_copy / "old.safetensors")
     args = Args(model=str(model_copy), max_completion_length=48)
     problem = Example("1", "1+1=", "", "2", "own")
-    with pytest.raises(InputError, match="of other files"):
+    with pytest.raises(InputError, match="delete one of the two"):
         evaluate.answer_missing(args, tmp_path, load_tokenizer(args.model), [(problem, 0)])
     assert not [*tmp_path.glob("samples*")]
 

@@ -105,6 +105,13 @@ def test_a_head_that_does_something_unknown_to_its_logits_is_refused():
         LogprobModel.checked(model)
 
 
+def test_a_model_that_sees_later_tokens_is_refused():
+    sizes = {"intermediate_size": 32, "num_key_value_heads": 1, "head_dim": 8}
+    model = small(Qwen3Config, is_causal=False, initializer_range=0.1, **sizes)
+    with pytest.raises(ValueError, match="Qwen3ForCausalLM is not causal"):
+        LogprobModel.checked(model)
+
+
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_dropout_is_off_also_where_activations_are_computed_again(checkpointing):
     model = small(GPT2Config, resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)

@@ -303,11 +303,18 @@ def test_a_template_that_cannot_be_trained_is_refused_in_one_line(template, load
     assert "\n" not in str(error.value)
 
 
-def test_a_tokenizer_that_loses_a_space_is_refused(tmp_path):
+@pytest.mark.parametrize("named", ["changes text", "special tokens as text", "is random"])
+def test_a_tokenizer_that_loses_a_space_splits_special_tokens_or_draws_is_refused(named, tmp_path):
     tokenizer = make_tokenizer(CASES["chatml"])
-    tokenizer.backend_tokenizer.normalizer = normalizers.Replace("by step", "bystep")
+    if named == "changes text":
+        tokenizer.backend_tokenizer.normalizer = normalizers.Replace("by step", "bystep")
+    if named == "is random":
+        tokenizer.backend_tokenizer.model.dropout = 0.1
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="changes text"):
+    if named == "special tokens as text":
+        path = tmp_path / "tokenizer_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"split_special_tokens": True}))
+    with pytest.raises(InputError, match=named):
         data.load_tokenizer(str(tmp_path))
 
 
