@@ -34,7 +34,8 @@ SCRIPTS = {
 ADVICE = """Gain is pass@1 on middle and hard, which fine-tuning shows, and retention that on keep
 and long, which it never shows: look at how much retention SFT and OSW-FT pay for their gain.
 Skill is retention where the expert's @ is forbidden: nothing is lost there, the model only answers
-in a style in which it cannot do these. One seed proves nothing: docs/study.md has more of them."""
+in a style in which it cannot do these. One seed proves nothing: more of them are in docs/study.md,
+under "What to try, in this order"."""
 
 
 def demo(output_dir: Path = Path("runs/demo"), steps: int = 24, seed: int = 0) -> None:
@@ -45,6 +46,8 @@ def demo(output_dir: Path = Path("runs/demo"), steps: int = 24, seed: int = 0) -
         steps: optimizer steps of each method, of 128 queries each.
         seed: of the data's order and of sampling.
     """
+    if steps < 1 or seed < 0:
+        raise InputError("--steps must be at least 1, and --seed at least 0")
     if any(output_dir.glob("*")) and "demo" not in read_args(output_dir):
         raise InputError(f"{output_dir} holds no demo, but something else: choose another folder")
     shutil.rmtree(output_dir, ignore_errors=True)

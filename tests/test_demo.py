@@ -51,12 +51,17 @@ def test_each_method_of_the_demo_gains_and_osw_ft_keeps_more_than_sft(tmp_path):
     assert files_of_the_repository() == before  # it may be read-only
 
 
-@pytest.mark.parametrize("args", ["{}", '{"settings": {}}'])
-def test_a_folder_of_something_else_is_not_deleted(tmp_path, args):
+@pytest.mark.parametrize(
+    ("args", "seed", "named"),
+    [("{}", 0, "no demo"), ('{"settings": {}}', 0, "no demo"), ('{"demo": {}}', -1, "--seed")],
+)
+def test_a_folder_of_something_else_or_for_a_wrong_argument_is_not_deleted(
+    args, seed, named, tmp_path
+):
     (tmp_path / "logs").mkdir()
     (tmp_path / "args.json").write_text(args)
-    with pytest.raises(InputError, match="holds no demo"):
-        demo(tmp_path)
+    with pytest.raises(InputError, match=named):
+        demo(tmp_path, seed=seed)
     assert (tmp_path / "logs").exists()
 
 
