@@ -34,8 +34,8 @@ SCRIPTS = {
 ADVICE = """Gain is pass@1 on middle and hard, which fine-tuning shows, and retention that on keep
 and long, which it never shows: look at how much retention SFT and OSW-FT pay for their gain.
 Skill is retention where the expert's @ is forbidden: nothing is lost there, the model only answers
-in a style in which it cannot do these. One seed proves nothing: more of them are in docs/study.md,
-under "What to try, in this order"."""
+in a style in which it cannot do these. Trained and sampled are numbers of tokens. One seed proves
+nothing: docs/study.md has more of them, under "What to try, in this order"."""
 
 
 def demo(output_dir: Path = Path("runs/demo"), steps: int = 24, seed: int = 0) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib.util
 import inspect
+import json
 import re
 import runpy
 import shlex
@@ -117,6 +118,17 @@ def test_the_readmes_row_can_be_read_and_is_right(tmp_path):
     (tmp_path / "row.jsonl").write_text(blocks(README, "json")[0])
     [example] = load_examples(str(tmp_path / "row.jsonl"))
     assert is_correct(example.solution, example.answer)
+
+
+def test_what_the_page_converts_can_be_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.csv").write_text("question,solution,answer\n1+1=,\\boxed{2},2\n")
+    turns = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "\\boxed{2}"}]
+    Path("chats.jsonl").write_text(json.dumps({"messages": turns}))
+    for code in blocks(ROOT / "docs" / "training-set.md", "python"):
+        exec(code, {})
+        [example] = load_examples("mine.jsonl")
+        assert (example.question, example.answer) == ("1+1=", "2")
 
 
 @each_page
