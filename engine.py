@@ -255,9 +255,11 @@ def cast_parameters(model: torch.nn.Module, dtype: torch.dtype) -> None:
 def load_engine(model: str, max_length: int, checkpoint: Path | None = None, **options) -> Engine:
     """An `Engine` with its options, for a model or continued from a checkpoint. A collective."""
     precision = options.get("precision", "bf16")
-    engine = Engine(load_model(str(checkpoint or model), max_length, precision), **options)
-    if checkpoint:
-        engine.load_state(checkpoint)
+    advice = f"if {checkpoint} is damaged, delete it: the one before it is resumed then"
+    with named(advice, (InputError,) if checkpoint else ()):
+        engine = Engine(load_model(str(checkpoint or model), max_length, precision), **options)
+        if checkpoint:
+            engine.load_state(checkpoint)
     return engine
 
 

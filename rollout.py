@@ -18,6 +18,7 @@ from data import (
     Tokenizer,
     Trajectory,
     derive_seed,
+    named,
     pad_completions,
     stop_token_ids,
 )
@@ -180,19 +181,20 @@ class Rollout:
         """
         share = range(dist.get_rank(), len(prompts), dist.get_world_size())
         # No penalties, logit bias or bad words: vLLM's sleep discards their tensors.
-        params = [
-            self.vllm.SamplingParams(
-                **sampling,
-                n=num_samples,
-                max_tokens=min(max_tokens, self.max_length - len(prompts[index])),
-                stop_token_ids=self.stop_token_ids,
-                seed=seeds[index],
-                logprobs=0 if index < logprobs else None,  # 0: of the sampled token alone
-                flat_logprobs=True,  # a list of numbers, not an object for each
-                detokenize=False,
-            )
-            for index in share
-        ]
+        with named("vLLM"):  # e.g. a temperature above 2
+            params = [
+                self.vllm.SamplingParams(
+                    **sampling,
+                    n=num_samples,
+                    max_tokens=min(max_tokens, self.max_length - len(prompts[index])),
+                    stop_token_ids=self.stop_token_ids,
+                    seed=seeds[index],
+                    logprobs=0 if index < logprobs else None,  # 0: of the sampled token alone
+                    flat_logprobs=True,  # a list of numbers, not an object for each
+                    detokenize=False,
+                )
+                for index in share
+            ]
         inputs = [{"prompt_token_ids": list(map(int, prompts[index]))} for index in share]
         ids = [name.split("-")[0] for name in self.llm.enqueue(inputs, params, use_tqdm=False)]
         places = dict(zip(ids, share, strict=True))

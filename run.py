@@ -248,6 +248,9 @@ class Run(contextlib.AbstractContextManager):
         self.seconds = dict.fromkeys(self.seconds, 0.0)
         if not self.writes:
             return
+        if self.step == self.start_step + 1 and (cut := row.get("truncated_share", 0)) > 0.5:
+            advice = "raise --max_completion_length, or look why they do not end"
+            print(f"\nwarning: {cut:.0%} of the answers were cut off: {advice}", file=sys.stderr)
         shown = {name: f"{row[name]:.3f}" for name in self.SHOWN if name in row}
         self.bar.set_postfix(shown, refresh=False)
         self.bar.update(1)

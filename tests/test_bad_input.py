@@ -299,6 +299,14 @@ def test_a_first_batch_with_hardly_a_right_answer_is_told(make_run, capsys):
             assert warned == told
 
 
+def test_a_first_step_whose_answers_were_mostly_cut_off_is_told_with_the_flag(make_run, capsys):
+    for share in (0.6, 0.5):
+        with make_run(max_steps=1) as run:
+            run.end_step({"train_tokens": 1, "truncated_share": share})
+            said = "60% of the answers were cut off: raise --max_completion_length"
+            assert (said in capsys.readouterr().err) == (share == 0.6)
+
+
 def test_a_logger_that_fails_is_told_once_and_the_run_goes_on(make_run, capsys):
     with make_run() as run:
         run.log = SimpleNamespace(log=lambda row, step: 1 / 0)
