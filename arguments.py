@@ -26,7 +26,8 @@ from data import (
     load_tokenizer,
     tokenize_examples,
 )
-from engine import fail, finish, gather, load_config, on_rank_0, several_hosts
+from engine import load_config
+from ranks import fail, finish, gather, on_rank_0, several_hosts
 from run import checkpoints, claim, provenance, read_args
 from verify import RewardError
 

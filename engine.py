@@ -1,4 +1,4 @@
-"""How the model learns: ranks, DeepSpeed, micro-batches, backward, step, weights, state.
+"""How the model learns: loading it, DeepSpeed, micro-batches, backward, step, state.
 
 The only file that imports deepspeed. One optimizer step is
 
@@ -13,168 +13,37 @@ normalizer of the whole global batch, and any split of the batch gives the same 
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import itertools
 import json
 import math
 import os
 import re
-import socket
 import sys
-import threading
-import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, Literal
 
 import cpu
 from data import InputError, MicroBatch, Trajectory, collate, named, split_rows, stop_token_ids
 from logprobs import LogprobModel
+from ranks import init_ranks
 
 import torch
 import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch.distributed.distributed_c10d import _get_default_store
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 GATHER_BYTES = 2**30  # parameters gathered at a time under ZeRO-3
 STATE_KEYS = ("master", "exp_avg", "exp_avg_sq")  # the fp32 weight, and Adam's moments
-BEAT_S = 5  # seconds between two signs of life of a host
-SILENT_S = 90  # seconds without one, after which a host has vanished
 IDLE = Trajectory("idle", [0, 0], [])  # what a rank without rows reads: no token is learnt
 
 
-# ---- Ranks ---------------------------------------------------------------------------------------
-
-
-def init_distributed() -> None:
-    """Join the process group, with the backend that training needs. A collective."""
-    if torch.cuda.is_available():
-        torch.backends.cuda.enable_cudnn_sdp(False)  # as vLLM does: all methods use one kernel
-        warnings.filterwarnings("ignore", "barrier")  # NCCL's: the rank's device is set
-        init_ranks("nccl")
-    else:
-        cpu.keep_freed_memory()
-        init_ranks("gloo")
-
-
-def init_ranks(backend: str, timeout: timedelta = timedelta(minutes=30)) -> None:
-    """Join the process group of the launcher; without one, be the only rank. A collective."""
-    os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's name
-    alone = "WORLD_SIZE" not in os.environ
-    if alone:
-        os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    cpu.share_cores()
-    warnings.filterwarnings("ignore", category=FutureWarning)  # torch's, about others' calls
-    if torch.cuda.is_available():  # else each rank's first call of CUDA opens GPU 0, too
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-    store = dist.HashStore() if alone else next(dist.rendezvous("env://", timeout=timeout))[0]
-    if several_hosts():
-        refuse_loopback(store)
-    ranks = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
-    dist.init_process_group(backend, store=store, timeout=timeout, **ranks)
-    if several_hosts():
-        watch_hosts()
-
-
-def several_hosts() -> bool:
-    """Whether some ranks are on other hosts than this one's."""
-    return os.environ.get("LOCAL_SIZE") != os.environ.get("WORLD_SIZE")
-
-
-def refuse_loopback(store: dist.Store) -> None:
-    """Raise InputError if a host would tell gloo an address at which no other host reaches it."""
-    name, address = socket.gethostname(), ""
-    if "GLOO_SOCKET_IFNAME" not in os.environ:
-        with contextlib.suppress(OSError):
-            address = socket.gethostbyname(name)
-    store.set(f"address {os.environ['RANK']}", f"{name} resolves to {address}")
-    for rank in range(int(os.environ["WORLD_SIZE"])):
-        told = store.get(f"address {rank}").decode()
-        if " to 127." in told:
-            advice = "set GLOO_SOCKET_IFNAME to the network's interface, such as eth0"
-            raise InputError(f"{told}, where no other host reaches it: {advice}")
-
-
-def watch_hosts() -> None:
-    """End this rank when another host has been silent for `SILENT_S`. A collective.
-
-    gloo and NCCL would wait for half an hour. A host's first rank counts up in the store, in a
-    thread, so a long phase is no silence.
-    """
-    rank, leads = dist.get_rank(), os.environ.get("LOCAL_RANK", "0") == "0"
-    hosts = dict(gather([(rank, socket.gethostname())] if leads else []))  # first rank: name
-    own = max(first for first in hosts if first <= rank)
-    server = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(*server)  # a connection for this thread alone
-    heard = dict.fromkeys(sorted(hosts.keys() - {own}), time.monotonic())
-
-    def beat() -> None:
-        seen = {}
-        with contextlib.suppress(RuntimeError):  # the first host, which keeps the store, is gone
-            for count in itertools.count():
-                if leads:
-                    store.set(f"beat {rank}", str(count))
-                for first in heard:
-                    if (value := store.get(f"beat {first}")) != seen.get(first):
-                        seen[first], heard[first] = value, time.monotonic()
-                time.sleep(BEAT_S)
-
-    def watch() -> None:
-        while all(time.monotonic() - last < SILENT_S for last in heard.values()):
-            time.sleep(1)
-        lost = min(heard, key=heard.get)
-        if leads:
-            reason = f"{hosts[lost]} (rank {lost}) has been silent for {SILENT_S} s"
-            print(f"error: {reason}; what was saved can be resumed", file=sys.stderr)
-        finish(1)
-
-    for task in beat, watch:
-        threading.Thread(target=task, daemon=True).start()
-
-
-def finish(status: int) -> NoReturn:
-    """End this rank, at once: Python's own end would take four seconds."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
-
-
-def fail(reason: str, status: int = 1) -> NoReturn:
-    """End this rank; if it is the first that fails, say why. The launcher ends the others."""
-    with contextlib.suppress(OSError, RuntimeError):  # rank 0, which keeps the store, has ended
-        first = os.environ.get("LOCAL_RANK", "0") == "0"  # before the ranks join: one of each host
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            store = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-            socket.create_connection(store, timeout=10).close()
-            first = _get_default_store().add("failed", 1) == 1
-        if first:
-            print(f"error: {reason}", file=sys.stderr)
-    finish(status)
-
-
-def on_rank_0(function: Callable):
-    """Call `function` on rank 0 alone, and return its result on every rank. A collective."""
-    outcome = [function() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(outcome)
-    return outcome[0]
-
-
-def gather(items: list) -> list:
-    """Every rank's list, one after the other, on every rank. A collective."""
-    lists = [None] * dist.get_world_size()
-    dist.all_gather_object(lists, items)
-    return [item for part in lists for item in part]
-
-
-# ---- The engine ----------------------------------------------------------------------------------
+# ---- The model -----------------------------------------------------------------------------------
 
 
 def load_config(model: str, max_length: int) -> PreTrainedConfig:
@@ -261,6 +130,20 @@ def load_engine(model: str, max_length: int, checkpoint: Path | None = None, **o
         if checkpoint:
             engine.load_state(checkpoint)
     return engine
+
+
+# ---- The engine ----------------------------------------------------------------------------------
+
+
+def init_training() -> None:
+    """Join the process group, with the backend that training needs. A collective."""
+    if torch.cuda.is_available():
+        torch.backends.cuda.enable_cudnn_sdp(False)  # as vLLM does: all methods use one kernel
+        warnings.filterwarnings("ignore", "barrier")  # NCCL's: the rank's device is set
+        init_ranks("nccl")
+    else:
+        cpu.keep_freed_memory()
+        init_ranks("gloo")
 
 
 def import_deepspeed():

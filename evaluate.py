@@ -42,7 +42,8 @@ from data import (
     refuse_special_tokens,
     write_json,
 )
-from engine import init_ranks, load_config, load_model, on_rank_0
+from engine import load_config, load_model
+from ranks import init_ranks, on_rank_0
 from rollout import Rollout
 from run import claim, read_args, write_args
 from verify import Verifier, extract

@@ -22,7 +22,8 @@ from data import (
     pad_completions,
     stop_token_ids,
 )
-from engine import Engine, gather, load_config
+from engine import Engine, load_config
+from ranks import gather
 from verify import Verifier
 
 import torch

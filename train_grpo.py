@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from arguments import RolloutArgs, claim_or_resume, keywords, load_training_data, run_script
 from data import InputError, TokenizedExample, Trajectory, count_rows
-from engine import Engine, init_distributed, load_engine
+from engine import Engine, init_training, load_engine
 from rollout import Groups, Rollout, completion_stats, judge, trajectories, vllm_gap
 from run import Run
 from verify import Verifier
@@ -160,7 +160,7 @@ def diagnose(logprobs, old_logprobs, advantages, mask, args: Args) -> torch.Tens
 
 def main(args: Args) -> int:
     """Train; returns the exit status."""
-    init_distributed()
+    init_training()
     checkpoint = claim_or_resume(args)
     tokenizer, examples = load_training_data(args)
     verifier = Verifier(args.verifier_workers, reward=args.reward)  # starts while models load

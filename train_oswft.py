@@ -23,7 +23,7 @@ from typing import Literal
 
 from arguments import RolloutArgs, claim_or_resume, keywords, load_training_data, run_script
 from data import TokenizedExample, count_rows, derive_seed
-from engine import Engine, init_distributed, load_engine
+from engine import Engine, init_training, load_engine
 from rollout import Rollout, completion_stats, judge, vllm_gap
 from run import Run
 from verify import Verifier
@@ -118,7 +118,7 @@ def control_weights(
 
 def main(args: Args) -> int:
     """Train; returns the exit status."""
-    init_distributed()
+    init_training()
     checkpoint = claim_or_resume(args)
     tokenizer, examples = load_training_data(args)
     verifier = Verifier(args.verifier_workers, reward=args.reward)  # it starts while models load

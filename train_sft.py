@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from arguments import TrainArgs, claim_or_resume, keywords, load_training_data, run_script
 from data import InputError, TokenizedExample, count_rows
-from engine import Engine, init_distributed, load_engine
+from engine import Engine, init_training, load_engine
 from run import Run
 
 import torch
@@ -85,7 +85,7 @@ def get_weight(query: TokenizedExample, column: str | None) -> float:
 
 def main(args: Args) -> int:
     """Train; returns the exit status."""
-    init_distributed()
+    init_training()
     checkpoint = claim_or_resume(args)
     tokenizer, examples = load_training_data(args)
     weights = [get_weight(example, args.weight_column) for example in examples]

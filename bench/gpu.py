@@ -10,7 +10,7 @@ from bench.measure import markdown_table, print_section, timed
 from bench.parts import logprobs
 from data import Example, InputError, TokenizedExample
 from demo.tiny import make_tokenizer
-from engine import Engine, init_distributed
+from engine import Engine, init_training
 from rollout import Rollout
 
 import numpy as np
@@ -47,7 +47,7 @@ def train_on_lengths(
     config: Qwen3Config, lengths: list[int], max_tokens: int, repetitions: int, best: float
 ) -> list[list[str]]:
     """A table's row for SFT on rows of each length; `best` is the FLOP/s of a matrix product."""
-    init_distributed()
+    init_training()
     model = Qwen3ForCausalLM(config)
     count, width = model.num_parameters(), config.num_attention_heads * config.head_dim
     engine = Engine(model, max_tokens_per_micro_batch=max_tokens)

@@ -13,8 +13,8 @@ from bench.measure import compare, extra_memory, print_section, timed
 from cpu import share_cores
 from data import TokenizedExample, load_examples, load_tokenizer, tokenize_examples
 from demo.tiny import copy
-from engine import init_ranks
 from logprobs import LogprobHead
+from ranks import init_ranks
 from rollout import Rollout
 from verify import Verifier
 

@@ -18,7 +18,7 @@ from bench.measure import compare, print_section, timed
 from bench.parts import DATA, MAX_LENGTH, MAX_TOKENS, MODEL, QUERIES, load_rows
 from cpu import share_cores
 from data import TokenizedExample, load_tokenizer, stop_token_ids
-from engine import init_ranks
+from ranks import init_ranks
 from recipes.oswft_mixin import Query
 from recipes.trainer_run import RolloutWeights, to_columns
 from recipes.trl_sft import WeightedSFTTrainer

@@ -20,7 +20,7 @@ from data import (
     write_json,
 )
 from demo.world import MAX_COMPLETION, MAX_LENGTH, RETENTION, TIERS
-from engine import init_ranks
+from ranks import init_ranks
 from rollout import Rollout
 from verify import Verifier
 

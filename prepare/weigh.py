@@ -37,7 +37,7 @@ from data import (
     write_json,
     write_rows,
 )
-from engine import init_ranks
+from ranks import init_ranks
 from run import write_args
 from verify import Verifier
 

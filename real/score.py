@@ -14,7 +14,7 @@ from typing import Literal
 import evaluate
 from arguments import one_line_errors
 from data import Example, derive_seed, load_examples, load_tokenizer, write_json
-from engine import init_distributed, load_model
+from engine import init_training, load_model
 from evaluate import tokenize_prompts
 from rollout import Completion, Rollout
 from verify import Verifier
@@ -93,7 +93,7 @@ def style(found: Sequence[Completion]) -> float:
 
 
 def main(args: Args) -> None:
-    init_distributed()
+    init_training()
     sets = {
         name: load_examples(str(args.folder / "data" / f"{name}.jsonl"))[: args.problems]
         for name in SETS[args.regime]

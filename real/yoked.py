@@ -13,7 +13,7 @@ from typing import Literal
 
 from arguments import TrainArgs, claim_or_resume, keywords, load_training_data, run_script
 from data import InputError, TokenizedExample, derive_seed, read_rows, write_rows
-from engine import Engine, init_distributed, load_engine
+from engine import Engine, init_training, load_engine
 from run import Run
 from train_oswft import update
 
@@ -41,7 +41,7 @@ def logged_weights(run: Path, step: int, queries: Sequence[TokenizedExample]) ->
 
 def main(args: Args) -> int:
     """Train; returns the exit status."""
-    init_distributed()
+    init_training()
     checkpoint = claim_or_resume(args)
     tokenizer, examples = load_training_data(args)
     engine = load_engine(args.model, args.max_length, checkpoint, **keywords(args, Engine))

@@ -13,7 +13,8 @@ from data import (
     stop_token_ids,
     tokenize_examples,
 )
-from engine import gather, init_ranks, load_model
+from engine import load_model
+from ranks import gather, init_ranks
 from recipes.oswft_mixin import Query
 from rollout import Rollout
 from train_oswft import oswft_weights

@@ -18,7 +18,7 @@ from pathlib import Path
 import conftest  # finds the modules of the top level, too
 from data import Example, InputError, TokenizedExample
 from demo.tiny import make_tokenizer
-from engine import Engine, init_distributed, load_engine, load_model
+from engine import Engine, init_training, load_engine, load_model
 from logprobs import LogprobModel, own_logprobs
 from rollout import Rollout, import_vllm, vllm_gap
 
@@ -156,7 +156,7 @@ def show(mean: float, largest: float) -> str:
 def in_a_process(name: str, results) -> None:
     """vLLM cannot be started twice in one process, so each family has a fork of this one."""
     transformers.logging.set_verbosity_error()
-    init_distributed()
+    init_training()
     with tempfile.TemporaryDirectory() as folder:
         results.put(measure(*FAMILIES[name], Path(folder)))
 

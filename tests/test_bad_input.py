@@ -68,7 +68,7 @@ def test_bad_input_is_refused_once_and_nothing_is_written(tiny, write, tmp_path)
     ],
 )
 def test_what_a_run_cannot_use_is_named(bad, named, sft_args, tmp_path, one_rank, monkeypatch):
-    monkeypatch.setattr(train_sft, "init_distributed", lambda: None)
+    monkeypatch.setattr(train_sft, "init_training", lambda: None)
     monkeypatch.chdir(tmp_path)
     rows = Path(sft_args.data).read_text().splitlines(keepends=True)
     Path("few.jsonl").write_text("".join(rows[:5]))

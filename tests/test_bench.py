@@ -12,7 +12,7 @@ from bench.gpu import random_rows
 from conftest import SHARED, needs_shared, needs_vllm, on_ranks, output_of, slow
 from cpu import REDUCE_BUCKET
 from data import InputError
-from engine import init_distributed, load_engine
+from engine import init_training, load_engine
 
 import psutil
 import pytest
@@ -84,7 +84,7 @@ def rss() -> int:
 
 def held_by_a_step(folder: str, length: int, rows_per_rank: int) -> dict[str, int]:
     """Bytes of a rank: on a CPU by part, as `plan.memory` names them; on a GPU the peak."""
-    init_distributed()
+    init_training()
     on_gpu = torch.cuda.is_available()
     passes = 1 + on_gpu  # the second adds to the gradients of the first
     num_rows = passes * rows_per_rank * dist.get_world_size()

@@ -215,10 +215,10 @@ def test_the_readmes_file_tree_is_that_of_the_repository(tops):
     assert sorted(named) == sorted(parts)
 
 
-def test_at_most_twelve_files_stand_at_the_top_and_none_imports_in_a_circle(tops):
+def test_at_most_thirteen_files_stand_at_the_top_and_none_imports_in_a_circle(tops):
     names = [Path(name) for name, slash in tops if not slash and name.endswith(".py")]
     files = {name.stem: ast.parse((ROOT / name).read_text()) for name in names}
-    assert len(files) <= 12
+    assert len(files) <= 13
     imports = {}  # those for a type, too
     for name, tree in files.items():
         nodes = list(ast.walk(tree))

@@ -25,7 +25,7 @@ from dense import (
     make_model,
     make_rows,
 )
-from engine import STATE_KEYS, Engine, init_distributed, load_config, load_engine, load_model
+from engine import STATE_KEYS, Engine, init_training, load_config, load_engine, load_model
 
 import pytest
 import torch
@@ -171,7 +171,7 @@ SETTINGS_OF_A_RUN = [
 def compare_gradients(*comparisons: partial) -> None:
     """On every rank. On a GPU the reference stays on the CPU."""
     if not dist.is_initialized():
-        init_distributed()
+        init_training()
     if torch.cuda.is_available():
         assert not torch.backends.cuda.cudnn_sdp_enabled()  # vLLM is not imported here
     with pytest.MonkeyPatch.context() as patch:
@@ -225,7 +225,7 @@ def assert_close(ours: Weights, theirs: Weights, tolerance: float = 0.0) -> None
 
 def save_states(folder: Path) -> dict[str, tuple[Weights, Weights]]:
     """In each precision two steps, a state, and a third step; returns the weights after both."""
-    init_distributed()
+    init_training()
     steps = {}
     for precision in ("fp32", "bf16"):
         engine = open_engine(folder / "model", precision, zero_stage=3)
@@ -240,7 +240,7 @@ def save_states(folder: Path) -> dict[str, tuple[Weights, Weights]]:
 
 def go_on(folder: Path, steps: dict[str, tuple[Weights, Weights]]) -> None:
     """With each ZeRO stage, and with offload, from the saved states to the same third step."""
-    init_distributed()
+    init_training()
     for precision, (at_two, at_three) in steps.items():
         for stage in (1, 2, 3):
             take_third_step(folder / precision, at_two, at_three, precision, stage)

@@ -37,8 +37,8 @@ ETH0 = {"GLOO_SOCKET_IFNAME": "eth0"}
 
 # SFT that notices sooner that a host has vanished, or does not see the folder.
 SOON = """
-import arguments, engine, train_sft
-engine.BEAT_S, engine.SILENT_S, arguments.LATE_S = 0.5, 8, 2
+import arguments, ranks, train_sft
+ranks.BEAT_S, ranks.SILENT_S, arguments.LATE_S = 0.5, 8, 2
 arguments.run_script(train_sft.main, train_sft.Args, "")
 """
 

@@ -19,7 +19,7 @@ from conftest import (
 )
 from data import load_tokenizer, pad_completions, read_rows, stop_token_ids, write_rows
 from dense import dense_grpo_loss, dense_logprobs, make_rows
-from engine import init_distributed
+from engine import init_training
 
 import pytest
 import torch
@@ -157,7 +157,7 @@ def test_lora_trains_adapters_that_vllm_the_final_model_and_a_resumed_run_have(t
 
 def compare_importance() -> None:
     """Where importance.diff is applied."""
-    init_distributed()
+    init_training()
     args = train_grpo.Args(**ENGINE_SETTINGS, temperature=0.7, importance_cap=1.5)
     twins = Twins(pytest.MonkeyPatch(), args)
     generator = torch.Generator().manual_seed(0)

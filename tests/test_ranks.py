@@ -21,7 +21,7 @@ def interrupt(*_):  # as Run does: the launcher's SIGTERM is taken for Ctrl-C
     asked = True
 
 def main(args):
-    from engine import dist, init_ranks
+    from ranks import dist, init_ranks
     init_ranks("gloo")
     signal.signal(signal.SIGTERM, interrupt)
     dist.barrier()  # all ranks are here
@@ -84,7 +84,7 @@ def test_a_killed_rank_ends_the_others_of_its_host(run_ranks):
 
 def test_without_a_launcher_a_process_is_the_only_rank():
     """Whatever is left of one in its environment."""
-    code = "import engine; engine.init_ranks('gloo'); print(engine.gather([1]))"
-    code += "; engine.finish(0)"  # as every script ends
+    code = "import ranks; ranks.init_ranks('gloo'); print(ranks.gather([1]))"
+    code += "; ranks.finish(0)"  # as every script ends
     env = {**os.environ, "RANK": "3", "OMP_NUM_THREADS": ""}
     assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, env=env) == b"[1]\n"

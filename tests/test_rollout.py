@@ -8,7 +8,8 @@ from unittest.mock import Mock, call
 from conftest import ROOT, needs_vllm, on_ranks, output_of, slow
 from data import InputError, TokenizedExample, Trajectory, load_tokenizer, pad_completions
 from demo.tiny import make_tokenizer
-from engine import Engine, gather, init_distributed
+from engine import Engine, init_training
+from ranks import gather
 from rollout import Completion, Rollout, completion_stats, kv_cache_bytes, vllm_gap
 from train_oswft import Args, update
 
@@ -25,7 +26,7 @@ TOLERANCE = {"fp32": 1e-3, "bf16": 0.15}  # nats, of one token
 
 def follow_the_trainer(tiny: str, folder: str, tied: bool, precision: str) -> str:
     """On every rank; returns what the test on a GPU prints. There vLLM sleeps between samples."""
-    init_distributed()
+    init_training()
     tokenizer = load_tokenizer(tiny)
     torch.manual_seed(0)
     config = AutoConfig.from_pretrained(tiny)

@@ -27,7 +27,7 @@ from conftest import (
     wait_for_rows,
 )
 from data import write_rows
-from engine import init_ranks
+from ranks import init_ranks
 from run import Run, checkpoints, read_args, tell_others_of_stop
 from train_grpo import grpo_advantages
 

@@ -54,7 +54,7 @@ def test_weights_from_the_data_give_the_loss_of_osw_ft_and_weight_0_costs_no_pas
 def test_a_run_takes_its_weights_from_a_column(tiny, tmp_path, one_rank, monkeypatch):
     rows = [row for _, row in read_rows(str(tiny / "train.jsonl"))][:16]
     write_rows([{**row, "w": n % 2 / 2} for n, row in enumerate(rows)], tmp_path / "rows.jsonl")
-    monkeypatch.setattr(train_sft, "init_distributed", lambda: None)
+    monkeypatch.setattr(train_sft, "init_training", lambda: None)
     monkeypatch.setattr(run, "STOP_SIGNALS", ())  # pytest's own handlers stay
     paths = {"model": str(tiny / "model"), "data": str(tmp_path / "rows.jsonl")}
     args = Args(**paths, output_dir=str(tmp_path / "run"), weight_column="w", train_batch_size=8)

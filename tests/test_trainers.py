@@ -15,7 +15,7 @@ import data
 from conftest import ROOT, launch, needs_vllm, on_ranks, slow
 from demo.tiny import make_tokenizer
 from dense import dense_oswft_loss, make_model, make_rows
-from engine import gather
+from ranks import gather
 
 import pytest
 import torch

@@ -1,0 +1,135 @@
+"""Who takes part in a run: its processes, how they speak with each other, and how one ends.
+
+A rank is one process, on one GPU if there are any; a host is a machine with some of the ranks.
+"""
+
+import contextlib
+import itertools
+import os
+import socket
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import NoReturn
+
+import cpu
+from data import InputError
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
+
+BEAT_S = 5  # seconds between two signs of life of a host
+SILENT_S = 90  # seconds without one, after which a host has vanished
+
+
+def init_ranks(backend: str, timeout: timedelta = timedelta(minutes=30)) -> None:
+    """Join the process group of the launcher; without one, be the only rank. A collective."""
+    os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's name
+    alone = "WORLD_SIZE" not in os.environ
+    if alone:
+        os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    cpu.share_cores()
+    warnings.filterwarnings("ignore", category=FutureWarning)  # torch's, about others' calls
+    if torch.cuda.is_available():  # else each rank's first call of CUDA opens GPU 0, too
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    store = dist.HashStore() if alone else next(dist.rendezvous("env://", timeout=timeout))[0]
+    if several_hosts():
+        refuse_loopback(store)
+    ranks = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    dist.init_process_group(backend, store=store, timeout=timeout, **ranks)
+    if several_hosts():
+        watch_hosts()
+
+
+def several_hosts() -> bool:
+    """Whether some ranks are on other hosts than this one's."""
+    return os.environ.get("LOCAL_SIZE") != os.environ.get("WORLD_SIZE")
+
+
+def refuse_loopback(store: dist.Store) -> None:
+    """Raise InputError if a host would tell gloo an address at which no other host reaches it."""
+    name, address = socket.gethostname(), ""
+    if "GLOO_SOCKET_IFNAME" not in os.environ:
+        with contextlib.suppress(OSError):
+            address = socket.gethostbyname(name)
+    store.set(f"address {os.environ['RANK']}", f"{name} resolves to {address}")
+    for rank in range(int(os.environ["WORLD_SIZE"])):
+        told = store.get(f"address {rank}").decode()
+        if " to 127." in told:
+            advice = "set GLOO_SOCKET_IFNAME to the network's interface, such as eth0"
+            raise InputError(f"{told}, where no other host reaches it: {advice}")
+
+
+def watch_hosts() -> None:
+    """End this rank when another host has been silent for `SILENT_S`. A collective.
+
+    gloo and NCCL would wait for half an hour. A host's first rank counts up in the store, in a
+    thread, so a long phase is no silence.
+    """
+    rank, leads = dist.get_rank(), os.environ.get("LOCAL_RANK", "0") == "0"
+    hosts = dict(gather([(rank, socket.gethostname())] if leads else []))  # first rank: name
+    own = max(first for first in hosts if first <= rank)
+    server = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(*server)  # a connection for this thread alone
+    heard = dict.fromkeys(sorted(hosts.keys() - {own}), time.monotonic())
+
+    def beat() -> None:
+        seen = {}
+        with contextlib.suppress(RuntimeError):  # the first host, which keeps the store, is gone
+            for count in itertools.count():
+                if leads:
+                    store.set(f"beat {rank}", str(count))
+                for first in heard:
+                    if (value := store.get(f"beat {first}")) != seen.get(first):
+                        seen[first], heard[first] = value, time.monotonic()
+                time.sleep(BEAT_S)
+
+    def watch() -> None:
+        while all(time.monotonic() - last < SILENT_S for last in heard.values()):
+            time.sleep(1)
+        lost = min(heard, key=heard.get)
+        if leads:
+            reason = f"{hosts[lost]} (rank {lost}) has been silent for {SILENT_S} s"
+            print(f"error: {reason}; what was saved can be resumed", file=sys.stderr)
+        finish(1)
+
+    for task in beat, watch:
+        threading.Thread(target=task, daemon=True).start()
+
+
+def finish(status: int) -> NoReturn:
+    """End this rank, at once: Python's own end would take four seconds."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def fail(reason: str, status: int = 1) -> NoReturn:
+    """End this rank; if it is the first that fails, say why. The launcher ends the others."""
+    with contextlib.suppress(OSError, RuntimeError):  # rank 0, which keeps the store, has ended
+        first = os.environ.get("LOCAL_RANK", "0") == "0"  # before the ranks join: one of each host
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            store = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            socket.create_connection(store, timeout=10).close()
+            first = _get_default_store().add("failed", 1) == 1
+        if first:
+            print(f"error: {reason}", file=sys.stderr)
+    finish(status)
+
+
+def on_rank_0(function: Callable):
+    """Call `function` on rank 0 alone, and return its result on every rank. A collective."""
+    outcome = [function() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(outcome)
+    return outcome[0]
+
+
+def gather(items: list) -> list:
+    """Every rank's list, one after the other, on every rank. A collective."""
+    lists = [None] * dist.get_world_size()
+    dist.all_gather_object(lists, items)
+    return [item for part in lists for item in part]
