@@ -123,9 +123,9 @@ class RolloutArgs(TrainArgs):
             raise InputError("VLLM_BATCH_INVARIANT replaces functions of torch that train")
 
 
-def keywords(args: object, room: Callable) -> dict:
-    """The arguments that a room, such as `Engine`, takes by keyword, under the same names."""
-    parameters = inspect.signature(room).parameters.values()
+def keywords(args: object, callee: Callable) -> dict:
+    """The arguments that a callee, such as `Engine`, takes by keyword, under the same names."""
+    parameters = inspect.signature(callee).parameters.values()
     names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and hasattr(args, p.name)]
     return {name: getattr(args, name) for name in names}
 
@@ -203,7 +203,7 @@ def load_training_data(args: TrainArgs) -> tuple[Tokenizer, list[TokenizedExampl
         print(f"{count}{unused}", file=sys.stderr)
         config = load_config(args.model, args.max_length)
         check_stops(tokenizer, args.model, config)
-        whole = (np.concatenate([e.prompt_ids, e.completion_ids]) for e in examples)
+        whole = (np.concatenate([e.prompt_ids, e.response_ids]) for e in examples)
         check_ids(tokenizer, config, [e.example for e in examples], whole)
         before = read_args(Path(args.output_dir)).get("data_hash")
         if before and before != hash_examples(examples):

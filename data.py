@@ -331,10 +331,10 @@ class Trajectory:
 
     id: str  # of the query
     prompt_ids: Sequence[int]
-    completion_ids: Sequence[int]  # a solution ends with the end of turn, which is learnt too
+    response_ids: Sequence[int]  # a solution ends with the end of turn, which is learnt too
 
     def __len__(self) -> int:
-        return len(self.prompt_ids) + len(self.completion_ids)
+        return len(self.prompt_ids) + len(self.response_ids)
 
 
 @dataclass(frozen=True, eq=False)
@@ -411,7 +411,7 @@ def hash_examples(examples: Iterable[TokenizedExample]) -> str:
     for e in examples:
         columns = json.dumps([len(e.prompt_ids), e.example.columns], default=lambda _: None)
         digest.update(columns.encode())
-        digest.update(e.prompt_ids.tobytes() + e.completion_ids.tobytes())
+        digest.update(e.prompt_ids.tobytes() + e.response_ids.tobytes())
     return digest.hexdigest()
 
 
@@ -475,9 +475,11 @@ class MicroBatch:
     targets: torch.Tensor  # (B, T) int64, the token that follows each of them
     mask: torch.Tensor  # (B, T) bool, true where the target belongs to the completion
     positions: torch.Tensor  # int64, where the mask is true in the flattened (B * T,)
+    is_last: bool = True  # whether the optimizer steps after its backward
 
     def to(self, device: torch.device) -> "MicroBatch":
-        return MicroBatch(*(tensor.to(device, non_blocking=True) for tensor in vars(self).values()))
+        *tensors, is_last = vars(self).values()
+        return MicroBatch(*(t.to(device, non_blocking=True) for t in tensors), is_last)
 
 
 def collate(trajectories: Sequence[Trajectory], rows: Sequence[int]) -> MicroBatch:
@@ -486,8 +488,8 @@ def collate(trajectories: Sequence[Trajectory], rows: Sequence[int]) -> MicroBat
     tokens = torch.zeros(len(rows), length, dtype=torch.long)
     mask = torch.zeros(len(rows), length, dtype=torch.bool)
     for n, i in enumerate(rows):
-        prompt_ids, completion_ids = trajectories[i].prompt_ids, trajectories[i].completion_ids
-        ids = np.concatenate([prompt_ids, completion_ids])
+        prompt_ids, response_ids = trajectories[i].prompt_ids, trajectories[i].response_ids
+        ids = np.concatenate([prompt_ids, response_ids])
         tokens[n, : len(ids)] = torch.from_numpy(ids)
         mask[n, len(prompt_ids) : len(ids)] = True
     mask = mask[:, 1:]

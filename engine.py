@@ -4,7 +4,7 @@ The only file that imports deepspeed. One optimizer step is
 
     for batch in engine.micro_batches(rows):  # the same number on every rank
         logprobs = engine.logprobs(batch)                 # (B, T)
-        engine.backward(loss(logprobs, batch.mask, ...))
+        engine.backward(loss(logprobs, batch.mask, ...), batch.is_last)
     stats = engine.step(learning_rate)
 
 Its gradient is that of the losses' sum over all micro-batches and ranks. So a loss divides by the
@@ -220,7 +220,7 @@ class Engine:
         """This rank's share of the rows, for one forward and backward each.
 
         Each is a collective: all ranks get the same number, at least one. A rank without rows reads
-        `IDLE`, with an all-false mask: its gradient is zero. Tells DeepSpeed which is the last.
+        `IDLE`, with an all-false mask: its gradient is zero.
 
         Args:
             rows: the whole global batch, the same on every rank.
@@ -232,8 +232,8 @@ class Engine:
         split = split_rows(lengths, dist.get_world_size(), self.max_tokens)
         shares = [[kept[n] for n in part[dist.get_rank()]] for part in split] or [[]]
         for number, share in enumerate(shares, start=1):
-            self.engine.set_gradient_accumulation_boundary(number == len(shares))
             batch = collate(rows, share) if share else collate([IDLE], [0])
+            batch.is_last = number == len(shares)
             yield batch.to(self.device)
 
     def logprobs(self, batch: MicroBatch, temperature: float = 1.0) -> torch.Tensor:
@@ -246,9 +246,13 @@ class Engine:
         padded = logprobs.new_zeros(batch.mask.numel()).index_copy(0, batch.positions, logprobs)
         return padded.view(batch.mask.shape)
 
-    def backward(self, loss: torch.Tensor) -> None:
-        """Add a micro-batch's gradient; its loss is divided by the global batch's normalizer."""
+    def backward(self, loss: torch.Tensor, is_last: bool) -> None:
+        """Add a micro-batch's gradient; its loss is divided by the global batch's normalizer.
+
+        `is_last` is the micro-batch's: then the ranks add their gradients up.
+        """
         self.total_loss += loss.detach()
+        self.engine.set_gradient_accumulation_boundary(is_last)
         # DeepSpeed averages over ranks; ours is a sum.
         self.engine.backward(loss * dist.get_world_size(), scale_wrt_gas=False)
 
@@ -293,7 +297,9 @@ class Engine:
 
     # ---- Weights and state -----------------------------------------------------------------------
 
-    def named_weights(self, gather_bytes: int = GATHER_BYTES) -> Iterator[tuple[str, torch.Tensor]]:
+    def named_parameters(
+        self, gather_bytes: int = GATHER_BYTES
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every weight in full under the name that it has in a checkpoint; tied ones once.
 
         A collective: all ranks have to run the iterator to its end. Under ZeRO-3 about
@@ -383,7 +389,7 @@ class Engine:
     def _allocate_moments(self) -> None:
         """Adam makes its moments at its first step: take that step, on a gradient of zero."""
         for batch in self.micro_batches([]):
-            self.backward(self.logprobs(batch).sum())
+            self.backward(self.logprobs(batch).sum(), batch.is_last)
         self.step(learning_rate=0.0)
         self._count_steps(0)
 

@@ -366,7 +366,7 @@ def answer_missing(
     with Verifier(args.verifier_workers, reward=args.reward) as verifier, path.open("ab") as out:
         out.truncate(path.read_bytes().rfind(b"\n") + 1)  # a kill may leave half a row
         options = {"precision": args.precision, "vllm_memory": args.vllm_memory}
-        options |= {"rollout_batch_size": len(missing), "load_weights_from_disk": True}
+        options |= {"rollout_batch_size": len(missing), "load_from_disk": True}
         rollout = Rollout(args.model, tokenizer, longest, **options)
         if dist.get_rank() == 0:
             write_args(folder, **{**read_args(folder), "vllm_runner": rollout.model_runner})

@@ -33,7 +33,7 @@ from tqdm import tqdm
 MAX_SEQUENCES = {"cpu": 256, "cuda": 512}  # at once; above 512 vLLM has no CUDA graph
 SHARE = 0.3  # of the memory for vLLM, unless --vllm_memory or --vllm_sleep is given
 MARGIN = 2 * 2**30  # bytes of a GPU kept free for what vLLM does not count; a guess
-CHECKED = 8  # queries in `vllm_gap`; few: if one asks, vLLM computes log-probabilities for all
+CHECKED = 8  # queries in `check_vllm`; few: if one asks, vLLM computes log-probabilities for all
 MAX_VLLM_GAP = {"bf16": 0.1, "fp32": 1e-4}  # nats a token: rounding gives 0.01 and 3e-7
 
 
@@ -66,19 +66,19 @@ def import_vllm():
 class Rollout:
     """A vLLM engine that samples from the weights it was last given."""
 
-    model: str  # hub id or folder; without `load_weights_from_disk` its config alone is read
+    model: str  # hub id or folder; without `load_from_disk` its config alone is read
     tokenizer: Tokenizer
     max_length: int  # tokens of prompt and completion together
     _: KW_ONLY
     rollout_batch_size: int = 2**20  # prompts of all ranks, answered at a time
-    num_rollouts: int = 1  # answers of `answer` to a query
+    num_rollouts: int = 1  # completions of a query that `sample` gives
     max_completion_length: int = 4096  # tokens of such an answer
     temperature: float = 1.0
     seed: int = 0
     precision: Literal["bf16", "fp32"] = "bf16"
     vllm_memory: float | None = None  # share; None: 0.3, or with vllm_sleep all that is left
     vllm_sleep: bool = False  # give the GPU's memory back between batches
-    load_weights_from_disk: bool = False  # start with the model's own weights (for evaluation)
+    load_from_disk: bool = False  # start with the model's own weights (for evaluation)
 
     def __post_init__(self):
         self.vllm = import_vllm()
@@ -101,7 +101,7 @@ class Rollout:
             max_model_len=self.max_length,
             max_num_seqs=num_sequences,
             distributed_executor_backend="external_launcher",
-            load_format="auto" if self.load_weights_from_disk else "dummy",
+            load_format="auto" if self.load_from_disk else "dummy",
             enable_sleep_mode=self.sleeps,
             generation_config="vllm",  # of the model's folder only the stop ids are read
             logprobs_mode="processed_logprobs",  # of the distribution that is sampled from
@@ -116,7 +116,7 @@ class Rollout:
         self.model_runner = "V2" if v2 else "V1"  # from one seed they draw different numbers
         self.sleep()
 
-    def load_weights(self, named_weights: Iterator[tuple[str, torch.Tensor]]) -> None:
+    def load_parameters(self, named_parameters: Iterator[tuple[str, torch.Tensor]]) -> None:
         """Load the trainer's weights, and drop what was cached under the old ones.
 
         After sleep the order matters: wake the weights, load them, wake the KV cache.
@@ -124,7 +124,7 @@ class Rollout:
         if self.sleeps:
             torch.cuda.empty_cache()  # what the update freed, torch would keep: 24 GiB on an H200
             self.llm.wake_up(tags=["weights"])
-        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named_weights})
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named_parameters})
         if not torch.cuda.is_available():
             self.llm.apply_model(cpu.repack)
         if self.sleeps:
@@ -133,14 +133,14 @@ class Rollout:
             raise RuntimeError("vLLM kept its prefix cache: it would answer from old weights")
 
     def sleep(self) -> None:
-        """Give weights and KV cache back to the GPU until the next `load_weights`."""
+        """Give weights and KV cache back to the GPU until the next `load_parameters`."""
         if self.sleeps:
             self.llm.sleep(level=2)
 
-    def answer(
+    def sample(
         self, queries: Sequence, batch: int, stop: Callable | None = None
     ) -> list[Completion]:
-        """Sample this rank's share of the answers, fewer if `stop()` turns true; then sleep."""
+        """This rank's share of K completions of each query, fewer if `stop()` turns true."""
         completions = self.generate(
             [query.prompt_ids for query in queries],
             num_samples=self.num_rollouts,
@@ -268,21 +268,21 @@ def trajectories(queries: Sequence[TokenizedExample], completions: Groups) -> li
     ]
 
 
-def vllm_gap(
-    engine: Engine, rollout: Rollout, queries: Sequence, completions: Groups, refuse: bool
+def check_vllm(
+    engine: Engine, rollout: Rollout, queries: Sequence, completions: Groups, strict: bool
 ) -> dict[str, float]:
     """How far apart vLLM's and the trainer's log-probabilities of some answers are. A collective.
 
     Compares one answer to each of the first `CHECKED` queries, token by token. Returns the mean and
-    the largest difference, in nats. With `refuse`, raises InputError if the mean is too large.
+    the largest difference, in nats. With `strict`, raises InputError if the mean is too large.
     """
     checked = [group[:1] for group in completions[:CHECKED]]
     rows = trajectories(queries, checked)
     sampled = pad_completions([c.logprobs for [c] in checked], rows).to(engine.device)
     trained = engine.eval_logprobs(rows, rollout.temperature)
     gaps = (trained - sampled).abs()
-    mean = gaps.sum().item() / sum(len(row.completion_ids) for row in rows)
-    if refuse and not mean < MAX_VLLM_GAP[rollout.precision]:
+    mean = gaps.sum().item() / sum(len(row.response_ids) for row in rows)
+    if strict and not mean < MAX_VLLM_GAP[rollout.precision]:
         gap = f"their log-probabilities differ by {mean:.2g} nats a token"
         raise InputError(f"{rollout.model}: vLLM samples from another model than is trained: {gap}")
     return {"vllm_gap_mean": mean, "vllm_gap_max": gaps.max().item()}

@@ -213,6 +213,11 @@ class Run(contextlib.AbstractContextManager):
                 print(f"stopped after step {self.step} of {self.num_steps}: {again}")
 
     @property
+    def at_start(self) -> bool:
+        """Whether this process has not taken a step yet."""
+        return self.step == self.start_step
+
+    @property
     def finished(self) -> bool:
         return self.step >= self.num_steps
 

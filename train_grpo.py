@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from arguments import RolloutArgs, claim_or_resume, keywords, load_training_data, run_script
 from data import InputError, TokenizedExample, Trajectory, count_rows
 from engine import Engine, init_training, load_engine
-from rollout import Groups, Rollout, completion_stats, judge, trajectories, vllm_gap
+from rollout import Groups, Rollout, check_vllm, completion_stats, judge, trajectories
 from run import Run
 from verify import Verifier
 
@@ -107,7 +107,7 @@ def update(
     args: Args,
 ) -> dict[str, float]:
     """One optimizer step on B * G rows; advantages (B, G), old_logprobs (B, G, T) or None."""
-    num_tokens = sum(len(row.completion_ids) for row in rows)
+    num_tokens = sum(len(row.response_ids) for row in rows)
     no_signal = (advantages == 0).all(dim=1).float().mean().item()
     advantages = advantages.flatten().to(engine.device)  # (N,)
     sums = torch.zeros(4, device=engine.device)
@@ -119,7 +119,7 @@ def update(
             old = old_logprobs.flatten(0, 1)[batch.rows, : logprobs.shape[1]]  # (n, T)
         clip = (args.clip_low, args.clip_high)
         loss = grpo_loss(logprobs, old, advantage, batch.mask, num_tokens, *clip)
-        engine.backward(loss)
+        engine.backward(loss, batch.is_last)
         sums += diagnose(logprobs.detach(), old, advantage, batch.mask, args)
     stats = engine.step(args.learning_rate)
 
@@ -171,18 +171,18 @@ def main(args: Args) -> int:
     with run, verifier:
         run.keep_models = True  # any of them may be the one that is evaluated
         for number, queries in run.batches():  # the same on every rank
-            # ---- rollout: G answers to each query, from the current weights; a share on each rank
-            rollout.load_weights(engine.named_weights())
+            # ---- rollout: G completions of each query, from the current parameters
+            rollout.load_parameters(engine.named_parameters())
             run.lap("sync_s")
-            answers = rollout.answer(queries, number, stop=run.stop_sampling)
+            own = rollout.sample(queries, number, stop=run.stop_sampling)  # this rank's share
             if run.should_stop():  # sampling was cut short; `run` saves a checkpoint
                 break
             run.lap("rollout_s")
 
-            # ---- verify: which answers are right?
-            completions, rewards = judge(verifier, queries, answers)  # all ranks', (B, G)
-            # Do vLLM and the trainer agree? If they do not on the first batch, stop.
-            gap = vllm_gap(engine, rollout, queries, completions, refuse=run.step == run.start_step)
+            # ---- verify: which are right?
+            completions, rewards = judge(verifier, queries, own)  # all ranks', (B, G)
+            # Do vLLM and the trainer agree? A difference in the first batch ends the run.
+            gap = check_vllm(engine, rollout, queries, completions, strict=run.at_start)
 
             # ---- weigh: how much better than its group is an answer?
             advantages = grpo_advantages(rewards)  # (B, G)

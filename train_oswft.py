@@ -24,7 +24,7 @@ from typing import Literal
 from arguments import RolloutArgs, claim_or_resume, keywords, load_training_data, run_script
 from data import TokenizedExample, count_rows, derive_seed
 from engine import Engine, init_training, load_engine
-from rollout import Rollout, completion_stats, judge, vllm_gap
+from rollout import Rollout, check_vllm, completion_stats, judge
 from run import Run
 from verify import Verifier
 
@@ -76,13 +76,13 @@ def update(
     engine: Engine, queries: Sequence[TokenizedExample], weights: torch.Tensor, args: Args
 ) -> dict[str, float]:
     """One optimizer step on these queries, all ranks', with weights (B,); returns its metrics."""
-    num_tokens = sum(len(query.completion_ids) for query in queries)
+    num_tokens = sum(len(query.response_ids) for query in queries)
     normalizer = num_tokens if args.normalizer == "token" else len(queries)
     weights = weights.to(engine.device)
     for batch in engine.micro_batches(queries, keep=weights > 0):  # this rank's share
         logprobs = engine.logprobs(batch)  # (b, T)
         loss = oswft_loss(logprobs, batch.mask, weights[batch.rows], normalizer)
-        engine.backward(loss)  # gradients add up over micro-batches and ranks
+        engine.backward(loss, batch.is_last)  # gradients add up over micro-batches and ranks
     stats = engine.step(args.learning_rate)
     return {
         "mean_weight": weights.mean().item(),
@@ -128,18 +128,18 @@ def main(args: Args) -> int:
 
     with run, verifier:
         for number, queries in run.batches():  # the same on every rank
-            # ---- rollout: K answers to each query, from the current weights; a share on each rank
-            rollout.load_weights(engine.named_weights())
+            # ---- rollout: K completions of each query, from the current parameters
+            rollout.load_parameters(engine.named_parameters())
             run.lap("sync_s")
-            answers = rollout.answer(queries, number, stop=run.stop_sampling)
+            own = rollout.sample(queries, number, stop=run.stop_sampling)  # this rank's share
             if run.should_stop():  # sampling was cut short; `run` saves a checkpoint
                 break
             run.lap("rollout_s")
 
-            # ---- verify: which answers are right?
-            completions, rewards = judge(verifier, queries, answers)  # all ranks', (B, K)
-            # Do vLLM and the trainer agree? If they do not on the first batch, stop.
-            gap = vllm_gap(engine, rollout, queries, completions, refuse=run.step == run.start_step)
+            # ---- verify: which are right?
+            completions, rewards = judge(verifier, queries, own)  # all ranks', (B, K)
+            # Do vLLM and the trainer agree? A difference in the first batch ends the run.
+            gap = check_vllm(engine, rollout, queries, completions, strict=run.at_start)
 
             # ---- weigh: w = 1 - p̂
             weights = oswft_weights(rewards)  # (B,)

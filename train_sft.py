@@ -60,13 +60,13 @@ def update(
     weight_column: str | None = None,
 ) -> dict[str, float]:
     """One optimizer step on expert solutions; returns its metrics."""
-    normalizer = sum(len(query.completion_ids) for query in queries)
+    normalizer = sum(len(query.response_ids) for query in queries)
     weights = torch.tensor([get_weight(query, weight_column) for query in queries])
     weights = weights.to(engine.device)
     for batch in engine.micro_batches(queries, keep=weights > 0):
         logprobs = engine.logprobs(batch)  # (b, T)
         loss = sft_loss(logprobs, batch.mask, weights[batch.rows], normalizer)
-        engine.backward(loss)
+        engine.backward(loss, batch.is_last)
     stats = engine.step(learning_rate)
     mean = {"mean_weight": weights.mean().item()} if weight_column else {}
     return {**mean, **stats, **count_rows(queries, keep=weights > 0)}

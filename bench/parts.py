@@ -110,7 +110,7 @@ def rollouts(repetitions: int, model: Path, data: Path) -> list[str]:
     seeds, found = list(range(QUERIES)), []
     init_ranks("gloo")
     model = str(model)
-    sampling = {"vllm_memory": 0.2, "load_weights_from_disk": True}
+    sampling = {"vllm_memory": 0.2, "load_from_disk": True}
     rollout = Rollout(model, load_tokenizer(model), MAX_LENGTH, **sampling)
     options = {"n": 2, "max_tokens": MAX_TOKENS, "stop_token_ids": rollout.stop_token_ids}
 

@@ -40,7 +40,7 @@ class Row:
     question: str
     reference: str  # the right answer
     prompt_ids: list[int]
-    completion_ids: list[int]
+    response_ids: list[int]
 
 
 def load_rows(tokenizer, paths: list) -> list[Row]:
@@ -58,10 +58,10 @@ def load_rows(tokenizer, paths: list) -> list[Row]:
             chat = template([user, {"role": "assistant", "content": solution}], tokenize=False)
             end = chat[chat.rindex(solution) + len(solution) :].strip()  # such as <|im_end|>
             prompt_ids = tokenizer(prompt, add_special_tokens=False).input_ids
-            completion_ids = tokenizer(solution + end, add_special_tokens=False).input_ids
+            response_ids = tokenizer(solution + end, add_special_tokens=False).input_ids
             answer = str(fields["answer"]).strip()
-            if len(prompt_ids) + len(completion_ids) <= MAX_LENGTH:
-                rows.append(Row(fields["question"], answer, prompt_ids, completion_ids))
+            if len(prompt_ids) + len(response_ids) <= MAX_LENGTH:
+                rows.append(Row(fields["question"], answer, prompt_ids, response_ids))
     if not rows:
         sys.exit(f"error: {paths[0]}: no row fits into MAX_LENGTH = {MAX_LENGTH} tokens")
     return rows
@@ -70,7 +70,7 @@ def load_rows(tokenizer, paths: list) -> list[Row]:
 # ---- Rollout and verdict: sample answers, and see which are right --------------------------------
 def sample(model, tokenizer, queries: list[Row], num_samples: int, **sampling) -> list[Row]:
     """Answers, by default at temperature 1: B * K rows, those of a query side by side."""
-    stop_ids = [queries[0].completion_ids[-1], tokenizer.eos_token_id]  # the expert's stop, and EOS
+    stop_ids = [queries[0].response_ids[-1], tokenizer.eos_token_id]  # the expert's stop, and EOS
     prompts = {"input_ids": [query.prompt_ids for query in queries]}
     inputs = tokenizer.pad(prompts, padding_side="left", return_tensors="pt")  # (B, T)
     settings = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, **sampling}
@@ -80,7 +80,7 @@ def sample(model, tokenizer, queries: list[Row], num_samples: int, **sampling) -
     for n, ids in enumerate(output[:, inputs.input_ids.shape[1] :].tolist()):  # B * K of them
         stops = [position for position, token in enumerate(ids) if token in stop_ids]
         end = stops[0] + 1 if stops else len(ids)  # what follows is padding
-        answers.append(replace(queries[n // num_samples], completion_ids=ids[:end]))
+        answers.append(replace(queries[n // num_samples], response_ids=ids[:end]))
     return answers
 
 
@@ -93,7 +93,7 @@ def boxed_answer(text: str) -> str | None:
 
 def verify(tokenizer, queries: list[Row], answers: list[Row]) -> torch.Tensor:
     """Rewards (B, K): 1 for a right answer, else 0."""
-    ids = [answer.completion_ids for answer in answers]
+    ids = [answer.response_ids for answer in answers]
     texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
     right = [boxed_answer(t) == a.reference for t, a in zip(texts, answers, strict=True)]
     return torch.tensor(right).float().view(len(queries), -1)
@@ -134,11 +134,11 @@ def grpo_loss(logprobs, old_logprobs, advantages, mask, num_tokens, clip_low=0.8
 
 def token_logprobs(model, rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor]:
     """log π of each token but the first, and a mask, 1 on the completions: (N, T - 1) both."""
-    lengths = [len(row.prompt_ids) + len(row.completion_ids) for row in rows]
+    lengths = [len(row.prompt_ids) + len(row.response_ids) for row in rows]
     input_ids = torch.zeros(len(rows), max(lengths), dtype=torch.long)  # (N, T)
     mask = torch.zeros(len(rows), max(lengths))  # (N, T)
     for n, row in enumerate(rows):  # padded on the right, where causal attention does not look
-        input_ids[n, : lengths[n]] = torch.tensor(row.prompt_ids + row.completion_ids)
+        input_ids[n, : lengths[n]] = torch.tensor(row.prompt_ids + row.response_ids)
         mask[n, len(row.prompt_ids) : lengths[n]] = 1
     logits = model(input_ids=input_ids[:, :-1]).logits  # (N, T - 1, vocabulary)
     targets = input_ids[:, 1:, None]  # (N, T - 1, 1): the token that comes next

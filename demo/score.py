@@ -40,7 +40,7 @@ def score(args: Args) -> int:
     init_ranks("gloo")
     model, tokenizer = str(args.model), load_tokenizer(str(args.model))
     sampling = evaluate.Args(model=model).sampling
-    settings = {"precision": "fp32", "vllm_memory": 0.1, "load_weights_from_disk": True}
+    settings = {"precision": "fp32", "vllm_memory": 0.1, "load_from_disk": True}
     rollout = Rollout(model, tokenizer, MAX_LENGTH, **settings)
 
     def judged(queries: Sequence[TokenizedExample], **forbidden) -> list:

@@ -75,7 +75,7 @@ def stats(file: tyro.conf.Positional[str], tokenizer: str | None = None) -> None
     rows, _ = tokenize_examples(examples, find_tokenizer(file, tokenizer), NO_LIMIT, 0)
     print(f"{file}: {len(examples):,} examples")
     prompts = [len(row.prompt_ids) for row in rows]
-    solutions = [len(row.completion_ids) for row in rows]
+    solutions = [len(row.response_ids) for row in rows]
     lengths = pd.DataFrame({"prompt": prompts, "solution": solutions})
     print(f"\ntokens\n{lengths.describe(percentiles=[0.05, 0.5, 0.95]).round(1).to_string()}")
     letters = [

@@ -221,7 +221,7 @@ def write_set(args: Args, folder: Path, tokenizer: Tokenizer, rows: Sequence) ->
     record = {**asdict(args), "tokenizer": args.model}  # for prepare.look
     write_json({"arguments": record}, args.output.with_suffix(".report.json"))
 
-    tokens = np.array([len(row.completion_ids) for row in rows])  # of the expert's solutions
+    tokens = np.array([len(row.response_ids) for row in rows])  # of the expert's solutions
     print(f"\n{'weight':>8}{'rows':>10}{'tokens':>14}  share of the tokens")
     for name, kind in ("0", weights == 0), ("between", weights % 1 > 0), ("1", weights == 1):
         part = tokens[kind].sum()

@@ -59,7 +59,7 @@ class Sampler:
         self.verifier = Verifier(2)
 
     def load(self, model: Path) -> None:
-        self.rollout.load_weights(iter(load_model(str(model), 512).state_dict().items()))
+        self.rollout.load_parameters(iter(load_model(str(model), 512).state_dict().items()))
 
     def answers(
         self, rows: Sequence[Example], samples: int, sampling: dict, logprobs: int = 0

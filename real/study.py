@@ -168,7 +168,7 @@ def spent(run: Path, arm: str, seed: int) -> list[dict]:
         trained = [query for query in queries if weights[query.id] > 0]
         assert sum(map(len, trained)) == metrics["train_tokens"], "this is another run's batch"
         sums["train_tokens"] += metrics["train_tokens"]
-        sums["solution_tokens"] += sum(len(query.completion_ids) for query in trained)
+        sums["solution_tokens"] += sum(len(query.response_ids) for query in trained)
         sums["sampled_tokens"] += metrics.get("rollout_tokens", 0)
         sums["read_tokens"] += sum(len(query.prompt_ids) for query in queries) * (arm == "B")
         sums["seconds"] += sum(v for k, v in metrics.items() if k.endswith("_s"))

@@ -41,7 +41,7 @@ class RolloutWeights:
     def __call__(self, model: PreTrainedModel, queries: list[Query], seed: int) -> torch.Tensor:
         first = sum(gather([len(queries)])[: dist.get_rank()])
         mine, queries = slice(first, first + len(queries)), gather(queries)  # those of all ranks
-        self.rollout.load_weights((n, p.detach()) for n, p in model.named_parameters())
+        self.rollout.load_parameters((n, p.detach()) for n, p in model.named_parameters())
         completions = self.rollout.generate(
             [query.prompt_ids for query in queries],
             num_samples=self.num_rollouts,
@@ -83,8 +83,8 @@ class Args:
 def to_columns(examples: Sequence[TokenizedExample]) -> dict[str, list]:
     """The columns that `OSWFTMixin` reads."""
     return {
-        "input_ids": [[*e.prompt_ids, *e.completion_ids] for e in examples],
-        "labels": [[-100] * len(e.prompt_ids) + e.completion_ids.tolist() for e in examples],
+        "input_ids": [[*e.prompt_ids, *e.response_ids] for e in examples],
+        "labels": [[-100] * len(e.prompt_ids) + e.response_ids.tolist() for e in examples],
         "answer": [e.example.answer for e in examples],
     }
 

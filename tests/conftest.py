@@ -222,7 +222,7 @@ def on_ranks(
 
 def be_a_rank(folder: Path) -> None:
     """Make the call that `on_ranks` wrote down; leave what it returns or raises."""
-    from engine import finish
+    from ranks import finish
 
     function, args = pickle.loads((folder / "call").read_bytes())
     try:

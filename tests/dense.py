@@ -28,7 +28,7 @@ def make_rows(generator: torch.Generator, count: int = ROWS) -> list[Trajectory]
 
 def dense_logprobs(model, row: Trajectory, temperature: float = 1.0) -> torch.Tensor:
     """(completion tokens,) from full logits."""
-    ids = torch.tensor([row.prompt_ids + row.completion_ids])
+    ids = torch.tensor([row.prompt_ids + row.response_ids])
     logprobs = (model(input_ids=ids).logits[0, :-1] / temperature).log_softmax(-1)
     start = len(row.prompt_ids) - 1
     return logprobs[start:].gather(-1, ids[0, start + 1 :, None])[:, 0]
@@ -58,7 +58,7 @@ def dense_grpo_loss(model, rows, advantages, old_logprobs, args, factors=None):
             if advantage < 0:
                 total = total + factor * advantage * max(ratio, torch.tensor(args.clip_low))
                 low += bool(ratio < args.clip_low)
-    return -total / sum(len(row.completion_ids) for row in rows), low, high
+    return -total / sum(len(row.response_ids) for row in rows), low, high
 
 
 def assert_same(

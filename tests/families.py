@@ -20,7 +20,7 @@ from data import Example, InputError, TokenizedExample
 from demo.tiny import make_tokenizer
 from engine import Engine, init_training, load_engine, load_model
 from logprobs import LogprobModel, own_logprobs
-from rollout import Rollout, import_vllm, vllm_gap
+from rollout import Rollout, check_vllm, import_vllm
 
 import torch
 import transformers
@@ -120,7 +120,7 @@ def measure(model_type: str, changes: dict, folder: Path) -> list[str]:
         example = Example("id", "1+1", "2", "2", "test")
         query = TokenizedExample("id", tokens[0, :50].tolist(), tokens[0, 50:].tolist(), example)
         for batch in engine.micro_batches([query]):
-            engine.backward(-engine.logprobs(batch).sum() / 51)
+            engine.backward(-engine.logprobs(batch).sum() / 51, batch.is_last)
         engine.step(learning_rate=1e-2)
         engine.save_model(make_tokenizer(), folder / "final")
         saved = own_logprobs(load_model(str(folder / "final"), 200), tokens)[49:]
@@ -136,11 +136,13 @@ def compare_vllm(engine: Engine, query: TokenizedExample, model: str) -> str:
     """The last cell. Raises InputError as the trainer does where vLLM samples something else."""
     try:
         rollout = Rollout(model, make_tokenizer(), 200, precision="fp32", vllm_memory=0.05)
-        rollout.load_weights(engine.named_weights())
-        rollout.load_weights(engine.named_weights())  # the second time vLLM has packed weights
+        rollout.load_parameters(engine.named_parameters())
+        rollout.load_parameters(
+            engine.named_parameters()
+        )  # the second time vLLM has packed weights
         completions = rollout.generate([query.prompt_ids] * 4, 1, 60, [0, 1, 2, 3], logprobs=4)
         groups = [[completion] for completion in completions]
-        gap = vllm_gap(engine, rollout, [query] * 4, groups, refuse=True)
+        gap = check_vllm(engine, rollout, [query] * 4, groups, strict=True)
         return show(gap["vllm_gap_mean"], gap["vllm_gap_max"])
     except InputError:
         raise

@@ -166,7 +166,7 @@ def test_a_solution_is_thinking_and_answer_and_ends_in_the_boxed_letter(make_sif
 def test_the_limit_counts_every_token_of_the_solution_and_the_end_of_turn(make_sifter):
     example = make_sifter().sift(to_line(row()))
     [tokenized], _ = tokenize_examples([example], make_sifter().tokenizer, 10_000, 0)
-    length = len(tokenized.completion_ids)
+    length = len(tokenized.response_ids)
     verdicts = [make_sifter(limit).sift(to_line(row())) for limit in (length, length - 1)]
     assert verdicts == [example, "too_long"]
 

@@ -94,7 +94,7 @@ def test_a_full_disk_or_ctrl_c_leaves_the_former_file_and_no_half_one(error, tmp
 
 
 def ids_of(row: data.Trajectory) -> list[int]:
-    return [*row.prompt_ids, *row.completion_ids]
+    return [*row.prompt_ids, *row.response_ids]
 
 
 def conversation(tokenizer, example: Example) -> list[int]:
@@ -147,7 +147,7 @@ def test_what_does_not_fit_is_dropped_and_counted_never_truncated(write):
     assert dropped == {"prompt_too_long": 1, "solution_too_long": 1}
     for row in kept:
         assert row.id == row.example.id and ids_of(row) == conversation(tokenizer, row.example)
-        assert row.prompt_ids.dtype == row.completion_ids.dtype == np.int32  # 4 bytes a token
+        assert row.prompt_ids.dtype == row.response_ids.dtype == np.int32  # 4 bytes a token
     exact = len(conversation(tokenizer, examples[5]))
     for *limits, left in ((exact, 30, 1), (exact - 1, 30, 0), (exact, exact, 1)):  # no rollouts
         assert len(data.tokenize_examples(examples[5:6], tokenizer, *limits)[0]) == left

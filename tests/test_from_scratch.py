@@ -105,7 +105,7 @@ def test_prompts_and_solutions_are_tokenized_as_by_the_scripts(template, tiny):
         reference, _ = tokenize_examples(examples, theirs, MAX_LENGTH, MAX_COMPLETION)
         for row, other in zip(load_rows(tokenizer, [path]), reference, strict=True):
             assert row.prompt_ids == other.prompt_ids.tolist()
-            assert row.completion_ids == other.completion_ids.tolist()
+            assert row.response_ids == other.response_ids.tolist()
             assert (row.question, row.reference) == (other.example.question, other.example.answer)
 
 
@@ -114,15 +114,15 @@ def test_verdicts_are_those_of_the_scripts(tiny):
     queries = load_rows(tokenizer, [tiny / "heldout" / f"{tier}.jsonl" for tier in TIERS])
     answers, verdicts = [], []
     for n, query in enumerate(queries):
-        solution = tokenizer.decode(query.completion_ids, skip_special_tokens=True)
+        solution = tokenizer.decode(query.response_ids, skip_special_tokens=True)
         box = f"\\boxed{{{query.reference}}}"
         assert solution.endswith(box)
         wrong = f"\\boxed{{{(int(query.reference) + 1 + n % 9) % 10}}}"
         texts = [solution, solution.replace(box, wrong), wrong + box, box + wrong]
         texts += [solution.replace("boxed{", "boxed{ "), solution[:-1] + "}" * (n % 2)]
         for text in texts:
-            ids = tokenizer(text).input_ids + query.completion_ids[-1:] * (n % 2)
-            answers.append(replace(query, completion_ids=ids))
+            ids = tokenizer(text).input_ids + query.response_ids[-1:] * (n % 2)
+            answers.append(replace(query, response_ids=ids))
         verdicts += [is_correct(text, query.reference) for text in texts[:-1]] + [bool(n % 2)]
     rewards = verify(tokenizer, queries, answers)
     assert rewards.shape == (len(queries), 6)
@@ -159,7 +159,7 @@ def test_from_the_same_rewards_the_gradient_is_that_of_the_real_scripts(method):
         dense, *_ = dense_grpo_loss(model, answers, advantages, old, args)
     else:
         weights = 1 - rewards.mean(dim=1) if method == "oswft" else torch.ones(4)
-        tokens = sum(len(query.completion_ids) for query in queries)
+        tokens = sum(len(query.response_ids) for query in queries)
         dense = dense_oswft_loss(model, queries, weights, tokens)
     gradients = (torch.autograd.grad(loss, list(model.parameters())) for loss in (ours, dense))
     for gradient, reference in zip(*gradients, strict=True):
@@ -191,7 +191,7 @@ def test_a_file_that_is_missing_or_too_long_is_said_in_one_line(tiny, write):
 def take_real_step(method: str, engine: Engine, queries: list, answers: list, rewards) -> None:
     """That of the script, from the same answers."""
     rows = answers if method == "grpo" else queries
-    rows = [Trajectory(row.question, row.prompt_ids, row.completion_ids) for row in rows]
+    rows = [Trajectory(row.question, row.prompt_ids, row.response_ids) for row in rows]
     args = {"model": "", "data": "", "learning_rate": from_scratch.LEARNING_RATE}
     if method == "sft":
         train_sft.update(engine, rows, from_scratch.LEARNING_RATE)
@@ -229,7 +229,7 @@ def test_from_the_same_answers_its_steps_are_those_of_the_scripts(
     for batch in batches:
         take_real_step(method, engine, *batch)
     ours, steps, off = models[-1].state_dict(), [], []
-    for name, weight in engine.named_weights():
+    for name, weight in engine.named_parameters():
         steps.append((weight - start[name]).flatten())
         off.append((weight - ours[name]).flatten())
     # Adam divides by a gradient's size: where that is rounding alone, it may step elsewhere.

@@ -74,7 +74,7 @@ def test_the_ids_of_prompt_and_solution_are_the_template_s(real):
         whole = data.render(tokenizer, turns)
         assert whole.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
         ids = tokenizer(whole.rstrip(), add_special_tokens=False).input_ids
-        assert [*row.prompt_ids, *row.completion_ids] == ids
+        assert [*row.prompt_ids, *row.response_ids] == ids
 
 
 @needs_vllm

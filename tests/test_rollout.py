@@ -10,7 +10,7 @@ from data import InputError, TokenizedExample, Trajectory, load_tokenizer, pad_c
 from demo.tiny import make_tokenizer
 from engine import Engine, init_training
 from ranks import gather
-from rollout import Completion, Rollout, completion_stats, kv_cache_bytes, vllm_gap
+from rollout import Completion, Rollout, check_vllm, completion_stats, kv_cache_bytes
 from train_oswft import Args, update
 
 import pytest
@@ -57,11 +57,11 @@ def follow_the_trainer(tiny: str, folder: str, tied: bool, precision: str) -> st
         vllms = pad_completions([c.logprobs for c in completions], rows).to(engine.device)
         return float((engine.eval_logprobs(rows, TEMPERATURE) - vllms).abs().max())
 
-    sampler.load_weights(engine.named_weights())
+    sampler.load_parameters(engine.named_parameters())
     first = sample(1, 2, 3)
     assert [completion.query for completion in first] == [0, 0, 1, 1, 2, 2], first
     assert first[0].token_ids != first[1].token_ids, "two samples of one prompt are the same"
-    freed = reload(sampler, engine.named_weights())
+    freed = reload(sampler, engine.named_parameters())
     again = sample(1, 2, 3)  # with an empty prefix cache, too: a full one rounds otherwise
     same = [ours.token_ids == theirs.token_ids for ours, theirs in zip(first, again, strict=True)]
     assert all(same), f"the same seeds gave other samples: {same}"
@@ -80,13 +80,13 @@ def follow_the_trainer(tiny: str, folder: str, tied: bool, precision: str) -> st
         update(engine, rows, torch.ones(3), args)
     assert largest_gap(first) > 3, "the update was not large: this test shows nothing"
     with pytest.raises(InputError, match="vLLM samples from another model than is trained"):
-        vllm_gap(engine, sampler, queries, [[c] for c in first], refuse=True)
-    sampler.load_weights(engine.named_weights(gather_bytes=20_000))
+        check_vllm(engine, sampler, queries, [[c] for c in first], strict=True)
+    sampler.load_parameters(engine.named_parameters(gather_bytes=20_000))
     second = sample(1, 2, 3)
     assert second != first, "the weights are the old ones"
     gap = largest_gap(second)
     assert gap < TOLERANCE[precision], gap
-    shown = vllm_gap(engine, sampler, queries, [[c] for c in second], refuse=True)
+    shown = check_vllm(engine, sampler, queries, [[c] for c in second], strict=True)
     assert 0 <= shown["vllm_gap_mean"] <= shown["vllm_gap_max"] < TOLERANCE[precision], shown
     return f"gap {gap:.2g} nats, {engine.device.type}, {sampler.model_runner}, {freed}"
 
@@ -94,7 +94,7 @@ def follow_the_trainer(tiny: str, folder: str, tied: bool, precision: str) -> st
 def reload(sampler: Rollout, weights: Iterator[tuple[str, torch.Tensor]]) -> str:
     """On a GPU after a sleep, with what an update leaves behind; returns what came back."""
     if not sampler.sleeps:
-        sampler.load_weights(weights)
+        sampler.load_parameters(weights)
         return "no sleep"
     cache = kv_cache_bytes(sampler.model, sampler.max_length, sampler.precision)  # of one sequence
     before = torch.cuda.mem_get_info()[0]
@@ -103,7 +103,7 @@ def reload(sampler: Rollout, weights: Iterator[tuple[str, torch.Tensor]]) -> str
     assert freed > 0.9 * cache, f"{freed / 2**20:.0f} of {cache / 2**20:.0f} MiB came back"
     reserved = torch.cuda.memory_reserved()
     torch.empty(2**30, dtype=torch.uint8, device="cuda")  # an update's activations: freed, kept
-    sampler.load_weights(weights)
+    sampler.load_parameters(weights)
     assert torch.cuda.memory_reserved() < reserved + 2**29, "beside it vLLM would not fit"
     return f"{freed / 2**30:.1f} GiB came back"
 
@@ -130,7 +130,7 @@ def test_waking_goes_weights_then_sync_then_kv_cache_then_prefix_reset(monkeypat
     made, weights = bare_rollout(llm=Mock()), iter([("a", torch.ones(1))])
     made.sleeps = True
     monkeypatch.setattr(torch.cuda, "empty_cache", made.llm.empty_cache)
-    made.load_weights(weights)
+    made.load_parameters(weights)
     made.sleep()
     assert made.llm.method_calls == [
         call.empty_cache(),  # else torch keeps what the trainer has freed
@@ -145,7 +145,7 @@ def test_waking_goes_weights_then_sync_then_kv_cache_then_prefix_reset(monkeypat
 def test_a_prefix_cache_that_stays_is_an_error():
     made = bare_rollout(llm=Mock(**{"reset_prefix_cache.return_value": False}))
     with pytest.raises(RuntimeError, match="old weights"):
-        made.load_weights(iter([]))
+        made.load_parameters(iter([]))
 
 
 def test_ids_that_are_no_tokens_are_left_out_and_tokens_after_a_gap_are_read():
@@ -182,7 +182,7 @@ def test_a_stop_ends_the_answers_and_puts_vllm_to_sleep(process_group):
     llm = Mock(**{"enqueue.return_value": [f"{n}-0" for n in range(5)]})
     llm.llm_engine.configure_mock(step=steps.pop, has_unfinished_requests=lambda: steps)
     made = bare_rollout(llm=llm, vllm=Mock(), sleeps=True)
-    made.answer(queries, 0, stop=lambda: len(steps) <= 3)
+    made.sample(queries, 0, stop=lambda: len(steps) <= 3)
     assert len(steps) == 3
     llm.sleep.assert_called_once_with(level=2)
 

@@ -163,12 +163,12 @@ def test_prompt_solution_and_end_of_turn_are_what_the_template_writes(name, load
             whole = whole.replace(f" {case.end}", case.end)
         whole = whole[: whole.rindex(case.end)] + case.end  # less what follows it
         ids = tokenizer(whole, add_special_tokens=False).input_ids
-        assert [*row.prompt_ids, *row.completion_ids] == ids, tokenizer.convert_ids_to_tokens(ids)
+        assert [*row.prompt_ids, *row.response_ids] == ids, tokenizer.convert_ids_to_tokens(ids)
         # ---- sampling begins with one BOS, and stops where the turn ends
         assert [*row.prompt_ids].count(tokenizer.bos_token_id) == ("bos_token" in case.template)
         stops = data.stop_token_ids(tokenizer)
         assert tokenizer.convert_ids_to_tokens(stops) == list(dict.fromkeys([case.end, case.eos]))
-        assert [id in stops for id in row.completion_ids].index(True) == len(row.completion_ids) - 1
+        assert [id in stops for id in row.response_ids].index(True) == len(row.response_ids) - 1
 
 
 @pytest.mark.parametrize("label", ["LlamaTokenizerFast", "GPT2Tokenizer"])
@@ -187,8 +187,8 @@ def test_base_and_final_are_read_as_tokenizer_json_says_whatever_class_the_confi
     example = Example("1", "We add 10.", "  It is\n\n\\boxed{2}.", "2", "s", where="rows.jsonl:1")
     base, final = (data.load_tokenizer(str(folder)) for folder in folders)
     [row], [again] = tokenize(base, example), tokenize(final, example)
-    ids = [*row.prompt_ids, *row.completion_ids]
-    assert ids == [*again.prompt_ids, *again.completion_ids]
+    ids = [*row.prompt_ids, *row.response_ids]
+    assert ids == [*again.prompt_ids, *again.response_ids]
     turns = data.messages(example.question, data.ASK_FREE)
     turns.append({"role": "assistant", "content": example.solution.strip()})
     whole = data.render(base, turns).rstrip().removesuffix(CASES[name].end).rstrip()
@@ -231,7 +231,7 @@ def test_a_token_over_the_end_of_the_prompt_is_not_learnt(load, tmp_path):
     assert 999 in tokenizer("\nIt").input_ids
     [row] = tokenize(tokenizer, PLAIN)
     assert tokenizer.decode(row.prompt_ids).endswith("assistant\n")
-    assert tokenizer.decode(row.completion_ids) == f"{PLAIN.solution}<|im_end|>"
+    assert tokenizer.decode(row.response_ids) == f"{PLAIN.solution}<|im_end|>"
 
 
 DROPS = "{% set messages = messages if messages[0].role == 'user' else messages[1:] %}"
@@ -257,7 +257,7 @@ def test_thinking_that_the_prompt_opens_is_not_opened_again(name, load):
     tokenizer = load(CASES[name])
     [row] = tokenize(tokenizer, THOUGHT)
     assert tokenizer.decode(row.prompt_ids).endswith("<think>\n")
-    assert tokenizer.decode(row.completion_ids[:-1]) == THOUGHT.solution.removeprefix("<think>\n")
+    assert tokenizer.decode(row.response_ids[:-1]) == THOUGHT.solution.removeprefix("<think>\n")
     with pytest.raises(InputError, match=r"^rows\.jsonl:1: "):
         tokenize(tokenizer, PLAIN)
 
@@ -276,7 +276,7 @@ def test_the_real_qwen_vocabulary_takes_thinking_in_a_row_and_no_special_token()
     for name in ("qwen3", "qwen3 thinking"):
         tokenizer.chat_template = CASES[name].template
         [row] = tokenize(tokenizer, THOUGHT)
-        ids = [*row.prompt_ids, *row.completion_ids]
+        ids = [*row.prompt_ids, *row.response_ids]
         assert ids.count(tokenizer.convert_tokens_to_ids("<think>")) == 1
         assert ids.count(tokenizer.convert_tokens_to_ids("</think>")) == 1
     assert tokenizer.decode(data.stop_token_ids(tokenizer)) == "<|im_end|><|endoftext|>"

@@ -41,7 +41,7 @@ from trl import SFTConfig
 PAGE = (ROOT / "recipes" / "README.md").read_text()
 LOOP, _, SCRIPT = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 ROWS = make_rows(torch.Generator().manual_seed(0), count=8)
-TOKENS = sum(len(row.completion_ids) for row in ROWS)
+TOKENS = sum(len(row.response_ids) for row in ROWS)
 LENGTHS = ("--max_sequence_length", "128", "--max_completion_length", "48")
 
 CALLS, LIMIT = 2, 1e-5  # to weigh, in a run; relative error of a gradient
@@ -86,7 +86,7 @@ class Comparison(TrainerCallback):
         model = getattr(model, "module", model)  # without DDP
         dense = Qwen3ForCausalLM(model.config).double()  # no copy: TRL replaces `forward`
         dense.load_state_dict(model.state_dict())
-        tokens = sum(len(row.completion_ids) for row in rows)
+        tokens = sum(len(row.response_ids) for row in rows)
         dense_oswft_loss(dense, rows, self.weights[ids], tokens).backward()
         ours = torch.cat([p.grad.flatten() for p in model.parameters()]).double()
         theirs = torch.cat([p.grad.flatten() for p in dense.parameters()])
@@ -111,8 +111,8 @@ def make_trainer(case: Case, folder: str, rows: list, weigh: Callable, **options
         **{"save_strategy": "no", "report_to": "none", "disable_tqdm": True, **options},
     }
     columns = {
-        "input_ids": [row.prompt_ids + row.completion_ids for row in rows],
-        "labels": [[-100] * len(row.prompt_ids) + row.completion_ids for row in rows],
+        "input_ids": [row.prompt_ids + row.response_ids for row in rows],
+        "labels": [[-100] * len(row.prompt_ids) + row.response_ids for row in rows],
         "answer": [str(i) for i in range(len(rows))],
     }
     return case.trainer(
@@ -223,7 +223,7 @@ def test_the_page_s_own_loop_gives_the_dense_gradient(tmp_path):
     model = make_trainer(Case(OSWFTTrainer, 8, 1), str(tmp_path), ROWS, weigh=None).model
     weights, micro_batches = torch.rand(8), []
     for part in (slice(3), slice(3, 8)):
-        ids = pad([torch.tensor(row.prompt_ids + row.completion_ids) for row in ROWS[part]])
+        ids = pad([torch.tensor(row.prompt_ids + row.response_ids) for row in ROWS[part]])
         mask = pad([torch.arange(len(row)) >= len(row.prompt_ids) for row in ROWS[part]])
         micro_batches.append({"input_ids": ids, "mask": mask, "weights": weights[part]})
     exec(LOOP, {"model": model, "micro_batches": micro_batches, "oswft_loss": oswft_loss})
@@ -261,5 +261,5 @@ def test_each_learns_what_the_scripts_learn(recipe, tiny, tmp_path, process_grou
     examples, _ = data.tokenize_examples(data.load_examples("train.jsonl"), tokenizer, 128, 48)
     for row, example in zip(trainer.train_dataset, examples, strict=True):
         learnt = [token for token in row["labels"] if token != -100]
-        assert learnt == example.completion_ids.tolist(), tokenizer.decode(learnt)
-        assert row["input_ids"] == [*example.prompt_ids, *example.completion_ids]
+        assert learnt == example.response_ids.tolist(), tokenizer.decode(learnt)
+        assert row["input_ids"] == [*example.prompt_ids, *example.response_ids]
