@@ -7,29 +7,29 @@ import contextlib
 import ctypes
 import os
 
-# Beside a busy core, spinning is 8 times slower.
+# Threads that spin while they wait are 8 times slower beside a busy core.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# Else torch says to which NUMA node vLLM binds it.
+# Without it torch prints to which NUMA node vLLM binds it.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 import torch
 
-REDUCE_BUCKET = 2**22  # parameters; small: ZeRO allocates buckets for each micro-batch
+REDUCE_BUCKET = 2**22  # parameters; ZeRO allocates its buckets anew for each micro-batch
 
 
 def share_cores() -> None:
     """Give each rank its share of the cores, unless OMP_NUM_THREADS is set; vLLM's default is 1."""
     threads = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_SIZE", 1)))
     if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1":
-        del os.environ["OMP_NUM_THREADS"]  # set by torchrun, not by the user
+        del os.environ["OMP_NUM_THREADS"]  # torchrun set it, not the user
     os.environ["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(threads)
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"].partition(",")[0]))  # "8,2": nested
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"].partition(",")[0]))  # it may be "8,2"
 
 
 def keep_freed_memory() -> None:
     """Let glibc keep freed memory for the next micro-batch: new pages take a tenth of an update."""
     trim_threshold, mmap_threshold = -1, -3  # of malloc.h
-    with contextlib.suppress(AttributeError):  # another libc
+    with contextlib.suppress(AttributeError):  # another libc has none
         for option in trim_threshold, mmap_threshold:
             ctypes.CDLL(None).mallopt(option, 2**31 - 1)
 
@@ -37,12 +37,12 @@ def keep_freed_memory() -> None:
 def prepare_deepspeed() -> None:
     """Set what must be set before DeepSpeed is imported."""
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # loading torch's compiler takes a second
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed warns
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # without it DeepSpeed warns
 
 
 def prepare_vllm() -> None:
     """Set what must be set before vLLM is imported."""
-    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # seconds to compile one function, for no speed
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # compiling takes seconds, and gains none
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 
@@ -60,9 +60,9 @@ def vllm_options(memory_share: float, cache_bytes: int, max_length: int) -> dict
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     ranks_here = int(os.environ.get("LOCAL_SIZE", 1))
     return {
-        # vLLM touches all of it at the start: ask for no more than can be used
+        # vLLM touches all of it at the start, so it gets no more than it can use.
         "kv_cache_memory_bytes": min(cache_bytes, int(memory_share * memory / ranks_here)),
-        "block_size": 32,  # not 128: only whole blocks of a prompt are shared by its answers
+        "block_size": 32,  # with 128 answers would share less of their prompt: only whole blocks
         "enforce_eager": True,
         # With seeds it crashes vLLM's sampler: a CPU generator cannot take a number back.
         "enable_chunked_prefill": False,
@@ -79,5 +79,5 @@ def repack(model: torch.nn.Module) -> None:
         method = getattr(module, "quant_method", None)
         if getattr(method, "moe_kernel", None):
             method.moe_kernel.fused_experts.process_weights_after_loading(module)
-        elif hasattr(module, "cpu_linear") and module.weight.numel():  # 0: only the copy is left
+        elif hasattr(module, "cpu_linear") and module.weight.numel():  # else only the copy is left
             method.process_weights_after_loading(module)

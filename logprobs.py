@@ -12,11 +12,11 @@ The targets follow `input_ids`, both (B, T). Without logits the wrapped model ca
 import torch
 import torch.nn.functional as F
 
-MAX_LOGITS = {"cpu": 2**21, "cuda": 2**26}  # in a chunk: 8 and 256 MiB in fp32
+MAX_LOGITS = {"cpu": 2**21, "cuda": 2**26}  # in a chunk, which takes 8 and 256 MiB in fp32
 MAX_KEPT = 2**26  # logits of all chunks that may wait for backward: 256 MiB
 CHECK_TOKENS = 64  # on which a model is compared with its own logits
-MAX_GAP = 1e-3  # nats a token, on average: rounding in fp32 gives 1e-5, a forgotten bias 0.35
-MAX_MOVED = 1e-5  # nats by which a later token may move an earlier one: a causal model gives 0
+MAX_GAP = 1e-3  # nats a token, on average; rounding in fp32 gives 1e-5, a forgotten bias 0.35
+MAX_MOVED = 1e-5  # nats by which a token may move those before it; a causal model gives 0
 
 
 class LogprobHead(torch.nn.Module):
@@ -48,7 +48,7 @@ class ChunkedLogprobs(torch.autograd.Function):
         target_logits, kept = torch.zeros_like(normalizer), []
         for _, logits, ids, inside in chunks(head, hidden, weight, bias, targets, temperature):
             logit = logits.gather(1, ids)[:, 0]
-            nll = F.cross_entropy(logits, ids[:, 0], reduction="none")  # one kernel: lse - logit
+            nll = F.cross_entropy(logits, ids[:, 0], reduction="none")  # lse - logit, in one kernel
             normalizer = normalizer.logaddexp(nll + logit)
             target_logits += torch.where(inside, logit, 0)
             kept += [logits] if len(hidden) * len(weight) <= MAX_KEPT else []
@@ -118,7 +118,7 @@ class LogprobModel(torch.nn.Module):
         model.set_output_embeddings(LogprobHead(head, *logit_scale_and_cap(config)))
         if getattr(config, "attn_logit_softcapping", None):
             model.set_attn_implementation("eager")  # sdpa drops the cap
-        for module in model.modules():  # eval mode, except where checkpointing needs train
+        for module in model.modules():  # in eval mode, unless checkpointing needs train
             module.training = getattr(module, "gradient_checkpointing", False)
         self.model = model
 

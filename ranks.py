@@ -28,13 +28,15 @@ SILENT_S = 90  # seconds without one, after which a host has vanished
 
 def init_ranks(backend: str, timeout: timedelta = timedelta(minutes=30)) -> None:
     """Join the process group of the launcher; without one, be the only rank. A collective."""
-    os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's name
+    os.environ.setdefault(
+        "LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1")
+    )  # as torchrun calls it
     alone = "WORLD_SIZE" not in os.environ
     if alone:
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     cpu.share_cores()
-    warnings.filterwarnings("ignore", category=FutureWarning)  # torch's, about others' calls
-    if torch.cuda.is_available():  # else each rank's first call of CUDA opens GPU 0, too
+    warnings.filterwarnings("ignore", category=FutureWarning)  # torch warns of others' calls
+    if torch.cuda.is_available():  # without it each rank opens GPU 0, too
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     store = dist.HashStore() if alone else next(dist.rendezvous("env://", timeout=timeout))[0]
     if several_hosts():
@@ -71,10 +73,10 @@ def watch_hosts() -> None:
     thread, so a long phase is no silence.
     """
     rank, leads = dist.get_rank(), os.environ.get("LOCAL_RANK", "0") == "0"
-    hosts = dict(gather([(rank, socket.gethostname())] if leads else []))  # first rank: name
+    hosts = dict(gather([(rank, socket.gethostname())] if leads else []))  # by first rank
     own = max(first for first in hosts if first <= rank)
     server = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(*server)  # a connection for this thread alone
+    store = dist.TCPStore(*server)  # this thread needs its own connection
     heard = dict.fromkeys(sorted(hosts.keys() - {own}), time.monotonic())
 
     def beat() -> None:
@@ -111,7 +113,7 @@ def finish(status: int) -> NoReturn:
 def fail(reason: str, status: int = 1) -> NoReturn:
     """End this rank; if it is the first that fails, say why. The launcher ends the others."""
     with contextlib.suppress(OSError, RuntimeError):  # rank 0, which keeps the store, has ended
-        first = os.environ.get("LOCAL_RANK", "0") == "0"  # before the ranks join: one of each host
+        first = os.environ.get("LOCAL_RANK", "0") == "0"  # one of each host speaks
         if dist.is_initialized() and dist.get_world_size() > 1:
             store = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
             socket.create_connection(store, timeout=10).close()

@@ -5,6 +5,7 @@ Every rank runs its own engine on its own share of the prompts.
 
 import gc
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -30,31 +31,31 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-MAX_SEQUENCES = {"cpu": 256, "cuda": 512}  # at once; above 512 vLLM has no CUDA graph
-SHARE = 0.3  # of the memory for vLLM, unless --vllm_memory or --vllm_sleep is given
-MARGIN = 2 * 2**30  # bytes of a GPU kept free for what vLLM does not count; a guess
-CHECKED = 8  # queries in `check_vllm`; few: if one asks, vLLM computes log-probabilities for all
-MAX_VLLM_GAP = {"bf16": 0.1, "fp32": 1e-4}  # nats a token: rounding gives 0.01 and 3e-7
+MAX_SEQUENCES = {"cpu": 256, "cuda": 512}  # at once; vLLM has no CUDA graph for more
+SHARE = 0.3  # of the memory is vLLM's, unless --vllm_memory or --vllm_sleep says otherwise
+MARGIN = 2 * 2**30  # bytes of a GPU stay free for what vLLM does not count (a guess)
+CHECKED = 8  # queries that `check_vllm` compares: each step of vLLM that has one is slower
+MAX_VLLM_GAP = {"bf16": 0.1, "fp32": 1e-4}  # nats a token; rounding gives 0.01 and 3e-7
 
 
 @dataclass(frozen=True)
 class Completion:
     query: int  # which prompt it answers
     token_ids: list[int]  # with the end of turn, if it came
-    text: str  # without it
+    text: str  # without the end of turn
     finish_reason: str  # "stop", or "length" if the token limit cut it off
-    logprobs: list[float]  # of each token, under the distribution it was sampled from; or none
+    logprobs: list[float]  # of each token, where it was sampled; or empty
 
 
 def import_vllm():
     """Set what must be set first, then import vLLM."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, where the weights are
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # this process has the parameters
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     level = os.environ["VLLM_LOGGING_LEVEL"].upper()
     logging.getLogger("vllm").setLevel(level)  # vLLM warns before it reads the variable
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # it ignores per-request seeds
-    os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")  # else attention in fp32 rounds to tf32
+    os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")  # without it attention rounds fp32 to tf32
     if not torch.cuda.is_available():
         cpu.prepare_vllm()
     import vllm
@@ -66,46 +67,46 @@ def import_vllm():
 class Rollout:
     """A vLLM engine that samples from the weights it was last given."""
 
-    model: str  # hub id or folder; without `load_from_disk` its config alone is read
+    model: str  # hub id or folder; its parameters are read with `load_from_disk` alone
     tokenizer: Tokenizer
     max_length: int  # tokens of prompt and completion together
     _: KW_ONLY
     rollout_batch_size: int = 2**20  # prompts of all ranks, answered at a time
     num_rollouts: int = 1  # completions of a query that `sample` gives
-    max_completion_length: int = 4096  # tokens of such an answer
+    max_completion_length: int = 4096  # tokens of such a completion
     temperature: float = 1.0
     seed: int = 0
     precision: Literal["bf16", "fp32"] = "bf16"
-    vllm_memory: float | None = None  # share; None: 0.3, or with vllm_sleep all that is left
+    vllm_memory: float | None = None  # share; None takes 0.3, or with vllm_sleep all that is left
     vllm_sleep: bool = False  # give the GPU's memory back between batches
-    load_from_disk: bool = False  # start with the model's own weights (for evaluation)
+    load_from_disk: bool = False  # start with the model's own parameters, to evaluate it
 
     def __post_init__(self):
         self.vllm = import_vllm()
         self.stop_token_ids = stop_token_ids(self.tokenizer)
         self.sleeps = self.vllm_sleep and torch.cuda.is_available()
-        # this rank's answers
-        mine = -(-self.rollout_batch_size // dist.get_world_size()) * self.num_rollouts
-        num_sequences = min(MAX_SEQUENCES["cuda" if torch.cuda.is_available() else "cpu"], mine)
+        own_prompts = math.ceil(self.rollout_batch_size / dist.get_world_size())
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        num_sequences = min(MAX_SEQUENCES[device], own_prompts * self.num_rollouts)
         cache = (num_sequences + 1) * kv_cache_bytes(self.model, self.max_length, self.precision)
-        llm_class = self.vllm.LLM  # most of vLLM is imported here
-        gc.freeze()  # else garbage collection scans all imports five times while vLLM starts
+        llm_class = self.vllm.LLM  # this imports most of vLLM
+        gc.freeze()  # garbage collection would scan all imports five times while vLLM starts
         if torch.cuda.is_available():
             options = gpu_options(self.vllm_memory, self.sleeps, cache)
         else:
             options = cpu.vllm_options(self.vllm_memory or SHARE, cache, self.max_length)
         self.llm = llm_class(
             model=self.model,
-            skip_tokenizer_init=True,  # token ids in, token ids out
+            skip_tokenizer_init=True,  # it gets token ids, and gives token ids
             dtype="bfloat16" if self.precision == "bf16" else "float32",
             max_model_len=self.max_length,
             max_num_seqs=num_sequences,
             distributed_executor_backend="external_launcher",
             load_format="auto" if self.load_from_disk else "dummy",
             enable_sleep_mode=self.sleeps,
-            generation_config="vllm",  # of the model's folder only the stop ids are read
-            logprobs_mode="processed_logprobs",  # of the distribution that is sampled from
-            seed=0,  # of the engine; every request has its own
+            generation_config="vllm",  # it takes only the stop ids from the model's folder
+            logprobs_mode="processed_logprobs",  # they are of the distribution that is sampled from
+            seed=0,  # each request has its own, too
             use_tqdm_on_load=False,
             **options,
         )
@@ -113,7 +114,7 @@ class Rollout:
         if finalizer := getattr(self.llm.llm_engine.engine_core, "_finalizer", None):
             finalizer.detach()
         v2 = self.llm.llm_engine.vllm_config.use_v2_model_runner
-        self.model_runner = "V2" if v2 else "V1"  # from one seed they draw different numbers
+        self.model_runner = "V2" if v2 else "V1"  # with the same seed they draw different numbers
         self.sleep()
 
     def load_parameters(self, named_parameters: Iterator[tuple[str, torch.Tensor]]) -> None:
@@ -122,7 +123,7 @@ class Rollout:
         After sleep the order matters: wake the weights, load them, wake the KV cache.
         """
         if self.sleeps:
-            torch.cuda.empty_cache()  # what the update freed, torch would keep: 24 GiB on an H200
+            torch.cuda.empty_cache()  # torch would keep what the update freed: 24 GiB on an H200
             self.llm.wake_up(tags=["weights"])
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named_parameters})
         if not torch.cuda.is_available():
@@ -150,7 +151,7 @@ class Rollout:
             temperature=self.temperature,
             logprobs=CHECKED,
         )
-        self.sleep()  # a checkpoint, too, needs the memory
+        self.sleep()  # the update and a checkpoint need the memory
         return completions
 
     def generate(self, *args, **options) -> list[Completion]:
@@ -181,7 +182,7 @@ class Rollout:
             sampling: temperature, top_p, top_k.
         """
         share = range(dist.get_rank(), len(prompts), dist.get_world_size())
-        # No penalties, logit bias or bad words: vLLM's sleep discards their tensors.
+        # Penalties, logit bias and bad words cannot be used: vLLM's sleep discards their tensors.
         with named("vLLM"):  # e.g. a temperature above 2
             params = [
                 self.vllm.SamplingParams(
@@ -190,8 +191,8 @@ class Rollout:
                     max_tokens=min(max_tokens, self.max_length - len(prompts[index])),
                     stop_token_ids=self.stop_token_ids,
                     seed=seeds[index],
-                    logprobs=0 if index < logprobs else None,  # 0: of the sampled token alone
-                    flat_logprobs=True,  # a list of numbers, not an object for each
+                    logprobs=0 if index < logprobs else None,  # 0: the sampled token's alone
+                    flat_logprobs=True,  # a list of numbers comes back, not an object for each
                     detokenize=False,
                 )
                 for index in share
@@ -199,7 +200,7 @@ class Rollout:
         inputs = [{"prompt_token_ids": list(map(int, prompts[index]))} for index in share]
         ids = [name.split("-")[0] for name in self.llm.enqueue(inputs, params, use_tqdm=False)]
         places = dict(zip(ids, share, strict=True))
-        every = 0.5 if sys.stderr.isatty() else 10  # seconds
+        every = 0.5 if sys.stderr.isatty() else 10  # seconds between redraws
         shown = {"unit": "answer", "leave": False, "mininterval": every, "delay": every}
         bar = tqdm(total=len(share) * num_samples, disable=dist.get_rank() > 0, **shown)
         while self.llm.llm_engine.has_unfinished_requests():
@@ -214,7 +215,7 @@ class Rollout:
     def _completion(self, query: int, sample) -> Completion:
         token_ids = list(sample.token_ids)
         text_ids = token_ids[:-1] if sample.finish_reason == "stop" else token_ids
-        text = self.tokenizer.decode(text_ids, skip_special_tokens=False)  # unknown id: no text
+        text = self.tokenizer.decode(text_ids, skip_special_tokens=False)  # an unknown id has none
         return Completion(
             query=query,
             token_ids=token_ids,
@@ -293,14 +294,14 @@ def check_vllm(
 
 def gpu_options(memory_share: float | None, sleeps: bool, cache_bytes: int) -> dict:
     """What vLLM needs to be told on a GPU; its KV cache can use `cache_bytes` at most."""
-    torch.cuda.empty_cache()  # at its start vLLM compares its share with what is free
+    torch.cuda.empty_cache()  # vLLM compares its share with what is free when it starts
     free, total = torch.cuda.mem_get_info()
     share = memory_share or ((free - MARGIN) / total if sleeps else SHARE)
     if share <= 0:
         raise InputError("the trainer leaves vLLM no memory; python -m bench.plan says what fits")
     return {
         "gpu_memory_utilization": share,
-        # else a tiny model gets millions of blocks, each a Python object
+        # Without a limit a tiny model gets millions of blocks, and each is a Python object.
         "kv_cache_memory_bytes": cache_bytes if cache_bytes < share * total / 2 else None,
     }
 

@@ -124,7 +124,7 @@ def update(
     stats = engine.step(args.learning_rate)
 
     dist.all_reduce(sums)
-    low, high, kl = (sums[1:] / sums[0].clamp(min=1)).tolist()  # 0 tokens if every A is 0
+    low, high, kl = (sums[1:] / sums[0].clamp(min=1)).tolist()  # there may be no token
     means = {"clipped_low_share": low, "clipped_high_share": high, "approx_kl": kl}
     counts = count_rows(rows, keep=advantages != 0)
     return {"no_signal_share": no_signal, **stats, **counts, **means}
@@ -138,7 +138,7 @@ def log_pi_old(
     args: Args,
 ) -> torch.Tensor | None:
     """log pi_old of the answers, (B, G, T), before the batch's first update. A collective."""
-    if args.train_batch_size == args.rollout_batch_size:  # one update: pi_old is the model
+    if args.train_batch_size == args.rollout_batch_size:  # there is one update: pi_old is the model
         return None
     rows = trajectories(queries, completions)
     old = engine.eval_logprobs(rows, args.temperature, keep=advantages.flatten() != 0)
@@ -163,7 +163,7 @@ def main(args: Args) -> int:
     init_training()
     checkpoint = claim_or_resume(args)
     tokenizer, examples = load_training_data(args)
-    verifier = Verifier(args.verifier_workers, reward=args.reward)  # starts while models load
+    verifier = Verifier(args.verifier_workers, reward=args.reward)  # it starts while models load
     engine = load_engine(args.model, args.max_length, checkpoint, **keywords(args, Engine))
     rollout = Rollout(args.model, tokenizer, args.max_length, **keywords(args, Rollout))
     run = Run(args.output_dir, engine, tokenizer, examples, rollout, **keywords(args, Run))
@@ -175,7 +175,7 @@ def main(args: Args) -> int:
             rollout.load_parameters(engine.named_parameters())
             run.lap("sync_s")
             own = rollout.sample(queries, number, stop=run.stop_sampling)  # this rank's share
-            if run.should_stop():  # sampling was cut short; `run` saves a checkpoint
+            if run.should_stop():  # sampling was cut short, and `run` saves a checkpoint
                 break
             run.lap("rollout_s")
 

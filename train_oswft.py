@@ -132,7 +132,7 @@ def main(args: Args) -> int:
             rollout.load_parameters(engine.named_parameters())
             run.lap("sync_s")
             own = rollout.sample(queries, number, stop=run.stop_sampling)  # this rank's share
-            if run.should_stop():  # sampling was cut short; `run` saves a checkpoint
+            if run.should_stop():  # sampling was cut short, and `run` saves a checkpoint
                 break
             run.lap("rollout_s")
 
