@@ -28,16 +28,16 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 Tokenizer: TypeAlias = "PreTrainedTokenizerBase"
 
 # The prompt, inside the model's chat template. Edit it here; a run's args.json records it.
-SYSTEM_PROMPT = ""  # a system turn before the question; "": none
+SYSTEM_PROMPT = ""  # a system turn before the question; "" for none
 ASK_FREE = "Please reason step by step, and put your final answer within \\boxed{}."
 ASK_LETTER = "Please reason step by step, and put the letter of your choice within \\boxed{}."
 PROMPT = {"system": SYSTEM_PROMPT, "free answer": ASK_FREE, "multiple choice": ASK_LETTER}
-TODAY = datetime.date(2026, 1, 1)  # for templates that ask: the same prompt on every day
+TODAY = datetime.date(2026, 1, 1)  # templates that ask get the same date on every day
 
 FIELDS = ("id", "question", "solution", "answer", "source")  # of a row of a training file
 MARK = "Aa 0987654321"  # a turn's text, to find where a chat template puts it
 TOKENIZER_BATCH = 200  # examples in one call of the tokenizer
-MAX_PADDING = 512  # padding tokens that cost as much as one extra micro-batch
+MAX_PADDING = 512  # padding tokens: more cost more than another micro-batch does
 
 
 class InputError(ValueError):
@@ -66,7 +66,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise OSError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
-        partial.unlink(missing_ok=True)  # after Ctrl-C, or on a full disk, which needs the space
+        partial.unlink(missing_ok=True)  # it is there after Ctrl-C, or on a full disk
 
 
 def write_rows(rows: Iterable[dict], path: str | Path) -> None:
@@ -121,7 +121,7 @@ def get_texts(where: str, row: dict, *names: str) -> list[str]:
         try:
             text = as_text(row[name]).strip()
             text.encode()
-        except (TypeError, UnicodeError):  # null, pandas' NaN; half an emoji
+        except (TypeError, UnicodeError):  # it is null, pandas' NaN or half an emoji
             text = ""
         texts.append(text)
         if not text:
@@ -234,7 +234,7 @@ def space_before_answer(tokenizer: Tokenizer) -> str:
     """White space that the chat template writes between its prompt and an assistant's text."""
     asked = prompt_text(tokenizer, "1", ASK_FREE)
     between = around_answer(tokenizer)[0].removeprefix(asked)
-    return between if between.isspace() else ""  # else e.g. an empty <think>, which is not learnt
+    return between if between.isspace() else ""  # it may be an empty <think>, which is not learnt
 
 
 def around_answer(tokenizer: Tokenizer) -> tuple[str, str]:
@@ -257,7 +257,7 @@ def end_of_turn_id(tokenizer: Tokenizer) -> int:
     closing = [(token.content, id) for id, token in tokens if after.startswith(token.content)]
     if not closing:
         raise InputError("the chat template closes the assistant's turn without a special token")
-    return max(closing)[1]  # the longest
+    return max(closing)[1]  # the longest is meant
 
 
 def stop_token_ids(tokenizer: Tokenizer, own: int | list[int] | None = None) -> list[int]:
@@ -273,7 +273,7 @@ def refuse_special_tokens(tokenizer: Tokenizer, texts: Iterable[tuple[str, str]]
     It searches the text, not the ids: a character that the vocabulary lacks has the id of `<unk>`.
     """
     added = tokenizer.added_tokens_decoder.values()
-    special = {token.content for token in added if token.special}  # of Qwen's, not `<think>`
+    special = {token.content for token in added if token.special}  # Qwen's `<think>` is not
     special.update(tokenizer.convert_ids_to_tokens(stop_token_ids(tokenizer)))
     pattern = re.compile("|".join(map(re.escape, sorted(special, reverse=True))))
     for what, text in texts:
@@ -371,7 +371,7 @@ def tokenize_examples(
         ids = [tokenizer(x, add_special_tokens=False).input_ids for x in (prompts, whole)]
         for example, solution, asked, both in zip(part, solutions, *ids, strict=True):
             learnt = both[len(asked) :]
-            if both[: len(asked)] != asked:  # together, the prompt's end has other tokens
+            if both[: len(asked)] != asked:  # the prompt's end has other tokens here
                 learnt = tokenizer(solution, add_special_tokens=False).input_ids
             learnt = np.array([*learnt, end_of_turn], np.int32)
             tokenized = TokenizedExample(example.id, np.array(asked, np.int32), learnt, example)
@@ -443,7 +443,7 @@ def split_rows(lengths: Sequence[int], world_size: int, max_tokens: int) -> list
     included, or its padding above `MAX_PADDING`. In the last one a rank's share may be empty.
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    batches, size, padding = [], 0, 0  # of the last batch: rows a rank, padding
+    batches, size, padding = [], 0, 0  # size is in rows of a rank, of the last batch, as padding
     for start in range(0, len(order), world_size):
         dealt = order[start : start + world_size]  # one row for each rank
         longest = lengths[batches[-1][0][0]] if batches else 0

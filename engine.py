@@ -38,9 +38,9 @@ from safetensors.torch import save_file
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-GATHER_BYTES = 2**30  # parameters gathered at a time under ZeRO-3
+GATHER_BYTES = 2**30  # of parameters that ZeRO-3 gathers at a time
 STATE_KEYS = ("master", "exp_avg", "exp_avg_sq")  # the fp32 weight, and Adam's moments
-IDLE = Trajectory("idle", [0, 0], [])  # what a rank without rows reads: no token is learnt
+IDLE = Trajectory("idle", [0, 0], [])  # a rank without rows reads it, and learns nothing
 
 
 # ---- The model -----------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ def load_config(model: str, max_length: int) -> PreTrainedConfig:
     """Load a config. Raises InputError if the model cannot read such a length."""
     from transformers import AutoConfig
 
-    with named(model):  # e.g. a type that transformers does not know, or code of its own
+    with named(model):  # transformers may not know its type, or it has code of its own
         config = AutoConfig.from_pretrained(model, trust_remote_code=False)
     if config.get_text_config() is not config:
         raise InputError(f"{model}: reads more than text ({config.model_type})")
@@ -73,16 +73,16 @@ def load_model(path_or_hub_id: str, max_length: int, precision: str = "auto") ->
     config = load_config(path_or_hub_id, max_length)
     if getattr(config, "quantization_config", None):  # the cast to fp32 would lose the scales
         raise InputError(f"{path_or_hub_id}: is quantized: take the model it was made from")
-    if has_file(path_or_hub_id, "adapter_config.json"):  # with peft installed it would be loaded
+    if has_file(path_or_hub_id, "adapter_config.json"):  # peft would load it
         raise InputError(f"{path_or_hub_id}: adapter_config.json names an adapter: merge it first")
     for name, value in vars(config).items():
-        if "drop" in name and isinstance(value, float):  # checkpointed layers train: no dropout
+        if "drop" in name and isinstance(value, float):  # checkpointed layers are in train mode
             setattr(config, name, 0.0)
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}.get(precision, "auto")
     options = {"config": config, "output_loading_info": True, "trust_remote_code": False}
-    with named(path_or_hub_id):  # e.g. a file that is cut off
+    with named(path_or_hub_id):  # a file may be cut off
         model, report = AutoModelForCausalLM.from_pretrained(path_or_hub_id, dtype=dtype, **options)
-    for kind in "missing", "unexpected":  # transformers makes random ones; drops scales, biases
+    for kind in "missing", "unexpected":  # it makes up the first, and drops the second
         if names := sorted(report[f"{kind}_keys"]):
             reason = f"{len(names)} weights are {kind}: {names[0]} ..."
             raise InputError(f"{path_or_hub_id}: {reason}")
@@ -139,7 +139,7 @@ def init_training() -> None:
     """Join the process group, with the backend that training needs. A collective."""
     if torch.cuda.is_available():
         torch.backends.cuda.enable_cudnn_sdp(False)  # as vLLM does: all methods use one kernel
-        warnings.filterwarnings("ignore", "barrier")  # NCCL's: the rank's device is set
+        warnings.filterwarnings("ignore", "barrier")  # NCCL's, as the rank's device is set
         init_ranks("nccl")
     else:
         cpu.keep_freed_memory()
@@ -153,11 +153,11 @@ def import_deepspeed():
     import deepspeed
 
     deepspeed.utils.logging.set_log_level_from_string("error")
-    deepspeed.ops.__compatible_ops__ = {}  # else it compiles an op for CPUs, which takes a minute
-    # It takes the group that is there. One of its own would be bound to a device, and each later
-    # group of vLLM would take 0.5 GiB more.
+    deepspeed.ops.__compatible_ops__ = {}  # it would compile an op for CPUs for a minute
+    # It takes the group that is there. Its own would be bound to a device, and then each later
+    # group of vLLM takes 0.5 GiB more.
     deepspeed.init_distributed(verbose=False)
-    gc.freeze()  # what was imported stays: searching it for garbage takes half a second
+    gc.freeze()  # searching what was imported for garbage takes half a second
     return deepspeed
 
 
@@ -182,16 +182,16 @@ class Engine:
         self.zero_stage = zero_stage
         bf16 = precision == "bf16"
         if torch.cuda.is_available():
-            model.cuda()  # before the cast: all ranks' fp32 copies would fill the host's memory
+            model.cuda()  # first: all ranks' fp32 copies would fill the host's memory
         cast_parameters(model, torch.float32)  # `checked` compares without rounding
         with named(model.name_or_path, (ValueError, ImportError)):
             model = LogprobModel.checked(model)
             cast_parameters(model, torch.bfloat16 if bf16 else torch.float32)
-            model.model.generation_config.validate(strict=True)  # else the first save would fail
-        # fused: one kernel, on CPUs too
+            model.model.generation_config.validate(strict=True)  # or the first save would fail
+        # Fused, it is one kernel, on CPUs too.
         self.adam = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
         config = {
-            "train_micro_batch_size_per_gpu": 1,  # nominal: see `micro_batches`
+            "train_micro_batch_size_per_gpu": 1,  # DeepSpeed asks for it; `micro_batches` decides
             "bf16": {"enabled": bf16},
             "data_types": {"grad_accum_dtype": "fp32"},
             "gradient_clipping": max_grad_norm,
@@ -203,7 +203,7 @@ class Engine:
         if cpu_offload:
             config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
         self.deepspeed = import_deepspeed()
-        dist.barrier()  # wait for the slowest rank here: DeepSpeed's group gives up in ten minutes
+        dist.barrier()  # the slowest rank is awaited here: DeepSpeed gives up in ten minutes
         self.engine, *_ = self.deepspeed.initialize(model=model, optimizer=self.adam, config=config)
         self.device = self.engine.device
         self.total_loss = torch.zeros((), device=self.device)  # of this rank's micro-batches so far
@@ -253,7 +253,7 @@ class Engine:
         """
         self.total_loss += loss.detach()
         self.engine.set_gradient_accumulation_boundary(is_last)
-        # DeepSpeed averages over ranks; ours is a sum.
+        # DeepSpeed averages over the ranks, and ours is their sum.
         self.engine.backward(loss * dist.get_world_size(), scale_wrt_gas=False)
 
     def step(self, learning_rate: float) -> dict[str, float]:
@@ -292,7 +292,7 @@ class Engine:
         for batch in self.micro_batches(rows, keep):
             logprobs = self.logprobs(batch, temperature)
             found[:, : logprobs.shape[1]].index_add_(0, batch.rows, logprobs)
-        dist.all_reduce(found)  # each row: one rank
+        dist.all_reduce(found)  # one rank has each row
         return found
 
     # ---- Weights and state -----------------------------------------------------------------------
@@ -315,7 +315,7 @@ class Engine:
         """All parameters by name, about `bucket_bytes` at a time."""
         bucket, size = {}, 0
         for name, parameter in self.model.named_parameters():
-            numel = getattr(parameter, "ds_numel", parameter.numel())  # numel() of a shard is 0
+            numel = getattr(parameter, "ds_numel", parameter.numel())  # a shard's numel() is 0
             if bucket and size + numel * parameter.element_size() > bucket_bytes:
                 yield bucket
                 bucket, size = {}, 0
@@ -342,7 +342,7 @@ class Engine:
             sampling = self.model.generation_config
             sampling.eos_token_id = stop_token_ids(tokenizer, sampling.eos_token_id)
             rope = getattr(self.model.config, "rope_parameters", None) or {}
-            if rope.get("rope_type") == "default":  # transformers 4 reads it here, or takes 10,000
+            if rope.get("rope_type") == "default":  # version 4 reads it here, or takes 10,000
                 self.model.config.rope_theta = rope["rope_theta"]
             self.model.save_pretrained(folder, state_dict=weights)
             tokenizer.save_pretrained(folder)
@@ -355,7 +355,7 @@ class Engine:
         number of ranks and the ZeRO stage may change.
         """
         (folder / "state").mkdir(parents=True, exist_ok=True)
-        writing: Future | None = None  # this rank's file, while the others go on
+        writing: Future | None = None  # this rank writes while the others go on
         with ThreadPoolExecutor(1) as disk:
             for number, (name, parameter) in enumerate(self.model.named_parameters()):
                 writes = number % dist.get_world_size() == dist.get_rank()
@@ -364,7 +364,7 @@ class Engine:
                     tensor = self._get_state(parameter, key)  # a collective
                     if writes:
                         tensors[key] = tensor.cpu()
-                    del tensor  # on a GPU, before the next one is made
+                    del tensor  # a GPU needs the memory for the next one
                 if writes:
                     if writing:
                         writing.result()  # no more than one waits in the host's memory
@@ -373,13 +373,13 @@ class Engine:
                     writing = disk.submit(save_file, tensors, path, metadata=step)
             if writing:
                 writing.result()
-        dist.barrier()  # until the slowest disk is done
+        dist.barrier()  # the slowest disk is awaited
 
     def load_state(self, folder: Path) -> None:
         """Read what `save_state` wrote; the model has to be loaded from there. A collective."""
         for name, parameter in self.model.named_parameters():
             path = folder / "state" / f"{name}.safetensors"
-            with named(str(path)), safe_open(path, "pt") as file:  # e.g. lost, or cut off
+            with named(str(path)), safe_open(path, "pt") as file:  # it may be lost, or cut off
                 for key in STATE_KEYS:
                     self._set_state(parameter, key, file.get_tensor(key))
                 num_steps = int(file.metadata()["step"])
@@ -409,7 +409,7 @@ class Engine:
     def _set_state(self, parameter: torch.nn.Parameter, key: str, value: torch.Tensor) -> None:
         utils = self.deepspeed.utils
         set_weight, set_moment = utils.safe_set_full_fp32_param, utils.safe_set_full_optimizer_state
-        if self.zero_stage == 3:  # the functions above forget that its shards are padded
+        if self.zero_stage == 3:  # those functions forget that its shards are padded
             set_weight = utils.safe_set_local_fp32_param
             set_moment = utils.safe_set_local_optimizer_state
             size = parameter.ds_tensor.numel()

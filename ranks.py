@@ -28,9 +28,7 @@ SILENT_S = 90  # seconds without one, after which a host has vanished
 
 def init_ranks(backend: str, timeout: timedelta = timedelta(minutes=30)) -> None:
     """Join the process group of the launcher; without one, be the only rank. A collective."""
-    os.environ.setdefault(
-        "LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1")
-    )  # as torchrun calls it
+    os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's name
     alone = "WORLD_SIZE" not in os.environ
     if alone:
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
