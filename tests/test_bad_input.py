@@ -121,8 +121,10 @@ def test_the_folder_of_another_script_is_refused(tmp_path, monkeypatch):
     for script, args_class in ARGS.items():
         begun = args_class(model="m", data="d", learning_rate=0.5)
         write_args(tmp_path / script, args=begun.settings)
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "args.json").touch()  # as a power cut may leave it
     for script, args_class in ARGS.items():
-        for other in (*SCRIPTS, "absent"):
+        for other in (*SCRIPTS, "absent", "damaged"):
             monkeypatch.setattr(sys, "argv", [script, "--resume", str(tmp_path / other)])
             if other == script:
                 args = arguments.saved_args(args_class)["default"]
@@ -230,6 +232,26 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before_it(
         assert [*checkpoints(tmp_path)] == [999_999] and not [*tmp_path.glob("partial-*")]
         run.save_checkpoint()
     assert [*checkpoints(tmp_path)] == [1_000_000] and (tmp_path / "checkpoint-best").exists()
+
+
+def test_a_resumed_run_keeps_the_metrics_of_its_steps_and_says_which_are_lost(
+    make_run, tiny_engine, tmp_path, monkeypatch, capsys
+):
+    rows = [json.dumps({"step": step, "train_tokens": 1}) + "\n" for step in range(1, 7)]
+    half = rows[3][:9] + "\0" * 9  # as a power cut may leave it
+    monkeypatch.setattr(tiny_engine, "num_steps", 4)
+    for written, kept, lost in (
+        (rows, rows[:4], ""),
+        (["", *rows[:3], half], rows[:3], "1 rows between steps 4 and 4"),
+        ([rows[0], rows[2][:9], *rows[3:]], rows[:1], "3 rows between steps 2 and 4"),
+        ([rows[0], rows[2][:9] + "\n", rows[3], rows[1], rows[4]], [*rows[:2], rows[3]], "3 and 3"),
+        ([], [], "4 rows between steps 1 and 4"),
+    ):
+        (tmp_path / "metrics.jsonl").write_text("".join(written))
+        with make_run(max_steps=8):
+            assert (tmp_path / "metrics.jsonl").read_text() == "".join(kept)
+        said = capsys.readouterr().err
+        assert ("warning: " in said) == bool(lost) and lost in said
 
 
 STOPS = ("INT", "TERM", "HUP", "USR1", "USR2", "XCPU")  # the last three are Slurm's
