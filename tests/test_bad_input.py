@@ -64,6 +64,7 @@ def test_bad_input_is_refused_once_and_nothing_is_written(tiny, write, tmp_path)
         ({"output_dir": "few.jsonl/run"}, "few.jsonl/run"),
         ({"max_length": 513}, "512 tokens, not 513: lower --max_completion_length"),
         ({"weight_column": "weight"}, "train.jsonl:1: "),
+        ({"data": "deep.jsonl"}, "deep.jsonl:2: not JSON"),
         ({"weight_column": "nothing", "data": "zeros.jsonl"}, "zeros.jsonl: every 'nothing'"),
     ],
 )
@@ -74,6 +75,7 @@ def test_what_a_run_cannot_use_is_named(bad, named, sft_args, tmp_path, one_rank
     Path("few.jsonl").write_text("".join(rows[:5]))
     write_rows([json.loads(row) | {"nothing": 0} for row in rows], "zeros.jsonl")
     write_rows([], "used/metrics.jsonl")
+    Path("deep.jsonl").write_text(rows[0] + '{"id": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
     with pytest.raises((InputError, OSError), match=re.escape(named)):
         train_sft.main(replace(sft_args, **bad))
     assert not any(Path("run").glob("[!.]*")) and len([*Path("used").glob("[!.]*")]) == 1
