@@ -5,6 +5,7 @@ import contextlib
 import gc
 import inspect
 import os
+import re
 import socket
 import sys
 import time
@@ -252,7 +253,14 @@ def run_script(main: Callable, args_class: type, description: str | None) -> NoR
 
 @contextlib.contextmanager
 def one_line_errors(stopped: str = "stopped") -> Iterator[None]:
-    """End with one line after Ctrl-C or an error that the user can fix, else with a traceback."""
+    """End with one line after Ctrl-C or an error that the user can fix, else with a traceback.
+
+    It first reads `~` in the command line: a shell does so in `--data ~/x`, not in `--data=~/x`.
+    """
+    sys.argv = [
+        re.sub("^(--[^=]*=|)(~.*)", lambda found: found[1] + os.path.expanduser(found[2]), word)
+        for word in sys.argv
+    ]
     try:
         yield
     except KeyboardInterrupt:

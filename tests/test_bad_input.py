@@ -105,6 +105,15 @@ def test_arguments_that_cannot_work_are_refused(bad):
         Args(model="m", data="d", **bad).check()
 
 
+def test_a_tilde_in_an_argument_is_the_home_folder(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    words = ["~/data.jsonl", "--output_dir=~/runs/x", "--output_dir", "~", "--data=a~/b=~", "a=~/b"]
+    monkeypatch.setattr(sys, "argv", ["script.py", *words])
+    with arguments.one_line_errors():
+        found = ["/home/me/data.jsonl", "--output_dir=/home/me/runs/x", "--output_dir", "/home/me"]
+        assert sys.argv[1:] == [*found, "--data=a~/b=~", "a=~/b"]
+
+
 def test_rows_that_a_batch_leaves_over_are_told(sft_args, write, one_rank, capsys):
     rows = Path(sft_args.data).read_text().splitlines(keepends=True)
     load_training_data(replace(sft_args, data=write(*rows[:200])))
