@@ -131,7 +131,7 @@ class Run(contextlib.AbstractContextManager):
     examples: list[TokenizedExample]
     rollout: Rollout | None = None
     _: KW_ONLY
-    train_batch_size: int  # queries of an optimizer step
+    train_batch_size: int | None = None  # queries of an optimizer step; default: the batch's
     batch_size: int  # queries whose answers are sampled together; of SFT those of a step
     num_epochs: int = 1
     max_steps: int | None = None
@@ -149,6 +149,7 @@ class Run(contextlib.AbstractContextManager):
 
     def __post_init__(self):
         self.folder = Path(self.folder)
+        self.train_batch_size = self.train_batch_size or self.batch_size
         self.steps_per_batch = self.batch_size // self.train_batch_size
         self.step = self.engine.num_steps  # optimizer steps done
         self.start_step = self.step  # of this process

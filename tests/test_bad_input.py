@@ -151,6 +151,7 @@ def test_the_folder_of_another_script_is_refused(tmp_path, monkeypatch):
 def test_a_run_is_not_continued_in_another_folder(one_rank, sft_args, tmp_path):
     with pytest.raises(InputError, match="own folder"):
         claim_or_resume(replace(sft_args, resume=str(tmp_path / "other")))
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_run_continues_from_its_newest_checkpoint_or_else_from_its_first_step(
@@ -168,6 +169,19 @@ def test_a_run_continues_from_its_newest_checkpoint_or_else_from_its_first_step(
     (tmp_path / "checkpoint-000004").mkdir()
     assert claim_or_resume(args) == tmp_path / "checkpoint-000004"
     assert "resumed; changed: seed 3 -> 0, world_size 2 -> 1\n" in capsys.readouterr().err
+
+
+def test_a_run_resumed_with_larger_rollout_batches_still_takes_one_step_for_each(
+    one_rank, make_run, tmp_path, monkeypatch, capsys
+):
+    begun = Args(model="m", data="d", rollout_batch_size=8)
+    write_args(tmp_path, args=begun.settings, world_size=1)
+    monkeypatch.setattr(sys, "argv", ["train_oswft.py", "--resume", str(tmp_path)])
+    args = replace(arguments.saved_args(Args)["default"], rollout_batch_size=16)
+    assert claim_or_resume(args) is None
+    assert "changed: rollout_batch_size 8 -> 16\n" in capsys.readouterr().err
+    with make_run(args) as run:
+        assert [*run.parts(run.examples[:16])] == [slice(0, 16)] and run.steps_per_batch == 1
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -214,8 +228,8 @@ def make_run(tiny, tiny_engine, tmp_path, monkeypatch):
     tokenizer = load_tokenizer(str(tiny / "model"))
     handlers = {number: signal.getsignal(number) for number in run.STOP_SIGNALS}
 
-    def make_run(**values) -> Run:
-        args = train_sft.Args(model="m", data="d", output_dir=str(tmp_path), **values)
+    def make_run(args=None, **values) -> Run:
+        args = args or train_sft.Args(model="m", data="d", output_dir=str(tmp_path), **values)
         ids, example = np.zeros(2, np.int32), Example("1", "q", "s", "a", "")
         rows = [TokenizedExample("1", ids, ids, example)] * 256
         return Run(args.output_dir, tiny_engine, tokenizer, rows, **keywords(args, Run))
