@@ -5,6 +5,7 @@ import contextlib
 import gc
 import inspect
 import os
+import re
 import socket
 import sys
 import time
@@ -106,17 +107,13 @@ class RolloutArgs(TrainArgs):
     verifier_workers: int = 2  # processes per rank that check answers
     reward: str | None = None  # file.py:function of your own, in place of the verifier
 
-    def __post_init__(self) -> None:
-        if self.train_batch_size is None:
-            self.train_batch_size = self.rollout_batch_size
-
     def check(self) -> None:
         super().check()
         if self.max_completion_length >= self.max_length:
             raise InputError("--max_completion_length leaves no room for a prompt in --max_length")
         if (self.vllm_memory or 0) > 1:
             raise InputError(f"--vllm_memory is a share, at most 1, got {self.vllm_memory}")
-        if self.rollout_batch_size % self.train_batch_size:
+        if self.rollout_batch_size % (self.train_batch_size or 1):
             sizes = f"{self.train_batch_size}, --rollout_batch_size {self.rollout_batch_size}"
             raise InputError(f"--train_batch_size is {sizes}: the first must divide the second")
         if os.environ.get("VLLM_BATCH_INVARIANT", "0") != "0":
@@ -167,15 +164,15 @@ def refuse_differences(said: str, value: object) -> None:
 def find_checkpoint(args: TrainArgs) -> Path | None:
     args.check()
     folder = Path(args.output_dir)
+    if args.resume and folder != Path(args.resume):
+        raise InputError(f"{args.resume} is continued in its own folder: leave out --output_dir")
     claim(folder)
     if not args.resume:
         if any(path.name != ".lock" for path in folder.iterdir()):
             raise InputError(f"{folder} is not empty: choose another --output_dir, or --resume it")
         return None
-    if folder != Path(args.resume):
-        raise InputError(f"{args.resume} is continued in its own folder: leave out --output_dir")
     step, checkpoint = max(checkpoints(folder).items(), default=(0, None))
-    if step % (args.batch_size // args.train_batch_size):
+    if step * (args.train_batch_size or args.batch_size) % args.batch_size:
         raise InputError(f"{checkpoint} ends within a batch of answers: keep its batch sizes")
     record = read_args(folder)
     then = {**record["args"], "world_size": record["world_size"]}
@@ -256,7 +253,14 @@ def run_script(main: Callable, args_class: type, description: str | None) -> NoR
 
 @contextlib.contextmanager
 def one_line_errors(stopped: str = "stopped") -> Iterator[None]:
-    """End with one line after Ctrl-C or an error that the user can fix, else with a traceback."""
+    """End with one line after Ctrl-C or an error that the user can fix, else with a traceback.
+
+    It first reads `~` in the command line: a shell does so in `--data ~/x`, not in `--data=~/x`.
+    """
+    sys.argv = [
+        re.sub("^(--[^=]*=|)(~.*)", lambda found: found[1] + os.path.expanduser(found[2]), word)
+        for word in sys.argv
+    ]
     try:
         yield
     except KeyboardInterrupt:

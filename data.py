@@ -95,7 +95,7 @@ def read_rows(path_or_hub_id: str, split: str = "train") -> Iterator[tuple[str, 
                     continue
                 try:
                     row = json.loads(line)
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     raise InputError(f"{path}:{number}: not JSON ({error})") from error
                 if not isinstance(row, dict):
                     raise InputError(f"{path}:{number}: expected a JSON object")

@@ -25,7 +25,6 @@ from data import (
     InputError,
     TokenizedExample,
     Tokenizer,
-    atomic_write,
     batch_indices,
     hash_examples,
     named,
@@ -64,9 +63,10 @@ def provenance() -> dict:
 
 
 def read_args(folder: Path) -> dict:
-    """A folder's args.json; empty if it has none."""
+    """A folder's args.json; empty if it has none. Raises InputError if it is damaged."""
     path = folder / "args.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+    with named(f"{path}: not JSON", (ValueError,)):  # a power cut may leave it empty
+        return json.loads(path.read_bytes()) if path.exists() else {}
 
 
 def write_args(folder: Path, **record) -> None:
@@ -131,7 +131,7 @@ class Run(contextlib.AbstractContextManager):
     examples: list[TokenizedExample]
     rollout: Rollout | None = None
     _: KW_ONLY
-    train_batch_size: int  # queries of an optimizer step
+    train_batch_size: int | None = None  # queries of an optimizer step; default: the batch's
     batch_size: int  # queries whose answers are sampled together; of SFT those of a step
     num_epochs: int = 1
     max_steps: int | None = None
@@ -149,6 +149,7 @@ class Run(contextlib.AbstractContextManager):
 
     def __post_init__(self):
         self.folder = Path(self.folder)
+        self.train_batch_size = self.train_batch_size or self.batch_size
         self.steps_per_batch = self.batch_size // self.train_batch_size
         self.step = self.engine.num_steps  # optimizer steps done
         self.start_step = self.step  # of this process
@@ -180,10 +181,16 @@ class Run(contextlib.AbstractContextManager):
         record["data_hash"] = before.get("data_hash") or hash_examples(self.examples)
         write_args(self.folder, **record)
         print(f"{self.num_steps} steps; {self.folder}/args.json has the arguments", file=sys.stderr)
-        path = self.folder / "metrics.jsonl"
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        with atomic_write(path) as partial:
-            partial.write_text("".join(lines[: self.step]))  # later steps are done again
+        path, rows = self.folder / "metrics.jsonl", {}
+        for line in path.read_bytes().split(b"\n") if path.exists() else ():
+            with contextlib.suppress(ValueError):  # a kill or a power cut may leave half a row
+                row = json.loads(line)
+                rows[row["step"]] = row
+        steps = range(1, self.step + 1)  # later ones are done again
+        if lost := [step for step in steps if step not in rows]:
+            between = f"{len(lost)} rows between steps {lost[0]} and {lost[-1]}"
+            print(f"warning: {path} lacks {between}", file=sys.stderr)
+        write_rows((rows[step] for step in steps if step in rows), path)
         for leftover in self.folder.glob("partial-*"):
             shutil.rmtree(leftover)
         for later in (self.folder / "rollouts").glob("step_*.jsonl"):

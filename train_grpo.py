@@ -138,7 +138,7 @@ def log_pi_old(
     args: Args,
 ) -> torch.Tensor | None:
     """log pi_old of the answers, (B, G, T), before the batch's first update. A collective."""
-    if args.train_batch_size == args.rollout_batch_size:  # there is one update: pi_old is the model
+    if args.train_batch_size in (None, args.rollout_batch_size):  # one update: pi_old is the model
         return None
     rows = trajectories(queries, completions)
     old = engine.eval_logprobs(rows, args.temperature, keep=advantages.flatten() != 0)

@@ -64,6 +64,7 @@ def test_bad_input_is_refused_once_and_nothing_is_written(tiny, write, tmp_path)
         ({"output_dir": "few.jsonl/run"}, "few.jsonl/run"),
         ({"max_length": 513}, "512 tokens, not 513: lower --max_completion_length"),
         ({"weight_column": "weight"}, "train.jsonl:1: "),
+        ({"data": "deep.jsonl"}, "deep.jsonl:2: not JSON"),
         ({"weight_column": "nothing", "data": "zeros.jsonl"}, "zeros.jsonl: every 'nothing'"),
     ],
 )
@@ -74,6 +75,7 @@ def test_what_a_run_cannot_use_is_named(bad, named, sft_args, tmp_path, one_rank
     Path("few.jsonl").write_text("".join(rows[:5]))
     write_rows([json.loads(row) | {"nothing": 0} for row in rows], "zeros.jsonl")
     write_rows([], "used/metrics.jsonl")
+    Path("deep.jsonl").write_text(rows[0] + '{"id": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
     with pytest.raises((InputError, OSError), match=re.escape(named)):
         train_sft.main(replace(sft_args, **bad))
     assert not any(Path("run").glob("[!.]*")) and len([*Path("used").glob("[!.]*")]) == 1
@@ -103,6 +105,15 @@ def test_arguments_that_cannot_work_are_refused(bad):
         Args(model="m", data="d", **bad).check()
 
 
+def test_a_tilde_in_an_argument_is_the_home_folder(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    words = ["~/data.jsonl", "--output_dir=~/runs/x", "--output_dir", "~", "--data=a~/b=~", "a=~/b"]
+    monkeypatch.setattr(sys, "argv", ["script.py", *words])
+    with arguments.one_line_errors():
+        found = ["/home/me/data.jsonl", "--output_dir=/home/me/runs/x", "--output_dir", "/home/me"]
+        assert sys.argv[1:] == [*found, "--data=a~/b=~", "a=~/b"]
+
+
 def test_rows_that_a_batch_leaves_over_are_told(sft_args, write, one_rank, capsys):
     rows = Path(sft_args.data).read_text().splitlines(keepends=True)
     load_training_data(replace(sft_args, data=write(*rows[:200])))
@@ -121,8 +132,10 @@ def test_the_folder_of_another_script_is_refused(tmp_path, monkeypatch):
     for script, args_class in ARGS.items():
         begun = args_class(model="m", data="d", learning_rate=0.5)
         write_args(tmp_path / script, args=begun.settings)
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "args.json").touch()  # as a power cut may leave it
     for script, args_class in ARGS.items():
-        for other in (*SCRIPTS, "absent"):
+        for other in (*SCRIPTS, "absent", "damaged"):
             monkeypatch.setattr(sys, "argv", [script, "--resume", str(tmp_path / other)])
             if other == script:
                 args = arguments.saved_args(args_class)["default"]
@@ -138,6 +151,7 @@ def test_the_folder_of_another_script_is_refused(tmp_path, monkeypatch):
 def test_a_run_is_not_continued_in_another_folder(one_rank, sft_args, tmp_path):
     with pytest.raises(InputError, match="own folder"):
         claim_or_resume(replace(sft_args, resume=str(tmp_path / "other")))
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_run_continues_from_its_newest_checkpoint_or_else_from_its_first_step(
@@ -155,6 +169,19 @@ def test_a_run_continues_from_its_newest_checkpoint_or_else_from_its_first_step(
     (tmp_path / "checkpoint-000004").mkdir()
     assert claim_or_resume(args) == tmp_path / "checkpoint-000004"
     assert "resumed; changed: seed 3 -> 0, world_size 2 -> 1\n" in capsys.readouterr().err
+
+
+def test_a_run_resumed_with_larger_rollout_batches_still_takes_one_step_for_each(
+    one_rank, make_run, tmp_path, monkeypatch, capsys
+):
+    begun = Args(model="m", data="d", rollout_batch_size=8)
+    write_args(tmp_path, args=begun.settings, world_size=1)
+    monkeypatch.setattr(sys, "argv", ["train_oswft.py", "--resume", str(tmp_path)])
+    args = replace(arguments.saved_args(Args)["default"], rollout_batch_size=16)
+    assert claim_or_resume(args) is None
+    assert "changed: rollout_batch_size 8 -> 16\n" in capsys.readouterr().err
+    with make_run(args) as run:
+        assert [*run.parts(run.examples[:16])] == [slice(0, 16)] and run.steps_per_batch == 1
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -201,8 +228,8 @@ def make_run(tiny, tiny_engine, tmp_path, monkeypatch):
     tokenizer = load_tokenizer(str(tiny / "model"))
     handlers = {number: signal.getsignal(number) for number in run.STOP_SIGNALS}
 
-    def make_run(**values) -> Run:
-        args = train_sft.Args(model="m", data="d", output_dir=str(tmp_path), **values)
+    def make_run(args=None, **values) -> Run:
+        args = args or train_sft.Args(model="m", data="d", output_dir=str(tmp_path), **values)
         ids, example = np.zeros(2, np.int32), Example("1", "q", "s", "a", "")
         rows = [TokenizedExample("1", ids, ids, example)] * 256
         return Run(args.output_dir, tiny_engine, tokenizer, rows, **keywords(args, Run))
@@ -230,6 +257,26 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before_it(
         assert [*checkpoints(tmp_path)] == [999_999] and not [*tmp_path.glob("partial-*")]
         run.save_checkpoint()
     assert [*checkpoints(tmp_path)] == [1_000_000] and (tmp_path / "checkpoint-best").exists()
+
+
+def test_a_resumed_run_keeps_the_metrics_of_its_steps_and_says_which_are_lost(
+    make_run, tiny_engine, tmp_path, monkeypatch, capsys
+):
+    rows = [json.dumps({"step": step, "train_tokens": 1}) + "\n" for step in range(1, 7)]
+    half = rows[3][:9] + "\0" * 9  # as a power cut may leave it
+    monkeypatch.setattr(tiny_engine, "num_steps", 4)
+    for written, kept, lost in (
+        (rows, rows[:4], ""),
+        (["", *rows[:3], half], rows[:3], "1 rows between steps 4 and 4"),
+        ([rows[0], rows[2][:9], *rows[3:]], rows[:1], "3 rows between steps 2 and 4"),
+        ([rows[0], rows[2][:9] + "\n", rows[3], rows[1], rows[4]], [*rows[:2], rows[3]], "3 and 3"),
+        ([], [], "4 rows between steps 1 and 4"),
+    ):
+        (tmp_path / "metrics.jsonl").write_text("".join(written))
+        with make_run(max_steps=8):
+            assert (tmp_path / "metrics.jsonl").read_text() == "".join(kept)
+        said = capsys.readouterr().err
+        assert ("warning: " in said) == bool(lost) and lost in said
 
 
 STOPS = ("INT", "TERM", "HUP", "USR1", "USR2", "XCPU")  # the last three are Slurm's
