@@ -21,7 +21,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
-from arguments import check_hosts, run_script
+from arguments import check_hosts, check_numbers, run_script
 from data import (
     ASK_FREE,
     ASK_LETTER,
@@ -37,18 +37,21 @@ from data import (
     load_examples,
     load_tokenizer,
     messages,
+    named,
     prompt_text,
     read_rows,
     refuse_special_tokens,
     write_json,
 )
 from engine import load_config, load_model
+from logprobs import LogprobModel
 from ranks import init_ranks, on_rank_0
-from rollout import Rollout
+from rollout import MAX_VLLM_GAP, Rollout
 from run import claim, read_args, write_args
 from verify import Verifier, extract
 
 import numpy as np
+import torch
 import torch.distributed as dist
 
 Z = 1.96  # standard deviations on either side of 95 %
@@ -304,7 +307,8 @@ def model_version(model: str) -> str:
 def open_folder(
     args: Args, folder: Path, tokenizer: Tokenizer, problems: Sequence[Example]
 ) -> tuple[dict, dict[str, list[dict]]]:
-    """Check the problems, and lock a folder of this protocol: its args.json, and its samples."""
+    """Check all, and lock a folder of this protocol: its args.json, and its samples."""
+    check_numbers(args, may_be_0=("temperature", "top_k", "seed"))
     refuse_special_tokens(tokenizer, ((problem.where, problem.question) for problem in problems))
     ids = tokenize_prompts(tokenizer, problems)
     config = load_config(args.model, max(map(len, ids)) + args.max_completion_length)
@@ -314,12 +318,16 @@ def open_folder(
     claim(folder)
     before, samples = read_args(folder), read_samples(folder)
     now = {**asdict(args), "model_version": model_version(args.model)}
+    run = Path(args.model).resolve().parent
+    if read_args(run).get("prompt", PROMPT) != PROMPT:
+        print(f"note: {run} was trained with another prompt than that of data.py", file=sys.stderr)
     if before and "benchmarks" not in before:
         raise InputError(f"{folder} holds a training run: choose another output")
     if not samples:  # an earlier call ended before its first answer
         before = {}
     then = before.get("args", now)
     other = [name for name in (*PROTOCOL, "model_version") if then.get(name) != now[name]]
+    other += ["prompt"] if before.get("prompt", PROMPT) != PROMPT else []
     if other:
         raise InputError(f"{folder} has another {', '.join(other)}: choose another output")
     return {**before, "args": now, "prompt": PROMPT}, samples
@@ -360,8 +368,8 @@ def answer_missing(
     prompts = tokenize_prompts(tokenizer, [problem for problem, _ in missing])
     seeds = [derive_seed(args.seed, p.source, p.id, sample) for p, sample in missing]
     longest = max(map(len, prompts)) + args.max_completion_length
-    # As before training: vLLM would silently read some folders as another model.
-    on_rank_0(lambda: load_model(args.model, longest) and None)
+    loaded = []  # on rank 0: the model as training has it
+    on_rank_0(lambda: loaded.append(load_model(args.model, longest, args.precision)))
     path = folder / f"samples.rank{dist.get_rank()}.jsonl"
     with Verifier(args.verifier_workers, reward=args.reward) as verifier, path.open("ab") as out:
         out.truncate(path.read_bytes().rfind(b"\n") + 1)  # a kill may leave half a row
@@ -369,6 +377,7 @@ def answer_missing(
         options |= {"rollout_batch_size": len(missing), "load_from_disk": True}
         rollout = Rollout(args.model, tokenizer, longest, **options)
         if dist.get_rank() == 0:
+            refuse_gap(rollout, loaded.pop(), min(prompts, key=len))
             write_args(folder, **{**read_args(folder), "vllm_runner": rollout.model_runner})
             print(f"{len(missing):,} answers to sample", file=sys.stderr)
         stream = rollout.stream(prompts, 1, args.max_completion_length, seeds, **args.sampling)
@@ -391,6 +400,21 @@ def answer_missing(
                 }
                 out.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
             out.flush()
+
+
+@torch.no_grad()
+def refuse_gap(rollout: Rollout, model: torch.nn.Module, prompt: Sequence[int]) -> None:
+    """Raise InputError, as training does, if vLLM samples from another model than this."""
+    gaps = []
+    with named(rollout.model, (ValueError,)):
+        model = LogprobModel(model)
+    for answer in rollout.generate([prompt], 4, 32, [0], temperature=1.0, logprobs=1):
+        tokens = torch.tensor([*prompt, *answer.token_ids])
+        positions = torch.arange(len(prompt) - 1, len(tokens) - 1)
+        own = model(tokens[None, :-1], tokens[len(prompt) :], positions)
+        gaps += (own - torch.tensor(answer.logprobs)).abs().tolist()
+    if not (gap := np.mean(gaps)) < MAX_VLLM_GAP[rollout.precision]:
+        raise InputError(f"{rollout.model}: vLLM is {gap:.2g} nats a token off transformers")
 
 
 # ---- Results -------------------------------------------------------------------------------------

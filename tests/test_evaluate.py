@@ -12,8 +12,9 @@ from types import SimpleNamespace
 
 import data
 import evaluate
-from conftest import NO_CPU_VLLM, SHARED, launch, needs_shared, slow, start
+from conftest import NO_CPU_VLLM, SHARED, launch, needs_shared, needs_vllm, run_alone, slow, start
 from data import ASK_FREE, ASK_LETTER, Example, InputError, load_tokenizer, write_rows
+from demo.tiny import make_tokenizer
 from demo.world import NUM_HELDOUT
 from evaluate import BENCHMARKS, Args, load_benchmark, load_problems, pass_at_k, with_options
 from paper import tables
@@ -22,6 +23,7 @@ from run import read_args, write_args
 
 import numpy as np
 import pytest
+from families import FAMILIES, make_model
 
 
 @pytest.mark.parametrize(("n", "c"), [(1, 0), (1, 1), (5, 0), (5, 2), (5, 5), (8, 3)])
@@ -367,6 +369,12 @@ def test_an_incomplete_benchmark_is_left_out_and_said(tmp_path, capsys):
     [
         {"max_completion_length": 8192},
         {"benchmarks": ("aime26",)},
+        {"num_samples": -1},
+        {"verifier_workers": 0},
+        {"vllm_memory": 2.0},
+        {"temperature": -0.5},
+        {"top_p": 1.5},
+        {"top_k": -2},
         {"benchmark_file": (Path("own.jsonl"),) * 2},
         {"benchmark_file": (Path("special.jsonl"),)},
     ],
@@ -382,7 +390,7 @@ def test_bad_input_is_refused_before_anything_is_written(values, tiny, tmp_path,
 
 @slow
 def test_answers_of_another_model_protocol_or_problem_are_not_mixed(
-    finished, copied, tiny, tmp_path
+    finished, copied, tiny, tmp_path, monkeypatch
 ):
     model = shutil.copytree(tiny / "model", tmp_path / "model")
     with (model / "model.safetensors").open("ab") as weights:
@@ -396,8 +404,18 @@ def test_answers_of_another_model_protocol_or_problem_are_not_mixed(
     for name, value in values.items():
         with pytest.raises(InputError, match="choose another output"):
             find_missing(tiny, copied, **{name: value})
+    monkeypatch.setattr(evaluate, "PROMPT", {})
+    with pytest.raises(InputError, match="another prompt"):
+        find_missing(tiny, copied)
     for read in (evaluate.read_samples, read_args):
         assert read(copied) == read(finished)
+
+
+def test_a_prompt_that_is_not_the_runs_is_told(tiny, model_copy, tmp_path, capsys):
+    for prompt, told in ((data.PROMPT, False), ({**data.PROMPT, "free answer": "?"}, True)):
+        write_args(model_copy.parent, prompt=prompt)
+        find_missing(tiny, tmp_path / "eval", model=str(model_copy), temperature=0.0)
+        assert ("was trained with another prompt" in capsys.readouterr().err) == told
 
 
 def test_a_reward_of_ones_own_judges_the_answers(tiny, tmp_path, monkeypatch, one_rank):
@@ -409,6 +427,7 @@ def test_a_reward_of_ones_own_judges_the_answers(tiny, tmp_path, monkeypatch, on
         yield [Completion(n, [1], "x" * n, "stop", []) for n in range(len(prompts))]
 
     stub = SimpleNamespace(model_runner=None, stream=stream)
+    monkeypatch.setattr(evaluate, "refuse_gap", lambda *_: None)
     monkeypatch.setattr(evaluate, "Rollout", lambda *args, **kwargs: stub)
     monkeypatch.setattr(evaluate, "init_ranks", lambda *args, **kwargs: None)
     args = Args(model=str(tiny / "model"), benchmark_file=(tmp_path / "own.jsonl",))
@@ -425,6 +444,18 @@ def test_a_model_that_training_refuses_is_not_scored(model_copy, tmp_path, one_r
     with pytest.raises(InputError, match="delete one of the two"):
         evaluate.answer_missing(args, tmp_path, load_tokenizer(args.model), [(problem, 0)])
     assert not [*tmp_path.glob("samples*")]
+
+
+@slow
+@needs_vllm
+def test_a_family_that_vllm_computes_otherwise_is_not_scored(tmp_path, write):
+    make_model(*FAMILIES["GPT-NeoX, Pythia"]).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    call = ["--benchmark_file", write({"question": "1+1=", "answer": "2"})]
+    call += ["--model", tmp_path, "--output_dir", tmp_path / "eval", "--precision", "fp32"]
+    done = run_alone("evaluate.py", *call, "--max_completion_length", 48, "--vllm_memory", 0.05)
+    assert done.returncode == 1 and "nats a token off" in done.stderr
+    assert not any(path.stat().st_size for path in (tmp_path / "eval").glob("samples*"))
 
 
 @needs_shared
