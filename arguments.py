@@ -34,7 +34,7 @@ from verify import RewardError
 import numpy as np
 import torch.distributed as dist
 
-LATE_S = 30  # seconds after which NFS shows a new file at the latest; a guess
+LATE_S = 30  # seconds until NFS shows a new file at the latest (a guess)
 
 
 @dataclass(kw_only=True)
@@ -82,8 +82,11 @@ class TrainArgs:
         return {k: v for k, v in asdict(self).items() if k not in ("output_dir", "resume")}
 
     def check(self) -> None:
-        """Raise InputError for what cannot work, before anything is loaded."""
+        """Raise InputError for what cannot work, before anything is written or loaded."""
         check_numbers(self)
+        if self.resume and Path(self.output_dir) != Path(self.resume):
+            reason = "is continued in its own folder: leave out --output_dir"
+            raise InputError(f"{self.resume} {reason}")
 
 
 @dataclass(kw_only=True)
@@ -134,7 +137,16 @@ def keywords(args: object, callee: Callable) -> dict:
 
 def claim_or_resume(args: TrainArgs) -> Path | None:
     """Lock the folder; the checkpoint to resume from, or None to begin anew. A collective."""
-    checkpoint = on_rank_0(lambda: find_checkpoint(args))  # another host may still see it as it was
+
+    def begin() -> Path | None:
+        args.check()
+        claim(Path(args.output_dir))
+        checkpoint = find_checkpoint(args)
+        if args.resume:
+            print_changes(args, checkpoint)
+        return checkpoint
+
+    checkpoint = on_rank_0(begin)  # another host may still see the folder as it was
     check_hosts(Path(args.output_dir))
     return checkpoint
 
@@ -164,11 +176,8 @@ def refuse_differences(said: str, value: object) -> None:
 
 
 def find_checkpoint(args: TrainArgs) -> Path | None:
-    args.check()
+    """The newest checkpoint of a run that is resumed. Raises InputError if it cannot go on."""
     folder = Path(args.output_dir)
-    if args.resume and folder != Path(args.resume):
-        raise InputError(f"{args.resume} is continued in its own folder: leave out --output_dir")
-    claim(folder)
     if not args.resume:
         if any(path.name != ".lock" for path in folder.iterdir()):
             raise InputError(f"{folder} is not empty: choose another --output_dir, or --resume it")
@@ -176,18 +185,22 @@ def find_checkpoint(args: TrainArgs) -> Path | None:
     step, checkpoint = max(checkpoints(folder).items(), default=(0, None))
     if step * (args.train_batch_size or args.batch_size) % args.batch_size:
         raise InputError(f"{checkpoint} ends within a batch of answers: keep its batch sizes")
-    record = read_args(folder)
+    return checkpoint
+
+
+def print_changes(args: TrainArgs, checkpoint: Path | None) -> None:
+    """Say from where a run is resumed, and with which other arguments."""
+    record = read_args(Path(args.output_dir))
     then = {**record["args"], "world_size": record["world_size"]}
     now = {**args.settings, "world_size": dist.get_world_size()}
     changed = [f"{k} {then.get(k)} -> {v}" for k, v in now.items() if then.get(k) != v]
-    start = checkpoint or f"{folder}, without a checkpoint"
+    start = checkpoint or f"{args.output_dir}, without a checkpoint"
     print(f"{start}: resumed; changed: {', '.join(changed) or 'nothing'}", file=sys.stderr)
-    return checkpoint
 
 
 def load_training_data(args: TrainArgs) -> tuple[Tokenizer, list[TokenizedExample]]:
     """The tokenizer, and the examples that fit. Raises InputError if a run began with others."""
-    read = load_examples(args.data)  # first, as transformers takes seconds to import
+    read = load_examples(args.data)  # before transformers, which takes seconds to import
     tokenizer = load_tokenizer(args.model)
     lengths = args.max_length, args.max_completion_length
     examples, dropped = tokenize_examples(read, tokenizer, *lengths)
@@ -221,7 +234,7 @@ def parse_args(args_class: type, description: str | None, **options):
 
     return tyro.cli(
         args_class,
-        args=[arg for arg in sys.argv[1:] if not arg.startswith("--local_rank")],  # the launcher's
+        args=[arg for arg in sys.argv[1:] if not arg.startswith("--local_rank")],  # a launcher's
         description=description,
         use_underscores=True,
         console_outputs="WORLD_SIZE" not in os.environ or os.environ.get("RANK", "0") == "0",

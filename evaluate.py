@@ -120,7 +120,7 @@ def score_with_interval(
     size = len(counts)
     scores = pass_at_k_curve(num_samples, k)[counts]
     mean, variance = float(scores.mean()), float(scores.var())
-    # n: so many independent answers would give the mean this variance
+    # So many independent answers would give the mean this variance.
     n = size * mean * (1 - mean) / variance if np.ptp(scores) else size
     n = min(max(n, size), size * num_samples)
     centre = mean + Z**2 / (2 * n)
@@ -139,7 +139,7 @@ class Benchmark:
     split: str
     num_problems: int
     num_samples: int  # answers to each problem
-    columns: tuple[str, ...] = ("problem", "answer")  # then the wrong options, if there are any
+    columns: tuple[str, ...] = ("problem", "answer")  # and the wrong options, if there are any
     year: str = ""  # only the problems of this year
 
 
@@ -368,7 +368,7 @@ def answer_missing(
     prompts = tokenize_prompts(tokenizer, [problem for problem, _ in missing])
     seeds = [derive_seed(args.seed, p.source, p.id, sample) for p, sample in missing]
     longest = max(map(len, prompts)) + args.max_completion_length
-    loaded = []  # on rank 0: the model as training has it
+    loaded = []  # rank 0 gets the model as training has it
     on_rank_0(lambda: loaded.append(load_model(args.model, longest, args.precision)))
     path = folder / f"samples.rank{dist.get_rank()}.jsonl"
     with Verifier(args.verifier_workers, reward=args.reward) as verifier, path.open("ab") as out:
@@ -381,7 +381,7 @@ def answer_missing(
             write_args(folder, **{**read_args(folder), "vllm_runner": rollout.model_runner})
             print(f"{len(missing):,} answers to sample", file=sys.stderr)
         stream = rollout.stream(prompts, 1, args.max_completion_length, seeds, **args.sampling)
-        for completions in filter(None, stream):  # those that a step of vLLM has ended
+        for completions in filter(None, stream):  # a step of vLLM has ended these
             asked = [missing[completion.query] for completion in completions]
             references = [p.columns if args.reward else p.answer for p, _ in asked]
             grades = verifier.grade([completion.text for completion in completions], references)
@@ -428,12 +428,12 @@ def summarize(rows: Sequence[dict]) -> dict:
         score, bounds = score_with_interval(counts, num_samples, k)
         results |= {f"pass@{k}": score, f"pass@{k}_interval": bounds}
     truncated = [row for row in rows if row["finish_reason"] == "length"]
-    boxed = [extract(row["text"], row["answer"]) for row in rows]  # or letters, where these count
+    found = [extract(row["text"], row["answer"]) for row in rows]
     return {
         **results,
         "truncated_share": len(truncated) / len(rows),
         "truncated_right_share": sum(row["correct"] for row in truncated) / len(rows),
-        "without_box_share": sum(read is None for read in boxed) / len(rows),
+        "without_box_share": sum(read is None for read in found) / len(rows),
         "completion_length_mean": sum(row["tokens"] for row in rows) / len(rows),
     }
 

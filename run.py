@@ -41,7 +41,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from tqdm import tqdm
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-STOP_SIGNALS += (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)  # Slurm's, near a time limit
+STOP_SIGNALS += (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)  # Slurm sends these near a time limit
 
 
 # ---- args.json -----------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ def claim(folder: Path) -> None:
         fcntl.flock(_claimed, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise InputError(f"{folder}: another process is writing here") from error
-    except OSError as error:  # Lustre, old NFS
+    except OSError as error:  # Lustre and old NFS have no locks
         print(f"warning: {folder} is not locked: {error.strerror}", file=sys.stderr)
 
 
@@ -109,7 +109,7 @@ def start_logger(name: str, folder: Path, run_id: str, config: dict):
     options = {"project": "osw-ft", "name": run_id, "config": config, "resume": "allow"}
     if name == "wandb":
         options |= {"id": run_id, "name": folder.name, "dir": folder}
-    else:  # it reads the variable at import
+    else:  # trackio reads the variable when it is imported
         os.environ.setdefault("TRACKIO_DIR", str(folder.absolute() / "trackio"))
     with named(f"--logger {name}"):
         logger = importlib.import_module(name)
@@ -143,9 +143,9 @@ class Run(contextlib.AbstractContextManager):
     settings: dict  # for args.json
 
     SHOWN = ("mean_weight", "pass_rate", "reward", "loss")  # next to the progress bar
-    keep_models = False  # delete only state/ of old checkpoints
+    keep_models = False  # true: of old checkpoints only state/ is deleted
     log = None  # the logger's module
-    next_look = 0.0  # when to ask the other ranks whether to stop
+    next_look = 0.0  # when the store is asked for a stop again
 
     def __post_init__(self):
         self.folder = Path(self.folder)
@@ -162,7 +162,7 @@ class Run(contextlib.AbstractContextManager):
             self._open_files()
         self.interrupted = False
         for number in STOP_SIGNALS:
-            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores one
                 signal.signal(number, self._interrupt)
         tell_others_of_stop()
         every = 0.5 if sys.stderr.isatty() else 10  # seconds between redraws
@@ -186,7 +186,7 @@ class Run(contextlib.AbstractContextManager):
             with contextlib.suppress(ValueError):  # a kill or a power cut may leave half a row
                 row = json.loads(line)
                 rows[row["step"]] = row
-        steps = range(1, self.step + 1)  # later ones are done again
+        steps = range(1, self.step + 1)  # those after the checkpoint are taken again
         if lost := [step for step in steps if step not in rows]:
             print(f"warning: {path} lacks {len(lost)} rows, from step {lost[0]}", file=sys.stderr)
         write_rows((rows[step] for step in steps if step in rows), path)
@@ -233,7 +233,7 @@ class Run(contextlib.AbstractContextManager):
             batch = self.step // self.steps_per_batch
             order = batch_indices(len(self.examples), self.batch_size, batch, self.seed)
             yield batch, [self.examples[i] for i in order]
-            if self.step // self.save_every > self.saved_step // self.save_every:  # passed
+            if self.step // self.save_every > self.saved_step // self.save_every:  # one is due
                 self.save_checkpoint()
             if self.should_stop():
                 return
@@ -292,7 +292,7 @@ class Run(contextlib.AbstractContextManager):
         """
         if not self.writes:
             return
-        if self.step == 0 and (right := rewards.mean()) < 0.05:  # mean weight above 0.95
+        if self.step == 0 and (right := rewards.mean()) < 0.05:  # then nearly all weights are 1
             advice = "are prompt, references and lengths as you meant them?"
             print(f"\nwarning: {right:.0%} of the first answers right: {advice}", file=sys.stderr)
         verdicts = {"reward": rewards} if self.reward else {"correct": rewards.bool()}
@@ -320,7 +320,7 @@ class Run(contextlib.AbstractContextManager):
                 shutil.rmtree(old / "state" if self.keep_models else old, ignore_errors=True)
         dist.barrier()
         self.saved_step = self.step
-        self.lap(None)  # writing counts for no phase
+        self.lap(None)  # the time to write belongs to no phase
 
     def _save(self, name: str, with_state: bool = False) -> None:
         """Write the model under another name, then rename its folder. A collective."""
@@ -329,11 +329,11 @@ class Run(contextlib.AbstractContextManager):
             if with_state:
                 self.engine.save_state(partial)
             self.engine.save_model(self.tokenizer, partial)
-        except Exception as error:  # safetensors has its own types
-            shutil.rmtree(partial, ignore_errors=True)  # a full disk needs the space
+        except Exception as error:  # safetensors raises its own types
+            shutil.rmtree(partial, ignore_errors=True)  # the disk may be full
             raise OSError(f"step {self.step}: {folder} could not be written: {error}") from error
         if self.writes:
-            for path in partial.rglob("*.safetensors"):  # else only their owner could read them
+            for path in partial.rglob("*.safetensors"):  # safetensors lets only the owner read
                 shutil.copymode(self.folder / "args.json", path)
             shutil.rmtree(folder, ignore_errors=True)
             partial.rename(folder)
@@ -364,7 +364,7 @@ def tell_others_of_stop() -> None:
     """
     read, write = os.pipe()
     os.set_blocking(write, False)
-    signal.set_wakeup_fd(write)  # gets the number of each signal, at once
+    signal.set_wakeup_fd(write)  # Python writes the number of each signal to it
 
     def tell() -> None:
         while os.read(read, 1)[0] not in STOP_SIGNALS:
