@@ -212,7 +212,8 @@ def load_training_data(args: TrainArgs) -> tuple[Tokenizer, list[TokenizedExampl
     if dist.get_rank() == 0:
         rest = 0 if args.max_steps else len(examples) * args.num_epochs % args.batch_size
         unused = f"; the last {rest} do not fill a batch, and are not used" if rest else ""
-        print(f"{count}{unused}", file=sys.stderr)
+        again = "; a batch has rows twice" if len(examples) < args.batch_size else ""
+        print(f"{count}{unused}{again}", file=sys.stderr)
         config = load_config(args.model, args.max_length)
         check_stops(tokenizer, args.model, config)
         whole = (np.concatenate([e.prompt_ids, e.response_ids]) for e in examples)

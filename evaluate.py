@@ -161,7 +161,9 @@ def load_benchmark(name: str, data_dir: Path | None = None) -> list[Example]:
     """The problems of a benchmark, from the hub or from `<data_dir>/<name>.jsonl`."""
     benchmark = BENCHMARKS[name]
     source = str(data_dir / f"{name}.jsonl") if data_dir else benchmark.hub_id
-    problems = read_benchmark(name, read_rows(source, benchmark.split))
+    advice = "--data_dir takes copies, --benchmark_file problems of your own"
+    with named(advice, () if data_dir else (InputError,)):
+        problems = read_benchmark(name, read_rows(source, benchmark.split))
     if len(problems) != benchmark.num_problems:
         reason = f"has {len(problems)} problems, but {name} has {benchmark.num_problems}"
         raise InputError(f"{source}: {reason}; --benchmark_file takes problems of your own")
@@ -263,8 +265,8 @@ def evaluate(args: Args) -> int:
     """Sample what is missing, on all ranks; rank 0 scores and prints. Returns the exit status."""
     init_ranks("gloo", timeout=timedelta(days=7))  # at the end, ranks wait for the slowest
     folder = args.output_dir or default_folder(args.model)
+    tokenizer = load_tokenizer(args.model)  # first, as the hub may take long to say that it is away
     problems = on_rank_0(lambda: load_problems(args))
-    tokenizer = load_tokenizer(args.model)
     sample_missing(args, folder, tokenizer, lambda: find_missing(args, folder, tokenizer, problems))
     if dist.get_rank() == 0:
         score_and_print(folder)
@@ -344,7 +346,7 @@ def find_missing(
         mark = fingerprint(part)
         rows = samples.get(name, [])
         if rows and asked.get(name, {}).get("fingerprint") != mark:
-            raise InputError(f"{folder} has other problems of {name}: choose another output")
+            raise InputError(f"{folder} has other problems of {name}: choose another --output_dir")
         done = {(row["id"], row["sample"]) for row in rows}
         default = BENCHMARKS[name].num_samples if name in BENCHMARKS else 16
         count = max([args.num_samples or default, *(n + 1 for _, n in done)])  # for all problems
@@ -371,7 +373,8 @@ def answer_missing(
     loaded = []  # rank 0 gets the model as training has it
     on_rank_0(lambda: loaded.append(load_model(args.model, longest, args.precision)))
     path = folder / f"samples.rank{dist.get_rank()}.jsonl"
-    with Verifier(args.verifier_workers, reward=args.reward) as verifier, path.open("ab") as out:
+    verifier, full = Verifier(args.verifier_workers, reward=args.reward), named(str(path), (OSError,))
+    with verifier, full, path.open("ab") as out:  # the disk may be full
         out.truncate(path.read_bytes().rfind(b"\n") + 1)  # a kill may leave half a row
         options = {"precision": args.precision, "vllm_memory": args.vllm_memory}
         options |= {"rollout_batch_size": len(missing), "load_from_disk": True}
@@ -384,7 +387,7 @@ def answer_missing(
         for completions in filter(None, stream):  # a step of vLLM has ended these
             asked = [missing[completion.query] for completion in completions]
             references = [p.columns if args.reward else p.answer for p, _ in asked]
-            grades = verifier.grade([completion.text for completion in completions], references)
+            grades = verifier.grade([c.text for c in completions], references)
             for (problem, n), completion, grade in zip(asked, completions, grades, strict=True):
                 row = {
                     "benchmark": problem.source,

@@ -41,7 +41,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from tqdm import tqdm
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-STOP_SIGNALS += (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)  # Slurm sends these near a time limit
+STOP_SIGNALS += (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)  # Slurm sends these before a limit
 
 
 # ---- args.json -----------------------------------------------------------------------------------

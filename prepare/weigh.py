@@ -165,7 +165,7 @@ def find_missing(
     record, samples = evaluate.open_folder(sampling, folder, tokenizer, problems)
     if other := samples.keys() - {problem.source for problem in problems}:
         if len(other) == len(samples):
-            raise InputError(f"{folder} holds answers to other data: choose another output")
+            raise InputError(f"{folder} holds answers to other data: choose another --output")
         print(f"note: {folder}: {len(other):,} rows are gone or have changed", file=sys.stderr)
     write_args(folder, **{**record, "benchmarks": {}})
     done = {(name, row["sample"]) for name, own in samples.items() for row in own}
