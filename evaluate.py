@@ -373,8 +373,8 @@ def answer_missing(
     loaded = []  # rank 0 gets the model as training has it
     on_rank_0(lambda: loaded.append(load_model(args.model, longest, args.precision)))
     path = folder / f"samples.rank{dist.get_rank()}.jsonl"
-    verifier, full = Verifier(args.verifier_workers, reward=args.reward), named(str(path), (OSError,))
-    with verifier, full, path.open("ab") as out:  # the disk may be full
+    verifier = Verifier(args.verifier_workers, reward=args.reward)
+    with verifier, named(str(path), (OSError,)), path.open("ab") as out:  # the disk may be full
         out.truncate(path.read_bytes().rfind(b"\n") + 1)  # a kill may leave half a row
         options = {"precision": args.precision, "vllm_memory": args.vllm_memory}
         options |= {"rollout_batch_size": len(missing), "load_from_disk": True}
