@@ -39,7 +39,7 @@ LATE_S = 30  # seconds until NFS shows a new file at the latest (a guess)
 
 @dataclass(kw_only=True)
 class TrainArgs:
-    """What all scripts share. Where there is no default here, the script has the paper's value."""
+    """What all scripts share. Each script sets the paper's value where there is no default here."""
 
     model: str  # hub id or folder of a causal language model with a chat template
     data: str  # hub id or JSONL file with id, question, solution, answer, source
@@ -126,7 +126,7 @@ def check_numbers(args: object, may_be_0: Sequence[str] = ("seed",)) -> None:
 
 
 def keywords(args: object, callee: Callable) -> dict:
-    """The arguments that a callee, such as `Engine`, takes by keyword, under the same names."""
+    """Those of the arguments that a callee, such as `Engine`, takes by keyword."""
     parameters = inspect.signature(callee).parameters.values()
     names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and hasattr(args, p.name)]
     return {name: getattr(args, name) for name in names}

@@ -352,8 +352,8 @@ def tokenize_examples(
 ) -> tuple[list[TokenizedExample], dict[str, int]]:
     """Turn examples into token ids; returns those that fit, and how many do not, by reason.
 
-    A solution's ids are those that follow the prompt's in the template's own text: what the model
-    would sample. Alone it might begin with a token for a space that is not there (SentencePiece).
+    Prompt and solution are tokenized together, as the template writes them. A solution by itself
+    might begin with a token for a space that is not there (SentencePiece).
 
     Args:
         max_length: tokens of prompt and solution together, and of prompt and rollout.
@@ -446,7 +446,8 @@ def split_rows(lengths: Sequence[int], world_size: int, max_tokens: int) -> list
     included, or its padding above `MAX_PADDING`. In the last one a rank's share may be empty.
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    batches, size, padding = [], 0, 0  # size is in rows of a rank, of the last batch, as padding
+    batches = []
+    size = padding = 0  # of the last micro-batch: rows on each rank, and padding tokens
     for start in range(0, len(order), world_size):
         dealt = order[start : start + world_size]  # one row for each rank
         longest = lengths[batches[-1][0][0]] if batches else 0

@@ -271,7 +271,7 @@ def evaluate(args: Args) -> int:
     if dist.get_rank() == 0:
         score_and_print(folder)
         print(f"\nwritten: {folder}")
-    dist.barrier()  # a rank that ended would be a silent host
+    dist.barrier()  # other hosts would take a rank that has ended for a lost one
     return 0
 
 

@@ -67,8 +67,8 @@ def refuse_loopback(store: dist.Store) -> None:
 def watch_hosts() -> None:
     """End this rank when another host has been silent for `SILENT_S`. A collective.
 
-    gloo and NCCL would wait for half an hour. A host's first rank counts up in the store, in a
-    thread, so a long phase is no silence.
+    gloo and NCCL would wait for half an hour. The first rank of each host counts up in the store.
+    A thread does it, so a host is not silent while it computes for long.
     """
     rank, leads = dist.get_rank(), os.environ.get("LOCAL_RANK", "0") == "0"
     hosts = dict(gather([(rank, socket.gethostname())] if leads else []))  # by first rank

@@ -210,7 +210,7 @@ class Run(contextlib.AbstractContextManager):
         if self.log:
             self._try(self.log.finish)
         if kind is None:
-            dist.barrier()  # a rank that ended would be a silent host
+            dist.barrier()  # other hosts would take a rank that has ended for a lost one
         if self.writes and kind is None:
             print(metrics_table([row for _, row in read_rows(str(self.folder / "metrics.jsonl"))]))
             print(*sorted(self.folder.glob("[!.]*")), sep="\n")

@@ -64,8 +64,8 @@ def oswft_loss(
         logprobs: (B, T) log pi of each token of the expert solutions.
         mask: (B, T), true on these tokens, false on prompt and padding.
         weights: (B,) from `oswft_weights`.
-        normalizer: solution tokens, or queries, of the whole step on all ranks, those of weight 0
-            too. Never the sum of the weights: that takes out how they fall as the model learns.
+        normalizer: solution tokens (or queries) of the whole step, on all ranks, also of weight 0.
+            It is never the sum of the weights: dividing by that would undo the weighting.
     """
     assert weights.shape == logprobs.shape[:1], "one weight for each row"  # (B, 1) would broadcast
     sequence_logprobs = torch.where(mask.bool(), logprobs, 0).sum(dim=1)  # (B, T) -> (B,)
@@ -75,7 +75,7 @@ def oswft_loss(
 def update(
     engine: Engine, queries: Sequence[TokenizedExample], weights: torch.Tensor, args: Args
 ) -> dict[str, float]:
-    """One optimizer step on these queries, all ranks', with weights (B,); returns its metrics."""
+    """One optimizer step on all ranks' queries, with weights (B,); returns its metrics."""
     num_tokens = sum(len(query.response_ids) for query in queries)
     normalizer = num_tokens if args.normalizer == "token" else len(queries)
     weights = weights.to(engine.device)
