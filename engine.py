@@ -337,7 +337,12 @@ class Engine:
             "bf16": {"enabled": bf16},
             "data_types": {"grad_accum_dtype": "fp32"},
             "gradient_clipping": max_grad_norm,
-            "zero_optimization": {"stage": zero_stage, "overlap_comm": dist.get_world_size() > 1},
+            "zero_optimization": {
+                "stage": zero_stage,
+                "overlap_comm": dist.get_world_size() > 1,
+                # alone, ZeRO-1 and 2 would only pass over each gradient three times more
+                "reduce_scatter": dist.get_world_size() > 1 or zero_stage == 3,
+            },
             "zero_force_ds_cpu_optimizer": False,  # torch's AdamW needs no compiler at run time
         }
         if not torch.cuda.is_available():
