@@ -268,8 +268,8 @@ def compile_layers(model: PreTrainedModel) -> None:
         raise InputError("--compile: TORCHDYNAMO_DISABLE or TORCH_COMPILE_DISABLE is set")
     if dist.get_rank() == 0:
         print("compiling the layers: at the first start this takes a minute", file=sys.stderr)
-    # ZeRO-1 and 2 add the ranks' gradients up in the order in which they come. In eager mode it is
-    # another one, so a rank that fell back to it would silently get wrong gradients: both raise.
+    # ZeRO-1 and 2 add the ranks' gradients up in the order in which they come, and eager mode has
+    # another one: a rank that fell back to it would silently get wrong ones. `fullgraph` raises.
     torch._dynamo.config.recompile_limit = 64
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer):  # a graph for all of them and all lengths
