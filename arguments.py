@@ -65,6 +65,7 @@ class TrainArgs:
     precision: Literal["bf16", "fp32"] = "bf16"
     gradient_checkpointing: bool = False  # recompute activations: less memory, a third more time
     cpu_offload: bool = False  # optimizer state in host memory
+    compile: bool = False  # fuse the steps between matrix products; not yet run on a GPU
 
     # What is kept
     save_every: int = 50  # optimizer steps between checkpoints
@@ -87,6 +88,8 @@ class TrainArgs:
         if self.resume and Path(self.output_dir) != Path(self.resume):
             reason = "is continued in its own folder: leave out --output_dir"
             raise InputError(f"{self.resume} {reason}")
+        if self.compile and self.zero_stage == 3:
+            raise InputError("--compile needs --zero_stage 1 or 2: 3 swaps weights in and out")
 
 
 @dataclass(kw_only=True)

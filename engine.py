@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Literal
 import cpu
 from data import InputError, MicroBatch, Trajectory, collate, named, split_rows, stop_token_ids
 from logprobs import LogprobModel
-from ranks import init_ranks
+from ranks import gather, init_ranks
 
 import torch
 import torch.distributed as dist
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
 GATHER_BYTES = 2**30  # of parameters that ZeRO-3 gathers at a time
 STATE_KEYS = ("master", "exp_avg", "exp_avg_sq")  # the fp32 weight, and Adam's moments
-IDLE = Trajectory("idle", [0, 0], [])  # a rank without rows reads it, and learns nothing
+# A rank without rows reads it, and learns nothing; at length 1 a compiled layer has other graphs.
+IDLE = Trajectory("idle", [0, 0, 0, 0], [])
 
 
 # ---- The model -----------------------------------------------------------------------------------
@@ -121,6 +122,29 @@ def cast_parameters(model: torch.nn.Module, dtype: torch.dtype) -> None:
         parameter.data = parameter.data.to(dtype)
 
 
+def compile_layers(model: PreTrainedModel) -> None:
+    """Fuse what lies between the products of each decoder layer. A collective.
+
+    Raises InputError if the model, or a rank's environment, does not let torch compile.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    linear = "linear_attention" in (getattr(model.config, "layer_types", None) or ())
+    if linear or not model._can_compile_fullgraph:  # linear: 15 graphs, which take 4 minutes
+        raise InputError(f"--compile: {type(model).__name__} is not compiled: leave it out")
+    off = [os.environ.get(f"TORCH{name}_DISABLE") == "1" for name in ("DYNAMO", "_COMPILE")]
+    if any(gather(off)):
+        raise InputError("--compile: TORCHDYNAMO_DISABLE or TORCH_COMPILE_DISABLE is set")
+    if dist.get_rank() == 0:
+        print("compiling the layers: at the first start this takes a minute", file=sys.stderr)
+    # ZeRO-1 and 2 add the ranks' gradients up in the order in which they come, and eager mode has
+    # another one: a rank that fell back to it would silently get wrong ones. `fullgraph` raises.
+    torch._dynamo.config.recompile_limit = 64
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer):  # a graph for all of them and all lengths
+            layer.compile(fullgraph=True, dynamic=True)
+
+
 def load_engine(model: str, max_length: int, checkpoint: Path | None = None, **options) -> Engine:
     """An `Engine` with its options, for a model or continued from a checkpoint. A collective."""
     precision = options.get("precision", "bf16")
@@ -174,6 +198,7 @@ class Engine:
         zero_stage: Literal[1, 2, 3] = 2,
         gradient_checkpointing: bool = False,
         cpu_offload: bool = False,
+        compile: bool = False,
     ):
         if gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -188,6 +213,8 @@ class Engine:
             model = LogprobModel.checked(model)
             cast_parameters(model, torch.bfloat16 if bf16 else torch.float32)
             model.model.generation_config.validate(strict=True)  # or the first save would fail
+        if compile:  # before cpu.py turns the compiler off for DeepSpeed and vLLM
+            compile_layers(model.model)
         # Fused, it is one kernel, on CPUs too.
         self.adam = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
         config = {
@@ -195,7 +222,12 @@ class Engine:
             "bf16": {"enabled": bf16},
             "data_types": {"grad_accum_dtype": "fp32"},
             "gradient_clipping": max_grad_norm,
-            "zero_optimization": {"stage": zero_stage, "overlap_comm": dist.get_world_size() > 1},
+            "zero_optimization": {
+                "stage": zero_stage,
+                "overlap_comm": dist.get_world_size() > 1,
+                # One rank has nothing to scatter, and would copy each gradient three times more.
+                "reduce_scatter": dist.get_world_size() > 1 or zero_stage == 3,
+            },
             "zero_force_ds_cpu_optimizer": False,  # torch's AdamW needs no compiler at run time
         }
         if not torch.cuda.is_available():
@@ -208,7 +240,9 @@ class Engine:
         self.device = self.engine.device
         self.total_loss = torch.zeros((), device=self.device)  # of this rank's micro-batches so far
         self.num_steps = 0  # optimizer steps done
-        self._allocate_moments()
+        failures = (torch._dynamo.exc.BackendCompilerFailed,) if compile else ()
+        with named("--compile needs a C++ compiler and Python.h", failures):
+            self._allocate_moments()
 
     @property
     def model(self) -> PreTrainedModel:
@@ -387,9 +421,15 @@ class Engine:
         dist.barrier()
 
     def _allocate_moments(self) -> None:
-        """Adam makes its moments at its first step: take that step, on a gradient of zero."""
-        for batch in self.micro_batches([]):
-            self.backward(self.logprobs(batch).sum(), batch.is_last)
+        """Adam makes its moments at its first step: take that step, on a gradient of zero.
+
+        Compiled layers make their graphs: for one row and for several, without a gradient and with.
+        """
+        for count in (1, 2):
+            batch = collate([IDLE] * count, range(count)).to(self.device)
+            with torch.no_grad():
+                self.logprobs(batch)
+            self.backward(self.logprobs(batch).sum(), is_last=count == 2)
         self.step(learning_rate=0.0)
         self._count_steps(0)
 

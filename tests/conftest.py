@@ -72,6 +72,9 @@ SETTING = {
 }
 
 slow = pytest.mark.slow
+needs_compiler = pytest.mark.skipif(
+    not shutil.which("g++"), reason="needs g++, for torch's compiler"
+)
 needs_shared = pytest.mark.skipif(
     not SHARED.is_dir(), reason="needs ../shared (real problems and the Qwen tokenizer)"
 )
@@ -164,6 +167,7 @@ def start(
     `root` may be a copy of the repository. Only deepspeed's ranks die with its process group.
     """
     env = {**os.environ, "PYTHONPATH": f"{root}:{ROOT / 'tests'}"}
+    env.pop("TORCHDYNAMO_DISABLE", None)  # set by an engine of this process
     hidden = env.get("CUDA_VISIBLE_DEVICES") == ""
     if NO_CPU_VLLM and hidden and Path(script).name in USE_VLLM:
         pytest.skip(NO_CPU_VLLM)

@@ -97,6 +97,7 @@ def test_arguments_are_checked_before_the_slow_imports():
         {"vllm_memory": 30.0},  # is a share
         {"learning_rate": 0.0},
         {"max_length": 128, "max_completion_length": 128},
+        {"zero_stage": 3, "compile": True},
     ],
 )
 def test_arguments_that_cannot_work_are_refused(bad):

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from functools import partial
+from functools import partial, partialmethod
 from pathlib import Path
 
 import logprobs
@@ -13,7 +13,7 @@ import train_grpo
 import train_oswft
 import train_sft
 from arguments import keywords
-from conftest import ROOT, on_ranks, slow
+from conftest import ROOT, needs_compiler, on_ranks, slow
 from data import InputError, Trajectory, load_tokenizer, pad_completions
 from dense import (
     ROWS,
@@ -34,6 +34,7 @@ from deepspeed.utils import safe_get_full_grad
 from families import FAMILIES
 from families import make_model as make_family
 from safetensors.torch import load_file, save_file
+from torch._dynamo.exc import FailOnRecompileLimitHit
 from transformers import Phi3Config
 
 # ---- The gradient --------------------------------------------------------------------------------
@@ -56,6 +57,7 @@ class Twins:
         self.args, self.dense, self.gradients = args, copy.deepcopy(model), {}
         parameters = self.dense.parameters()
         self.adam = torch.optim.AdamW(parameters, lr=args.learning_rate, weight_decay=0.0)
+        patch.delenv("TORCHDYNAMO_DISABLE", raising=False)  # set for the engine before this one
         self.engine = Engine(model, **keywords(args, Engine))
         for name, buffer in self.engine.model.named_buffers():  # rotary frequencies, in bf16 too
             assert buffer.dtype == torch.float32, name
@@ -189,6 +191,46 @@ def test_the_gradient_equals_a_dense_single_process_reference():
 
 def test_on_one_rank_too_the_gradient_of_each_split_equals_the_reference(one_rank):
     compare_gradients(*SPLITS)
+
+
+# ---- Compiled layers -----------------------------------------------------------------------------
+
+
+@slow
+@needs_compiler
+def test_on_one_rank_compiled_layers_have_the_gradient_of_the_reference(one_rank, monkeypatch):
+    compare_oswft(monkeypatch, compile=True)
+
+
+def compile_on_two_ranks(patch: pytest.MonkeyPatch) -> None:
+    """Traced as for inductor, whose kernels would take a minute more: hooks fire as with them."""
+    aot = partialmethod(torch.nn.Module.compile, backend="aot_eager")
+    patch.setattr(torch.nn.Module, "compile", aot)
+    for stage in (1, 2):
+        compare_oswft(patch, compile=True, zero_stage=stage)
+    args = train_oswft.Args(**SETTINGS, compile=True)
+    engine = Twins(patch, args).engine
+    if dist.get_rank() == 1:  # in eager mode its hooks fire in another order
+        torch._dynamo.config.recompile_limit = 1
+        for batch in engine.micro_batches([Trajectory("of a new shape", [1], [2])] * 2):
+            with pytest.raises(FailOnRecompileLimitHit):
+                engine.backward(engine.logprobs(batch).sum(), batch.is_last)
+        patch.setenv("TORCHDYNAMO_DISABLE", "1")
+    else:
+        patch.delenv("TORCHDYNAMO_DISABLE")
+    with pytest.raises(InputError, match="TORCHDYNAMO_DISABLE"):
+        Engine(make_model(), **keywords(args, Engine))
+
+
+@slow
+def test_on_two_ranks_too_and_a_rank_that_cannot_compile_raises():
+    on_ranks(2, compare_gradients, compile_on_two_ranks)
+
+
+def test_a_model_that_transformers_does_not_call_compilable_is_refused(one_rank):
+    model = make_family(*FAMILIES["Qwen3-Next"])
+    with pytest.raises(InputError, match="Qwen3NextForCausalLM is not compiled"):
+        Engine(model, precision="fp32", compile=True)
 
 
 # ---- The state -----------------------------------------------------------------------------------
