@@ -151,6 +151,9 @@ FONTS = (
 )
 SPACES = r"\\[ ,;:!]|\\q?quad\b|~|\s"
 LETTER = re.compile(r"(?<![A-Za-z0-9\\])([A-J])(?![A-Za-z0-9'’])(?! [a-z])")  # not "A box"
+OTHER = re.compile(  # after "(C)": ", D" | and (D) | (D) | D): but not "Vitamin D"
+    r"^ ?(?:(?:[,/&]|and|or) ?)+[(\[]?[A-J]\b|(?<![\w(\[])[(\[]?[A-J][)\]:]"
+)
 IN_BOX = re.compile(  # C | (C) | C) 12 | C. none of these | Option C | The answer is C | 12 (C)
     r"(?i:(?:the )?(?:correct |final )?(?:answer|option|choice)(?: is)?:? )?"
     r"[(\[]?([A-J])(?:[)\].:]+.*)?|[^A-Z]* \(([A-J])\)\.?"
@@ -161,7 +164,8 @@ SAID = re.compile(  # The answer is (C) | the closest option would be C | 答案
     r"| most likely| probably)*"
     r"[(\[]*([A-J])(?![A-Za-z0-9'’]|[(\[]\w| ?[=^_+*/]|[)\]]* ?是?[错不])"  # 选项B是错误的
 )
-ALONE = re.compile(r"(?:^|[.!?:#] ?|\b(?i:so|thus|hence|therefore),? )[(\[]?([A-J])[)\].]*$")  # C
+LABEL = re.compile(r"[(\[]?([A-J](?:[)\].]+ .*|[)\].]*))")  # a line: C | (C) 12 | C. none of these
+ALONE = re.compile(r"(?:[.!?:#] ?|\b(?i:so|thus|hence|therefore),? )[(\[]?([A-J])[)\].]*$")  # C
 
 
 def reference_letter(answer: str) -> str | None:
@@ -174,16 +178,26 @@ def read_letter(box: str) -> str | None:
     """The option letter A-J that the content of a box names, or None; two letters name none."""
     text = re.sub(r"^[(\[]?[a-j](?=[)\].:]|$)", lambda match: match[0].upper(), plain(box))
     match = IN_BOX.fullmatch(text)
-    return match[match.lastindex] if match and len(set(LETTER.findall(text))) < 2 else None
+    return first_letter(text[match.start(match.lastindex) :]) if match else None
+
+
+def first_letter(text: str) -> str | None:
+    """The letter that a text begins with, or None if it names another one."""
+    label = re.match(r"[A-J][)\].:]+", text)
+    others = OTHER.findall(text[label.end() :]) if label else LETTER.findall(text)
+    return text[0] if set(re.findall("[A-J]", " ".join(others))) <= {text[0]} else None
 
 
 def said_letter(closing: str) -> str | None:
-    """The letter of the last "the answer is (C)", or alone at the end; two letters name none."""
-    text = plain(closing)
+    """The letter of the last "the answer is (C)", or of the last line; two letters name none."""
+    lines = [plain(line) for line in closing.split("\n") if line.strip()]
+    text = " ".join(lines)
     for match in reversed([*SAID.finditer(text)]):
-        sentence = re.split(r"[.!?](?: |$)", text[match.start(1) :], maxsplit=1)[0]
-        return match[1] if set(LETTER.findall(sentence)) <= {match[1]} else None
-    return (alone := ALONE.search(text)) and alone[1]
+        return first_letter(re.split(r"[.!?](?: |$)", text[match.start(1) :], maxsplit=1)[0])
+    if alone := ALONE.search(text):
+        return alone[1]
+    labels = [line and first_letter(line[1]) for line in map(LABEL.fullmatch, lines)]
+    return labels[-1] if len({*labels} - {None}) == 1 else None  # several: a list of options
 
 
 def plain(text: str) -> str:

@@ -37,7 +37,8 @@ C|(C)|C.|C)|C:|[C]|{C}|$C$|c|(c)|c.|**C**|`C`|（C）|C。|C\ |\;C\;|~C|\text{C}
 \boldsymbol{C}|\operatorname{C}|\mbox{C}|\emph{C}|\Large C|\color{red}{C}|\left(C\right)|C) 12
 C：12|(C) -5|(C)\,12|\text{C) } 12|C.\ x=-5|(C) \approx 3|C) A circle
 C. none of the above|\text{12 (C)}|\text{(C) }12\text{ km}|(C) is wrong|(C)?|\text{not (C)}
-Option C|\text{Answer: C}|\text{The correct answer is (C)}"""),
+Option C|\text{Answer: C}|\text{The correct answer is (C)}|C. Vitamin D|Answer: (C) Vitamin D
+\text{(C) A and B}|C) f(A) = B|C. Ann F. Dee"""),
 )
 def test_a_box_names_the_letter(form):
     assert read_letter(form) == "C"
@@ -49,7 +50,8 @@ def test_a_box_names_the_letter(form):
     "form",
     table(r"""
 B|AC|A, C|\text{C or D}|C/D|C D|(A)(C)|A) C)|(C) 1 (D) 2|\{C, D\}|C \to A|\text{All but C}|C,|C 12
-\text{C is correct}|C = 12|C^2|\frac{C}{2}|f(C)|12|x|12C|\text{Cat}|\neg C|\text{not C}"""),
+(A) and (C)|(A), (B), (C)|A. or C|A) 1, C: 2|C = 12
+\text{C is correct}|C^2|\frac{C}{2}|f(C)|12|x|12C|\text{Cat}|\neg C|\text{not C}"""),
 )
 def test_a_box_does_not_name_the_letter(form):
     assert read_letter(form) != "C"
@@ -67,7 +69,8 @@ The answer is B. Wait, 2 is odd. Actually the answer is C
 Therefore B.⏎No, the correct option is C.|Is it C or D? The answer is C.
 The answer is C because A and B are too small.|No way the answer is C.|Is the answer C? No.
 The answer is most likely C.|The answer is probably (C).|The correct option letter is C
-The correct letter is C.|The answer letter: C|选项 (C) 正确。|正确选项为C"""),
+The correct letter is C.|The answer letter: C|选项 (C) 正确。|正确选项为C
+The answer is (C) Vitamin D|C. Lisbon|(C) 40 m|The pair⏎⏎**C) A and B**|(C) A.|7⏎⏎C|C)⏎C) 12"""),
 )
 def test_a_closing_without_a_box_names_the_letter(closing):
     assert said_letter(closing) == "C"
@@ -86,6 +89,7 @@ The answer is C's age.|So C and D are equal.|Therefore C is a right angle.|The a
 The answer is \boxed{C|The answer is not C.|The answer isn’t (C).|The answer is neither C nor B
 It is not true that C is correct.|Option C is incorrect.|C is not the answer.
 答案不是C|Answer: C⏎A|选项C是错误的|选项 (C) 不正确。|选项C错误
+A. 3⏎C. 4|(C) or (D)|A: C is no answer|The answer is C) red or D) blue.|C. 12⏎as said|I. 3⏎II. 4
 c|Option C|<answer> C </answer>|故选C。|So it is C|C is correct, as 12 is even."""),
 )
 def test_a_closing_without_a_box_names_no_letter(closing):
