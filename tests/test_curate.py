@@ -72,6 +72,7 @@ REJECTED = {
     "benchmark_overlap": [
         row(question=f"Once more: {BENCHMARK[0]} (A) 1 (B) 2 (C) 3"),
         row(None, question="How many primes are \\textbf{even}?\n(A) 0 (B) 1 (C) 2"),
+        row(None, question="Say: how many primes are even, if any? (A) 0 (B) 1 (C) 2"),
         row(None, question="Which one is odd?\n\nA. $2$\nB. $4$\nC. $5$"),
         row(question=BENCHMARK[2].replace("\\dfrac", "\\frac") + "\nA. 1 B. 2 C. 3"),
     ],
