@@ -64,41 +64,40 @@ def grade(completion: str, answer: str, limit_s: int | None = None) -> Grade:
     read = extract(completion, answer)
     if letter := reference_letter(answer):
         return Grade(read == letter, read)
-    if read == answer:
-        return Grade(True, read)
     closing = completion.rpartition("</think>")[2][-CLOSING_CHARS:]
+    said = rf"(?i)(?:^|answer is:? ){re.escape(answer)}\.?$"  # True, also as "The answer is true."
+    word = re.fullmatch("(?i)no|[a-z]{3,}", answer) and re.search(said, plain(read or closing))
+    if read == answer or word:
+        return Grade(True, read)
     pair = [rf"\boxed{{{answer}}}", closing if read is None else rf"\boxed{{{read}}}"]
-    if len(pair[1]) > MAX_CHARS:
+    if len(pair[1]) > MAX_CHARS or "{cases}" in pair[1]:  # of cases it would read the first value
         return Grade(False, read)
     gold, parsed = (parse_values(text, limit_s) for text in pair)
     right = are_equal(gold, parsed, limit_s)
-    if not right and (wider := [widen(text) for text in pair]) != pair:
-        right = are_equal(*(parse_values(text, limit_s) for text in wider), limit_s)
+    if not right and "%" in "".join(pair):  # 35.0\% is 35, too
+        pair = [re.sub(r"\\?%", "", text) for text in pair]
+        right = are_equal(*(parse_values(text, limit_s) for text in pair), limit_s)
     return Grade(right, str(parsed[-1]) if read is None and parsed else read)
 
 
 def are_equal(gold: list, parsed: list, limit_s: int | None) -> bool:
-    """Math-Verify's verdict. It may round to six decimals: below 1e-5 the ratio must be 1, too."""
+    """Math-Verify's verdict; decimals are equal to six places, below 1e-5 also by their ratio."""
     from math_verify import verify
 
     equal = verify(gold, parsed, timeout_seconds=limit_s)
-    values = [getattr(found[0], "rhs", found[0]) for found in (gold, parsed) if equal]  # of x = 5
-    if equal and all(getattr(value, "is_comparable", False) for value in values):
-        return not 0 < abs(values[0]) < 1e-5 or bool(abs(values[1] / values[0] - 1) < 1e-6)
+    values = [getattr(found[0], "rhs", found[0]) for found in (gold, parsed) if found]  # of x = 5
+    if len(values) == 2 and all(getattr(value, "is_comparable", False) for value in values):
+        if 0 < abs(values[0]) < 1e-5:
+            return equal and bool(abs(values[1] / values[0] - 1) < 1e-6)
+        if any(value.is_Float for value in values):  # for sympy 5.0000000001 is not 5
+            return equal or bool(abs(values[1] - values[0]) < 5e-7)
     return equal
-
-
-def widen(text: str) -> str:
-    """Without % (35.0% is 35, too), and a period at the end; 4.5e33 becomes 4.5 \\times 10^{33}."""
-    text = re.sub(r"\\?%|\.(?=\s*}*$)", "", text)
-    return re.sub(r"(?<=\d)[eE]([+-]?\d+)", r"\\times 10^{\1}", text)
 
 
 def extract(completion: str, answer: str) -> str | None:
     """The answer that a completion gives, read without algebra, so fast on any text: its last box.
 
-    If the reference is a letter: the letter in it, or in the closing after it. None if there is no
-    answer.
+    If the reference is a letter: the letter in it, or in the closing after it. None if it has none.
     """
     text = completion.rpartition("</think>")[2]
     start, end = max(((i, j) for i, j in boxes(text) if text[i:j].strip()), default=(0, 0))
@@ -113,6 +112,9 @@ def parse_values(text: str, limit_s: int | None) -> list:
     """The values that Math-Verify finds in a text: sympy's, and as text."""
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
+    text = text.translate(SIGNS) if text.startswith(r"\boxed") else text
+    for pattern, latex in REWRITTEN:
+        text = re.sub(pattern, latex, text)
     kinds = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
     return parse(text, kinds, parsing_timeout=limit_s)
 
@@ -143,17 +145,31 @@ def boxes(text: str) -> list[tuple[int, int]]:
     return sorted((start, end) for start, end in spans if start is not None)
 
 
+INVISIBLE = r"[\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]"  # Unicode's Cf
+SIGNS = str.maketrans({"½": r"\frac12", "²": "^2", "³": "^3", "°": r"^\circ", "∞": r"\infty "})
+NO_UNIT = r".*(?:hundred|thousand|illion|dozen|half|third|quarter|\b(?:and|or|to|sin|cos|log|pi)\b)"
+REWRITTEN = (  # what Math-Verify misreads, and how it is written instead
+    (rf"{INVISIBLE}|[€£]", ""),
+    (r"\d", lambda digit: str(int(digit[0]))),  # full-width
+    (r"(?:√|\\?(?<![A-Za-z])sqrt) ?\(([^()]*)\)|√ ?(\d+|\w)", r"\\sqrt{\1\2}"),
+    (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi "),
+    (r"\^\{\\text\{(?:st|nd|rd|th)\}\}", ""),
+    (r"(?<=\d)[eE]([+-]?\d+)", r"\\times 10^{\1}"),
+    (r"\.(?=[\s$}\])\\]*$)", ""),  # at the end
+    (rf"^(\\boxed\{{-?\d[\d.,/]*) (?!{NO_UNIT})[A-Za-z]{{3}}[A-Za-z ]*\}}$", r"\1}"),  # 12 hours
+)
+
+
 # ---- Letters: the patterns read what `plain` returns ---------------------------------------------
 
-FONTS = (
-    r"\\(?:(?:text|math)(?:bf|rm|it|sf|tt|normal|up)?|mbox|boldsymbol|bm|bf|rm|operatorname"
-    r"|emph|underline|tiny|small|[lL]arge|LARGE|[hH]uge)\b|\\(?:text)?color\s*\{[^{}]*\}"
+FONTS = (  # and what cannot be seen
+    r"\\(?:(?:text|math)(?:bf|rm|it|sf|tt|normal|up)?|mbox|boldsymbol|bm|bf|rm|operatorname|emph"
+    rf"|underline|tiny|small|[lL]arge|LARGE|[hH]uge)\b|\\(?:text)?color\s*\{{[^{{}}]*\}}|{INVISIBLE}"
 )
 SPACES = r"\\[ ,;:!]|\\q?quad\b|~|\s"
-LETTER = re.compile(r"(?<![A-Za-z0-9\\])([A-J])(?![A-Za-z0-9'’])(?! [a-z])")  # not "A box"
 IN_BOX = re.compile(  # C | (C) | C) 12 | C. none of these | Option C | The answer is C | 12 (C)
     r"(?i:(?:the )?(?:correct |final )?(?:answer|option|choice)(?: is)?:? )?"
-    r"[(\[]?([A-J])(?:[)\].:]+.*)?|[^A-Z]* \(([A-J])\)\.?"
+    r"[(\[]?([A-J](?:[)\].:]+.*)?)|[^A-Z]* \(([A-J])\)\.?"
 )
 SAID = re.compile(  # The answer is (C) | the closest option would be C | 答案是C | 【答案】C
     r"(?i:\banswer\b|\bans\b|(?:correct|right|best|closest) (?:option|choice|letter)|答案|选项)"
@@ -161,7 +177,9 @@ SAID = re.compile(  # The answer is (C) | the closest option would be C | 答案
     r"| most likely| probably)*"
     r"[(\[]*([A-J])(?![A-Za-z0-9'’]|[(\[]\w| ?[=^_+*/]|[)\]]* ?是?[错不])"  # 选项B是错误的
 )
-ALONE = re.compile(r"(?:^|[.!?:#] ?|\b(?i:so|thus|hence|therefore),? )[(\[]?([A-J])[)\].]*$")  # C
+LABEL = re.compile(  # a line: C | So C. | (C) 12 | C. none of these
+    r"(?:.*(?:[.!?:#] ?|\b(?i:so|thus|hence|therefore),? ))?[(\[]?([A-J](?:[)\].]+ .*|[)\].]*))"
+)
 
 
 def reference_letter(answer: str) -> str | None:
@@ -174,16 +192,24 @@ def read_letter(box: str) -> str | None:
     """The option letter A-J that the content of a box names, or None; two letters name none."""
     text = re.sub(r"^[(\[]?[a-j](?=[)\].:]|$)", lambda match: match[0].upper(), plain(box))
     match = IN_BOX.fullmatch(text)
-    return match[match.lastindex] if match and len(set(LETTER.findall(text))) < 2 else None
+    return match and first_letter(match[match.lastindex])
+
+
+def first_letter(text: str) -> str | None:
+    """The letter that a text begins with, or None if it names another: "C) or D", "C) (D)"."""
+    other = rf"[(\[]?(?!{text[0]})[A-J]"
+    listed = rf".[)\].:]* ?(?:(?:[,/&、和或]|and|or|also) ?)+{other}\b|.*(?<![\w(\[]){other}[)\]:]"
+    return None if re.match(listed, text) else text[0]
 
 
 def said_letter(closing: str) -> str | None:
-    """The letter of the last "the answer is (C)", or alone at the end; two letters name none."""
-    text = plain(closing)
+    """The letter of the last "the answer is (C)", or of the last line; two letters name none."""
+    lines = [plain(line) for line in closing.split("\n") if line.strip()]
+    text = " ".join(lines)
     for match in reversed([*SAID.finditer(text)]):
-        sentence = re.split(r"[.!?](?: |$)", text[match.start(1) :], maxsplit=1)[0]
-        return match[1] if set(LETTER.findall(sentence)) <= {match[1]} else None
-    return (alone := ALONE.search(text)) and alone[1]
+        return first_letter(re.split(r"[.!?](?: |$)", text[match.start(1) :], maxsplit=1)[0])
+    labels = [line and first_letter(line[1]) for line in map(LABEL.fullmatch, lines)]
+    return labels[-1] if len({*labels} - {None}) == 1 else None  # several: a list of options
 
 
 def plain(text: str) -> str:

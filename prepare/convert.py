@@ -36,12 +36,13 @@ def convert(
     rows = read_rows(source)
     if Path(source).is_file() and (text := Path(source).read_text()).startswith("["):
         rows = ((f"{source}:{n}", row) for n, row in enumerate(json.loads(text), start=1))
-    fields = enumerate(read(where, row) for where, row in rows)
-    examples = [Example(f"{name}-{n}", *texts, name) for n, texts in fields if texts]
+    fields = [read(where, row) for where, row in rows]
+    examples = [Example(f"{name}-{n}", *texts, name) for n, texts in enumerate(fields) if texts]
     if not examples:
         raise InputError(f"{source}: the data set is empty")
     write_rows([example.columns for example in examples], output)
-    print(f"{len(examples):,} examples -> {output}")
+    left_out = f" ({fields.count(None)} left out: wrong equations)" if None in fields else ""
+    print(f"{len(examples):,} examples{left_out} -> {output}")
 
 
 def read_aqua(where: str, row: dict) -> tuple[str, str, str]:

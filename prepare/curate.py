@@ -234,6 +234,7 @@ class Sifter:
         self.problems = frozenset(problems)
         self.option_prefixes = tuple(f"{problem} a " for problem in problems)
         self.runs = frozenset(run for problem in problems for run in word_runs(problem))
+        self.short = [f" {problem} " for problem in problems if not any(word_runs(problem))]
 
     def sift(self, line: bytes) -> Example | str:
         """A row as an example, or the first reason not to keep it."""
@@ -262,9 +263,13 @@ class Sifter:
         return Example(f"am-{digest(normalized)[:16]}", row.question, solution, letter, row.source)
 
     def overlaps(self, normalized: str) -> bool:
-        """Whether a benchmark asks a question, with or without options, or shares a word run."""
+        """Whether a benchmark asks a question, with or without options, or shares a word run.
+
+        A problem that is too short for a run is looked for as a whole.
+        """
         return (
             normalized in self.problems
+            or any(problem in f" {normalized} " for problem in self.short)
             or normalized.startswith(self.option_prefixes)
             or any(run in self.runs for run in word_runs(normalized))
         )

@@ -43,11 +43,7 @@ def final_letter(text: str) -> str | None:
     ]
     if letters:
         return letters[-1] if set(letters) <= {letters[-1], None} else None
-    closing = text[-CLOSING_CHARS:]
-    letter = said_letter(closing)
-    another = rf"\b{letter}\b[^\w.]*(?:(?:or|and|also|nor)\b[^\w.]*)*\b[A-J]\b"  # "C or D"
-    several = letter and re.search(another, closing)
-    return None if several else letter
+    return said_letter(text[-CLOSING_CHARS:])
 
 
 def end_in_box(text: str, letter: str) -> str:

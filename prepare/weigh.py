@@ -201,6 +201,8 @@ def write_set(args: Args, folder: Path, tokenizer: Tokenizer, rows: Sequence) ->
     with Verifier(args.verifier_workers) as verifier:
         agreed = agreed_answers(extracted, right, verifier.score, args.agreement)
 
+    if own := {"weight", "pass_rate", "answers"} & {c for e in examples for c in e.extra}:
+        print(f"note: the rows' own columns {', '.join(sorted(own))} are replaced", file=sys.stderr)
     written, suspects = [], []
     for n, example in enumerate(examples):
         said = {"weight": float(weights[n]), "pass_rate": float(pass_rates[n])}

@@ -72,6 +72,7 @@ REJECTED = {
     "benchmark_overlap": [
         row(question=f"Once more: {BENCHMARK[0]} (A) 1 (B) 2 (C) 3"),
         row(None, question="How many primes are \\textbf{even}?\n(A) 0 (B) 1 (C) 2"),
+        row(None, question="Say: how many primes are even, if any? (A) 0 (B) 1 (C) 2"),
         row(None, question="Which one is odd?\n\nA. $2$\nB. $4$\nC. $5$"),
         row(question=BENCHMARK[2].replace("\\dfrac", "\\frac") + "\nA. 1 B. 2 C. 3"),
     ],
@@ -93,7 +94,7 @@ KEPT = [
     row(15, said="The answer is (C)."),
     {"conversations": row(16)["conversations"][::-1]},
     row(17, question=f"{' '.join(BENCHMARK[0].split()[:12])} and goes (A) 1 (B) 2 (C) 3"),
-    row(18, question=f"{BENCHMARK[1][:-1]} and odd? (A) 1 (B) 2 (C) 3"),
+    row(18, question="How many odd primes are even? (A) 1 (B) 2 (C) 3"),
 ]
 
 

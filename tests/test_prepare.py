@@ -50,11 +50,12 @@ SVAMP = {"Body": "He had 9.", "Question": "Left?", "Equation": "( 9.0 - ( 3.0 + 
 
 @pytest.mark.parametrize("separator", [",", "\n"])  # AQuA's release names JSONL .json, too
 def test_svamp_s_solution_is_its_equation_and_a_row_whose_equation_is_wrong_is_left_out(
-    tmp_path, separator
+    tmp_path, separator, capsys
 ):
     rows = separator.join(json.dumps({**SVAMP, "Answer": answer}) for answer in (4.0, 5.0))
     (tmp_path / "in.json").write_text(f"[{rows}]" if separator == "," else rows)
     convert("svamp", str(tmp_path / "in.json"), str(tmp_path / "out.jsonl"))
+    assert "1 examples (1 left out: wrong equations) -> " in capsys.readouterr().out
     [row] = load_examples(str(tmp_path / "out.jsonl"))
     assert (row.id, row.question, row.answer) == ("svamp-0", "He had 9. Left?", "4")
     assert row.solution == "9 - ( 3 + 2 ) = 4\n\nThe answer is \\boxed{4}."

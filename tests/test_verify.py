@@ -37,7 +37,8 @@ C|(C)|C.|C)|C:|[C]|{C}|$C$|c|(c)|c.|**C**|`C`|（C）|C。|C\ |\;C\;|~C|\text{C}
 \boldsymbol{C}|\operatorname{C}|\mbox{C}|\emph{C}|\Large C|\color{red}{C}|\left(C\right)|C) 12
 C：12|(C) -5|(C)\,12|\text{C) } 12|C.\ x=-5|(C) \approx 3|C) A circle
 C. none of the above|\text{12 (C)}|\text{(C) }12\text{ km}|(C) is wrong|(C)?|\text{not (C)}
-Option C|\text{Answer: C}|\text{The correct answer is (C)}"""),
+Option C|\text{Answer: C}|\text{The correct answer is (C)}|C. Vitamin D|Answer: (C) Vitamin D
+\text{(C) A and B}|C) f(A) = B|C. Ann F. Dee"""),
 )
 def test_a_box_names_the_letter(form):
     assert read_letter(form) == "C"
@@ -49,7 +50,8 @@ def test_a_box_names_the_letter(form):
     "form",
     table(r"""
 B|AC|A, C|\text{C or D}|C/D|C D|(A)(C)|A) C)|(C) 1 (D) 2|\{C, D\}|C \to A|\text{All but C}|C,|C 12
-\text{C is correct}|C = 12|C^2|\frac{C}{2}|f(C)|12|x|12C|\text{Cat}|\neg C|\text{not C}"""),
+(A) and (C)|(A), (B), (C)|A. or C|A) 1, C: 2|C = 12
+\text{C is correct}|C^2|\frac{C}{2}|f(C)|12|x|12C|\text{Cat}|\neg C|\text{not C}"""),
 )
 def test_a_box_does_not_name_the_letter(form):
     assert read_letter(form) != "C"
@@ -67,7 +69,8 @@ The answer is B. Wait, 2 is odd. Actually the answer is C
 Therefore B.⏎No, the correct option is C.|Is it C or D? The answer is C.
 The answer is C because A and B are too small.|No way the answer is C.|Is the answer C? No.
 The answer is most likely C.|The answer is probably (C).|The correct option letter is C
-The correct letter is C.|The answer letter: C|选项 (C) 正确。|正确选项为C"""),
+The correct letter is C.|The answer letter: C|选项 (C) 正确。|正确选项为C
+The answer is (C) Vitamin D|C. Lisbon|(C) 40 m|The pair⏎⏎**C) A and B**|(C) A.|7⏎⏎C|C)⏎C) 12"""),
 )
 def test_a_closing_without_a_box_names_the_letter(closing):
     assert said_letter(closing) == "C"
@@ -85,7 +88,8 @@ The answer is 25°C|The answer is P(C) = 0.5
 The answer is C's age.|So C and D are equal.|Therefore C is a right angle.|The answer is on line C.
 The answer is \boxed{C|The answer is not C.|The answer isn’t (C).|The answer is neither C nor B
 It is not true that C is correct.|Option C is incorrect.|C is not the answer.
-答案不是C|Answer: C⏎A|选项C是错误的|选项 (C) 不正确。|选项C错误
+答案不是C|答案：C、D|【答案】: C和D|选项C是错误的|选项 (C) 不正确。|选项C错误
+A. 3⏎C. 4|(C) or (D)|A: C is no answer|The answer is C) red or D) blue.|C. 12⏎as said|I. 3⏎II. 4
 c|Option C|<answer> C </answer>|故选C。|So it is C|C is correct, as 12 is even."""),
 )
 def test_a_closing_without_a_box_names_no_letter(closing):
@@ -129,7 +133,15 @@ x=5 => 5 | f'(x) = 2x => 2x | \left(x, y\right) = (1, 2) => (1,2) | 2x + 3 = y =
 \angle ABC = 30^\circ => 30 | P(X=2) = 3 => 3 | x + 1 = 6 => x+1=6 | a:b = 1:2 => 1:2
 x \geq 3 => x \ge 3 | \{2, 1\} => \{1,2\} | (2,1) ≠> (1,2) | [1,2] ≠> (1,2) | [-2,7] => x \in [-2,7]
 \begin{pmatrix} 1 \\ 2 \end{pmatrix} => \begin{bmatrix} 1 \\ 2 \end{bmatrix}
-\text{Evelyn} => Evelyn | \text{Bob} ≠> \text{Evelyn} | \text{silent} ≠> listen"""),
+√7 => \sqrt{7} | 5√3 + 6 => 5\sqrt{3}+6 | 5√3 + 6 ≠> 6 | 3 + sqrt(5), 3 - sqrt(5) ≠> 3 | ½ => 0.5
+8*√(x+1)/3 => \frac{8\sqrt{x+1}}{3} | 5½ => 5.5 | 3x² => 3x^2 | x² ≠> 2 | (-∞, 2] => (-\infty,2]
+90° => 90^\circ | 7*pi => 7\pi
+12^{\text{th}} => 12 | \begin{cases} 3 & x>0 \\ 5 & x<0 \end{cases} ≠> 5
+12 weeks => 12 | 2000 calories. => 2000 | 30 miles per hour => 30 | 1,000 euros => 1000 | €45 => 45
+12 million ≠> 12 | 2 dozen ≠> 2 | 2 thirds ≠> 2 | 5 or 6 ≠> 5 | 2 sin x ≠> 2 | 12 weeks ≠> 13
+119.99999999999999 => 120 | 120 => 119.99999999999999 | 4.00001 ≠> 4 | x - y = 0 ≠> 2x - y = 0
+True => true | TRUE => True | True ≠> False | \text{Evelyn} => Evelyn
+\text{Bob} ≠> \text{Evelyn} | \text{silent} ≠> listen"""),
 )
 def test_a_value_in_a_box_is_compared_with_the_reference(box, verdict, reference):
     assert is_correct(rf"So it is $\boxed{{{box}}}$.", reference) == (verdict == "=")
@@ -149,11 +161,22 @@ The answer is 4. \boxed{} => 4 | The answer is 12, hence \boxed{13} ≠> 12 | Th
 The answer is C, that is \boxed{B} ≠> C | The answer is $12$. => 12 | we get 12.⏎⏎**12** => 12
 #### 18 => 18 | A: 18 => 18 | She makes 9 * 2 = $18 => 18 | \[x = 12\] => 12
 So the final answer is 3/4. => 0.75 | Hence $x = \frac{1}{2}$. => 0.5
-The angle is 90°. => 90^\circ
+The angle is 90°. => 90^\circ | The area is 12 cm². => 12 | ½ of 24 is 12. => 12
+It is $-4+9i.$ => -4+9i | Hence \[19x - 4x = 15x.\] => 15x
+So the answer is True. => True | The answer is: **no**. => No | The answer is True. ≠> False
+The answer is not valid. ≠> valid | The answer is invalid. ≠> valid | It is valid. ≠> valid
 \boxed{C} => (C) | \boxed{C} => [C] | \boxed{C} => \text{(C)} | \boxed{D} ≠> (C)"""),
 )
 def test_a_completion_is_read_where_its_answer_stands(completion, verdict, reference):
     assert is_correct(completion, reference) == (verdict == "=")
+
+
+def test_invisible_characters_and_full_width_digits_change_no_verdict():
+    for mark in "\u200b\ufeff\u200e\u2060\u00ad":
+        for answer in ("27", "C", r"\sqrt{2}", "Evelyn"):
+            assert is_correct(rf"So \boxed{{{mark}{answer}}}.", answer)
+            assert is_correct(rf"So \boxed{{{answer}}}.", f"{answer}{mark}")
+    assert is_correct(r"\boxed{27}", "\uff12\uff17") and is_correct("\\boxed{\uff12\uff17}", "27")
 
 
 def test_the_last_complete_box_is_found_in_time_that_grows_with_the_text_alone():

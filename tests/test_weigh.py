@@ -53,7 +53,8 @@ class Pass:
             {"id": name, "question": f"1+{n}", "solution": f"1+{n}={n + 1}", "answer": str(n + 1)}
             for n, name in enumerate(["first", "second", "third", "fourth"])
         ]
-        write_rows([{**row, "source": "easy", "spoiled": False} for row in rows], self.data)
+        own = {"source": "easy", "spoiled": False, "pass_rate": "of another model"}
+        write_rows([{**row, **own} for row in rows], self.data)
         paths = {"model": str(tiny / "model"), "data": str(self.data), "output": self.output}
         self.args = weigh.Args(**paths, **SHORT, num_rollouts=4)
         self.folder = folder / "weighted.answers"
@@ -103,7 +104,8 @@ def test_weights_are_1_less_the_pass_rate_in_the_order_of_the_rows(made, capsys)
     assert all(row["answers"] == 4 and row["spoiled"] is False for row in rows)
     before = load_examples(made.args.data)
     assert [e.solution for e in load_examples(str(made.output))] == [e.solution for e in before]
-    assert "never solved: 2 rows" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "never solved: 2 rows" in said.out and "own columns pass_rate are replaced" in said.err
     written, suspects = made.output.read_bytes(), made.suspects
     made.write()
     assert (made.output.read_bytes(), made.suspects) == (written, suspects)
