@@ -58,18 +58,18 @@ def is_correct(completion: str, answer: str) -> bool:
     return grade(completion, answer, limit_s=5).correct
 
 
-def grade(completion: str, answer: str, limit_s: int | None = None) -> Grade:
+def grade(completion: str, reference: str, limit_s: int | None = None) -> Grade:
     """Like `is_correct`, and which answer was read. Parsing, and comparing, may take `limit_s`."""
-    answer = as_text(answer).strip()
-    read = extract(completion, answer)
-    if letter := reference_letter(answer):
+    reference = as_text(reference).strip()
+    read = extract(completion, reference)
+    if letter := reference_letter(reference):
         return Grade(read == letter, read)
     closing = completion.rpartition("</think>")[2][-CLOSING_CHARS:]
-    said = rf"(?i)(?:^|answer is:? ){re.escape(answer)}\.?$"  # True, also as "The answer is true."
-    word = re.fullmatch("(?i)no|[a-z]{3,}", answer) and re.search(said, plain(read or closing))
-    if read == answer or word:
+    said = rf"(?i)(?:^|answer is:? ){re.escape(reference)}\.?$"  # "The answer is true."
+    word = re.fullmatch("(?i)no|[a-z]{3,}", reference) and re.search(said, plain(read or closing))
+    if read == reference or word:
         return Grade(True, read)
-    pair = [rf"\boxed{{{answer}}}", closing if read is None else rf"\boxed{{{read}}}"]
+    pair = [rf"\boxed{{{reference}}}", closing if read is None else rf"\boxed{{{read}}}"]
     if len(pair[1]) > MAX_CHARS or "{cases}" in pair[1]:  # of cases it would read the first value
         return Grade(False, read)
     gold, parsed = (parse_values(text, limit_s) for text in pair)
@@ -94,7 +94,7 @@ def are_equal(gold: list, parsed: list, limit_s: int | None) -> bool:
     return equal
 
 
-def extract(completion: str, answer: str) -> str | None:
+def extract(completion: str, reference: str) -> str | None:
     """The answer that a completion gives, read without algebra, so fast on any text: its last box.
 
     If the reference is a letter: the letter in it, or in the closing after it. None if it has none.
@@ -102,7 +102,7 @@ def extract(completion: str, answer: str) -> str | None:
     text = completion.rpartition("</think>")[2]
     start, end = max(((i, j) for i, j in boxes(text) if text[i:j].strip()), default=(0, 0))
     box = text[start:end].strip()
-    if not reference_letter(answer):
+    if not reference_letter(reference):
         return box or None
     return read_letter(box) or said_letter(text[end:][-CLOSING_CHARS:])
 
