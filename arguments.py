@@ -5,12 +5,11 @@ import contextlib
 import gc
 import inspect
 import os
-import re
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, NoReturn
@@ -82,12 +81,7 @@ class TrainArgs:
 
     def check(self) -> None:
         """Raise InputError for what cannot work, before anything is loaded."""
-        for name, value in sorted(vars(self).items()):  # rollout_batch_size before its copy
-            least = 0 if name == "seed" else 1
-            if type(value) is int and value < least:
-                raise InputError(f"--{name} must be at least {least}, got {value}")
-            if type(value) is float and not value > 0:
-                raise InputError(f"--{name} must be above 0, got {value}")
+        check_numbers(self)
 
 
 @dataclass(kw_only=True)
@@ -109,13 +103,21 @@ class RolloutArgs(TrainArgs):
         super().check()
         if self.max_completion_length >= self.max_length:
             raise InputError("--max_completion_length leaves no room for a prompt in --max_length")
-        if (self.vllm_memory or 0) > 1:
-            raise InputError(f"--vllm_memory is a share, at most 1, got {self.vllm_memory}")
         if self.rollout_batch_size % (self.train_batch_size or 1):
             sizes = f"{self.train_batch_size}, --rollout_batch_size {self.rollout_batch_size}"
             raise InputError(f"--train_batch_size is {sizes}: the first must divide the second")
         if os.environ.get("VLLM_BATCH_INVARIANT", "0") != "0":
             raise InputError("VLLM_BATCH_INVARIANT replaces functions of torch that train")
+
+
+def check_numbers(args: object, may_be_0: Sequence[str] = ("seed",)) -> None:
+    """Raise InputError for a number among the arguments that is too small, or too large a share."""
+    for name, value in vars(args).items():
+        allowed = "0 or more" if name in may_be_0 else "above 0"
+        if type(value) in (int, float) and not (value > 0 or (value == 0 and name in may_be_0)):
+            raise InputError(f"--{name} must be {allowed}, got {value}")
+        if name in ("vllm_memory", "top_p") and (value or 0) > 1:
+            raise InputError(f"--{name} is a share, at most 1, got {value}")
 
 
 def keywords(args: object, room: Callable) -> dict:
@@ -228,7 +230,7 @@ def saved_args(args_class: type) -> dict:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--resume")
     folder = parser.parse_known_args()[0].resume
-    if folder is None or "resume" not in args_class.__dataclass_fields__:
+    if folder is None or not hasattr(args_class, "resume"):
         return {}
     record, parent = read_args(Path(folder)), Path(folder).parent
     if "args" not in record:
@@ -242,21 +244,17 @@ def saved_args(args_class: type) -> dict:
 def run_script(main: Callable, args_class: type, description: str | None) -> NoReturn:
     """Parse the command line, run `main(args)`, and end with the exit status that it returns."""
     gc.set_threshold(100_000, 50, 50)  # Python's own (700) takes a fifth of the imports' time
-    with one_line_errors("stopped; type the command again (if the run had begun, --resume it)"):
+    resume = " (if the run had begun, --resume it)" if hasattr(args_class, "resume") else ""
+    with one_line_errors(f"stopped; type the command again{resume}"):
         status = main(parse_args(args_class, description, **saved_args(args_class)))
     finish(status)
 
 
 @contextlib.contextmanager
 def one_line_errors(stopped: str = "stopped") -> Iterator[None]:
-    """End with one line after Ctrl-C or an error that the user can fix, else with a traceback.
-
-    It first reads `~` in the command line: a shell does so in `--data ~/x`, not in `--data=~/x`.
-    """
-    sys.argv = [
-        re.sub("^(--[^=]*=|)(~.*)", lambda found: found[1] + os.path.expanduser(found[2]), word)
-        for word in sys.argv
-    ]
+    """End with one line after Ctrl-C or an error that the user can fix, else with a traceback."""
+    # A shell reads the ~ of `--data ~/x`, but not that of `--data=~/x`.
+    sys.argv = ["=".join(map(os.path.expanduser, word.split("=", 1))) for word in sys.argv]
     try:
         yield
     except KeyboardInterrupt:

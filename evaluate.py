@@ -21,7 +21,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
-from arguments import check_hosts, run_script
+from arguments import check_hosts, check_numbers, run_script
 from data import (
     ASK_FREE,
     ASK_LETTER,
@@ -297,7 +297,8 @@ def model_version(model: str) -> str:
 def open_folder(
     args: Args, folder: Path, tokenizer: Tokenizer, problems: Sequence[Example]
 ) -> tuple[dict, dict[str, list[dict]]]:
-    """Check the problems, and lock a folder of this protocol: its args.json, and its samples."""
+    """Check all, and lock a folder of this protocol: its args.json, and its samples."""
+    check_numbers(args, may_be_0=("temperature", "top_k", "seed"))
     refuse_special_tokens(tokenizer, ((problem.where, problem.question) for problem in problems))
     ids = tokenize_prompts(tokenizer, problems)
     warn_of_unknown(tokenizer, [problem.where for problem in problems], ids)
@@ -306,12 +307,16 @@ def open_folder(
     claim(folder)
     before, samples = read_args(folder), read_samples(folder)
     now = {**asdict(args), "model_version": model_version(args.model)}
+    run = Path(args.model).resolve().parent
+    if read_args(run).get("prompt", PROMPT) != PROMPT:
+        print(f"note: {run} was trained with another prompt than that of data.py", file=sys.stderr)
     if before and "benchmarks" not in before:
         raise InputError(f"{folder} holds a training run: choose another output")
     if not samples:  # an earlier call ended before its first answer
         before = {}
     then = before.get("args", now)
     other = [name for name in (*PROTOCOL, "model_version") if then.get(name) != now[name]]
+    other += ["prompt"] if before.get("prompt", PROMPT) != PROMPT else []
     if other:
         raise InputError(f"{folder} has another {', '.join(other)}: choose another output")
     return {**before, "args": now, "prompt": PROMPT}, samples

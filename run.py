@@ -188,8 +188,7 @@ class Run(contextlib.AbstractContextManager):
                 rows[row["step"]] = row
         steps = range(1, self.step + 1)  # later ones are done again
         if lost := [step for step in steps if step not in rows]:
-            between = f"{len(lost)} rows between steps {lost[0]} and {lost[-1]}"
-            print(f"warning: {path} lacks {between}", file=sys.stderr)
+            print(f"warning: {path} lacks {len(lost)} rows, from step {lost[0]}", file=sys.stderr)
         write_rows((rows[step] for step in steps if step in rows), path)
         for leftover in self.folder.glob("partial-*"):
             shutil.rmtree(leftover)

@@ -367,6 +367,12 @@ def test_an_incomplete_benchmark_is_left_out_and_said(tmp_path, capsys):
     [
         {"max_completion_length": 8192},
         {"benchmarks": ("aime26",)},
+        {"num_samples": -1},
+        {"verifier_workers": 0},
+        {"vllm_memory": 2.0},
+        {"temperature": -0.5},
+        {"top_p": 1.5},
+        {"top_k": -2},
         {"benchmark_file": (Path("own.jsonl"),) * 2},
         {"benchmark_file": (Path("special.jsonl"),)},
     ],
@@ -382,7 +388,7 @@ def test_bad_input_is_refused_before_anything_is_written(values, tiny, tmp_path,
 
 @slow
 def test_answers_of_another_model_protocol_or_problem_are_not_mixed(
-    finished, copied, tiny, tmp_path
+    finished, copied, tiny, tmp_path, monkeypatch
 ):
     model = shutil.copytree(tiny / "model", tmp_path / "model")
     with (model / "model.safetensors").open("ab") as weights:
@@ -396,8 +402,18 @@ def test_answers_of_another_model_protocol_or_problem_are_not_mixed(
     for name, value in values.items():
         with pytest.raises(InputError, match="choose another output"):
             find_missing(tiny, copied, **{name: value})
+    monkeypatch.setattr(evaluate, "PROMPT", {})
+    with pytest.raises(InputError, match="another prompt"):
+        find_missing(tiny, copied)
     for read in (evaluate.read_samples, read_args):
         assert read(copied) == read(finished)
+
+
+def test_a_prompt_that_is_not_the_runs_is_told(tiny, model_copy, tmp_path, capsys):
+    for prompt, told in ((data.PROMPT, False), ({**data.PROMPT, "free answer": "?"}, True)):
+        write_args(model_copy.parent, prompt=prompt)
+        find_missing(tiny, tmp_path / "eval", model=str(model_copy), temperature=0.0)
+        assert ("was trained with another prompt" in capsys.readouterr().err) == told
 
 
 def test_a_reward_of_ones_own_judges_the_answers(tiny, tmp_path, monkeypatch, one_rank):
