@@ -35,6 +35,7 @@ from data import (
     load_examples,
     load_tokenizer,
     messages,
+    named,
     prompt_text,
     read_rows,
     refuse_special_tokens,
@@ -42,11 +43,13 @@ from data import (
     write_json,
 )
 from engine import init_ranks, load_config, load_model, on_rank_0
-from rollout import Rollout
+from logprobs import LogprobModel
+from rollout import MAX_VLLM_GAP, Rollout
 from run import claim, read_args, write_args
 from verify import Verifier, extract
 
 import numpy as np
+import torch
 import torch.distributed as dist
 
 Z = 1.96  # standard deviations on either side of 95 %
@@ -357,8 +360,8 @@ def answer_missing(
     prompts = tokenize_prompts(tokenizer, [problem for problem, _ in missing])
     seeds = [derive_seed(args.seed, p.source, p.id, sample) for p, sample in missing]
     longest = max(map(len, prompts)) + args.max_completion_length
-    # As before training: vLLM would silently read some folders as another model.
-    on_rank_0(lambda: load_model(args.model, longest) and None)
+    loaded = []  # on rank 0: the model as training has it
+    on_rank_0(lambda: loaded.append(load_model(args.model, longest, args.precision)))
     path = folder / f"samples.rank{dist.get_rank()}.jsonl"
     with Verifier(args.verifier_workers, reward=args.reward) as verifier, path.open("ab") as out:
         out.truncate(path.read_bytes().rfind(b"\n") + 1)  # a kill may leave half a row
@@ -366,6 +369,7 @@ def answer_missing(
         options |= {"rollout_batch_size": len(missing), "load_weights_from_disk": True}
         rollout = Rollout(args.model, tokenizer, longest, **options)
         if dist.get_rank() == 0:
+            refuse_gap(rollout, loaded.pop(), min(prompts, key=len))
             write_args(folder, **{**read_args(folder), "vllm_runner": rollout.model_runner})
             print(f"{len(missing):,} answers to sample", file=sys.stderr)
         sampling = {name: getattr(args, name) for name in ("temperature", "top_p", "top_k")}
@@ -389,6 +393,21 @@ def answer_missing(
                 }
                 out.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
             out.flush()
+
+
+@torch.no_grad()
+def refuse_gap(rollout: Rollout, model: torch.nn.Module, prompt: Sequence[int]) -> None:
+    """Raise InputError, as training does, if vLLM samples from another model than this."""
+    gaps = []
+    with named(rollout.model, (ValueError,)):
+        model = LogprobModel(model)
+    for answer in rollout.generate([prompt], 4, 32, [0], temperature=1.0, logprobs=1):
+        tokens = torch.tensor([*prompt, *answer.token_ids])
+        positions = torch.arange(len(prompt) - 1, len(tokens) - 1)
+        own = model(tokens[None, :-1], tokens[len(prompt) :], positions)
+        gaps += (own - torch.tensor(answer.logprobs)).abs().tolist()
+    if not (gap := np.mean(gaps)) < MAX_VLLM_GAP[rollout.precision]:
+        raise InputError(f"{rollout.model}: vLLM is {gap:.2g} nats a token off transformers")
 
 
 # ---- Results -------------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 
 import data
 import evaluate
-from conftest import NO_CPU_VLLM, SHARED, launch, needs_shared, slow, start
+from conftest import NO_CPU_VLLM, SHARED, launch, needs_shared, needs_vllm, run_alone, slow, start
 from data import ASK_FREE, ASK_LETTER, Example, InputError, load_tokenizer, write_rows
+from demo.tiny import make_tokenizer
 from demo.world import NUM_HELDOUT
 from evaluate import BENCHMARKS, Args, load_benchmark, load_problems, pass_at_k, with_options
 from paper import tables
@@ -22,6 +23,7 @@ from run import read_args, write_args
 
 import numpy as np
 import pytest
+from families import FAMILIES, make_model
 
 
 @pytest.mark.parametrize(("n", "c"), [(1, 0), (1, 1), (5, 0), (5, 2), (5, 5), (8, 3)])
@@ -425,6 +427,7 @@ def test_a_reward_of_ones_own_judges_the_answers(tiny, tmp_path, monkeypatch, on
         yield [Completion(n, [1], "x" * n, "stop", []) for n in range(len(prompts))]
 
     stub = SimpleNamespace(model_runner=None, stream=stream)
+    monkeypatch.setattr(evaluate, "refuse_gap", lambda *_: None)
     monkeypatch.setattr(evaluate, "Rollout", lambda *args, **kwargs: stub)
     monkeypatch.setattr(evaluate, "init_ranks", lambda *args, **kwargs: None)
     args = Args(model=str(tiny / "model"), benchmark_file=(tmp_path / "own.jsonl",))
@@ -442,6 +445,18 @@ def test_a_model_that_training_refuses_is_not_scored(model_copy, tmp_path, one_r
     with pytest.raises(InputError, match="of other files"):
         evaluate.answer_missing(args, tmp_path, load_tokenizer(args.model), [(problem, 0)])
     assert not [*tmp_path.glob("samples*")]
+
+
+@slow
+@needs_vllm
+def test_a_family_that_vllm_computes_otherwise_is_not_scored(tmp_path, write):
+    make_model(*FAMILIES["GPT-NeoX, Pythia"]).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    call = ["--benchmark_file", write({"question": "1+1=", "answer": "2"})]
+    call += ["--model", tmp_path, "--output_dir", tmp_path / "eval", "--precision", "fp32"]
+    done = run_alone("evaluate.py", *call, "--max_completion_length", 48, "--vllm_memory", 0.05)
+    assert done.returncode == 1 and "nats a token off" in done.stderr
+    assert not any(path.stat().st_size for path in (tmp_path / "eval").glob("samples*"))
 
 
 @needs_shared
