@@ -412,10 +412,10 @@ def test_answers_of_another_model_protocol_or_problem_are_not_mixed(
 
 
 def test_a_prompt_that_is_not_the_runs_is_told(tiny, model_copy, tmp_path, capsys):
-    for prompt, told in ((data.PROMPT, False), ({**data.PROMPT, "free answer": "?"}, True)):
+    for prompt, told in ((data.PROMPT, 0), ({**data.PROMPT, "free answer": "?"}, 1)):
         write_args(model_copy.parent, prompt=prompt)
         find_missing(tiny, tmp_path / "eval", model=str(model_copy), temperature=0.0)
-        assert ("was trained with another prompt" in capsys.readouterr().err) == told
+        assert capsys.readouterr().err.count("was trained with another prompt") == told
 
 
 def test_a_reward_of_ones_own_judges_the_answers(tiny, tmp_path, monkeypatch, one_rank):
@@ -448,14 +448,11 @@ def test_a_model_that_training_refuses_is_not_scored(model_copy, tmp_path, one_r
 
 @slow
 @needs_vllm
-def test_a_family_that_vllm_computes_otherwise_is_not_scored(tmp_path, write):
+def test_a_family_that_vllm_computes_otherwise_is_not_scored(tiny, tmp_path):
     make_model(*FAMILIES["GPT-NeoX, Pythia"]).save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
-    call = ["--benchmark_file", write({"question": "1+1=", "answer": "2"})]
-    call += ["--model", tmp_path, "--output_dir", tmp_path / "eval", "--precision", "fp32"]
-    done = run_alone("evaluate.py", *call, "--max_completion_length", 48, "--vllm_memory", 0.05)
-    assert done.returncode == 1 and "nats a token off" in done.stderr
-    assert not any(path.stat().st_size for path in (tmp_path / "eval").glob("samples*"))
+    done = run_alone("evaluate.py", *settings(tiny, tmp_path / "eval"), "--model", tmp_path)
+    assert done.returncode == 1 and "nats a token off" in done.stderr, done.stderr
 
 
 @needs_shared
