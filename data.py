@@ -96,8 +96,8 @@ def read_rows(path_or_hub_id: str, split: str = "train") -> Iterator[tuple[str, 
                 try:
                     row = json.loads(line)
                 except (ValueError, RecursionError) as error:
-                    advice = "docs/training-set.md converts a CSV"
-                    raise InputError(f"{path}:{number}: not JSON ({error}); {advice}") from error
+                    advice = "; docs/training-set.md converts it" if path.suffix == ".csv" else ""
+                    raise InputError(f"{path}:{number}: not JSON ({error}){advice}") from error
                 if not isinstance(row, dict):
                     raise InputError(f"{path}:{number}: expected a JSON object")
                 yield f"{path}:{number}", row

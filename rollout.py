@@ -141,7 +141,7 @@ class Rollout:
     def sample(
         self, queries: Sequence, batch: int, stop: Callable | None = None
     ) -> list[Completion]:
-        """This rank's share of K completions of each query, fewer if `stop()` turns true."""
+        """This rank's share of K completions a query, fewer if `stop()` turns true; then sleep."""
         completions = self.generate(
             [query.prompt_ids for query in queries],
             num_samples=self.num_rollouts,
