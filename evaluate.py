@@ -2,8 +2,8 @@
 
     deepspeed --quiet evaluate.py --model runs/oswft/final        # all seven, into runs/oswft/eval
     python evaluate.py --model ... --benchmark_file mine.jsonl    # rows with question and answer
-    python -m paper.tables table runs/*/eval                      # Markdown, like Table 1
-    python -m paper.tables compare runs/sft/eval runs/oswft/eval  # paired difference, p-value
+    python -m look.tables table runs/*/eval                      # Markdown, like Table 1
+    python -m look.tables compare runs/sft/eval runs/oswft/eval  # paired difference, p-value
 
 The protocol is the paper's (section 4.1): temperature 0.6, top-p 0.95, top-k 20, up to 8k tokens;
 16 answers to each competition problem, one to each of MATH-500 and GPQA-Diamond. samples.*.jsonl

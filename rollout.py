@@ -298,7 +298,7 @@ def gpu_options(memory_share: float | None, sleeps: bool, cache_bytes: int) -> d
     free, total = torch.cuda.mem_get_info()
     share = memory_share or ((free - MARGIN) / total if sleeps else SHARE)
     if share <= 0:
-        raise InputError("the trainer leaves vLLM no memory; python -m bench.plan says what fits")
+        raise InputError("the trainer leaves vLLM no memory: prepare.memory says what fits")
     return {
         "gpu_memory_utilization": share,
         # Without a limit a tiny model gets millions of blocks, and each is a Python object.

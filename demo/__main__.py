@@ -76,8 +76,8 @@ def demo(output_dir: Path = Path("runs/demo"), steps: int = 24, seed: int = 0) -
     folders = shlex.join(str(output_dir / name) for name in SCRIPTS)
     view_file = output_dir / "view.html"
     pictures = {
-        "plot": f"python -m paper.plot {folders} --output_dir {quote(output_dir / 'plots')}",
-        "view": f"python -m paper.view {folders} --output {quote(view_file)}",
+        "plot": f"python -m look.plot {folders} --output_dir {quote(output_dir / 'plots')}",
+        "view": f"python -m look.view {folders} --output {quote(view_file)}",
     }
     run_all(lambda name: show(name, pictures[name]), tuple(pictures), "pictures")
 

@@ -149,8 +149,8 @@ while read -r name action runs <&3; do
   case "$action" in
     train) train "$runs" ;;
     evaluate) train "$runs"; evaluate ;;
-    print) call python -m paper.tables table "${folders[@]/%//eval}" ;;
-    *) call python -m paper.plot "${folders[@]}" --figures "$action" \
+    print) call python -m look.tables table "${folders[@]/%//eval}" ;;
+    *) call python -m look.plot "${folders[@]}" --figures "$action" \
       --output_dir "$RUNS/${name%/plot}" ;;
   esac
 done 3<<<"$selected"

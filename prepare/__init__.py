@@ -1,1 +1,1 @@
-"""Training sets: the paper's curated one, converted public ones, and a look at any of them."""
+"""What prepares a run: training sets, a real model, and whether a run fits on the GPUs."""

@@ -220,7 +220,7 @@ def write_set(args: Args, folder: Path, tokenizer: Tokenizer, rows: Sequence) ->
     write_rows(written, args.output)
     listed = args.output.with_suffix(".suspects.jsonl")
     write_rows(sorted(suspects, key=lambda row: -row["agreeing"]), listed)
-    record = {**asdict(args), "tokenizer": args.model}  # for prepare.look
+    record = {**asdict(args), "tokenizer": args.model}  # for look.training_set
     write_json({"arguments": record}, args.output.with_suffix(".report.json"))
 
     tokens = np.array([len(row.response_ids) for row in rows])  # of the expert's solutions
@@ -233,7 +233,7 @@ def write_set(args: Args, folder: Path, tokenizer: Tokenizer, rows: Sequence) ->
     model, output, listed = (shlex.quote(str(x)) for x in (args.model, args.output, listed))
     print(f"own answers: {own_solved.sum():,} rows have one; {none:,} have none to train on")
     print(f"never solved: {(~solved).sum():,} rows")
-    print(f"suspects: {len(suspects):,} rows: python -m prepare.look suspect {listed}")
+    print(f"suspects: {len(suspects):,} rows: python -m look.training_set suspect {listed}")
     train = f"python train_sft.py --model {model} --data {output} --weight_column weight"
     train += f" --max_length {args.max_length} --max_completion_length {args.max_completion_length}"
     print(f"written: {args.output}, {len(written):,} rows; {train} --precision {args.precision}")

@@ -1,25 +1,16 @@
-"""Measurements and plans: that they count what they say, beside what real runs take."""
+"""Measurements: that they count what they say."""
 
-import ctypes
 import itertools
 import re
 from functools import partial
 from importlib.util import find_spec
 
-import train_sft
-from bench import gpu, measure, plan
-from bench.gpu import random_rows
-from conftest import SHARED, needs_shared, needs_vllm, on_ranks, output_of, slow
-from cpu import REDUCE_BUCKET
+from bench import gpu, measure
+from conftest import SHARED, needs_shared, needs_vllm, output_of, slow
 from data import InputError
-from engine import init_training, load_engine
 
-import psutil
 import pytest
 import torch
-import torch.distributed as dist
-from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 
 needs_trl = pytest.mark.skipif(not find_spec("trl"), reason="needs requirements-dev.txt")
 
@@ -58,148 +49,6 @@ def test_the_page_names_machine_versions_and_commit():
     text = output_of("-m", "bench")
     assert text.startswith("# Benchmarks\n") and f"torch {torch.__version__}" in text
     assert re.search(r"\d+ cores, .* GiB; no GPU; .*; commit [0-9a-f]{10}\.\n", text)
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory) -> str:
-    """A folder with a config and no weights."""
-    folder = tmp_path_factory.mktemp("small")
-    sizes = {"vocab_size": 2048, "hidden_size": 256, "intermediate_size": 768, "head_dim": 64}
-    sizes |= {"num_hidden_layers": 6, "max_position_embeddings": 1024}
-    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
-    Qwen3Config(**sizes, architectures=["Qwen3ForCausalLM"]).save_pretrained(folder)
-    return str(folder)
-
-
-def planned(model: str, gpus: int = 2, gpu_memory: float = 24, **flags) -> dict:
-    """Bytes by phase and part."""
-    flags = {"max_length": 512, "max_tokens_per_micro_batch": 4096, **flags}
-    return plan.memory(plan.Args(model=model, gpus=gpus, gpu_memory=gpu_memory, **flags))
-
-
-def rss() -> int:
-    ctypes.CDLL(None).malloc_trim(0)  # what was freed before must not look like free memory
-    return psutil.Process().memory_info().rss
-
-
-def held_by_a_step(folder: str, length: int, rows_per_rank: int) -> dict[str, int]:
-    """Bytes of a rank: on a CPU by part, as `plan.memory` names them; on a GPU the peak."""
-    init_training()
-    on_gpu = torch.cuda.is_available()
-    passes = 1 + on_gpu  # the second adds to the gradients of the first
-    num_rows = passes * rows_per_rank * dist.get_world_size()
-    rows = random_rows([(1, length - 1)] * num_rows, range(1000))
-    settings = {"max_tokens_per_micro_batch": rows_per_rank * length}
-    settings["zero_stage"] = 2 if on_gpu else 3  # on one GPU 3 runs as 2
-    engine = load_engine(folder, length, **settings)
-    between_steps = torch.cuda.memory_allocated() if on_gpu else 0
-    resident = []  # after the embedding, and before the log-probabilities
-    network = engine.model.base_model
-    network.layers[0].register_forward_pre_hook(lambda *_: resident.append(rss()))
-    network.norm.register_forward_hook(lambda *_: resident.append(rss()))
-    train_sft.update(engine, rows[: dist.get_world_size()], 1e-5)  # Adam's state exists from here
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats()
-        train_sft.update(engine, rows, 1e-5)
-        free, total = torch.cuda.mem_get_info()
-        peak = {"allocated": torch.cuda.max_memory_allocated(), "of the GPU": total - free}
-        return {**peak, "between steps": between_steps}
-    resident.clear()
-    train_sft.update(engine, rows, 1e-5)
-    zero = engine.engine.optimizer
-    states = [x for state in engine.adam.state.values() for x in state.values()]
-    assert all(torch.isfinite(p.ds_tensor).all() for p in engine.model.parameters())
-    return {
-        "weights": sum(p.ds_tensor.nbytes for p in engine.model.parameters()),
-        "gradients": zero.grad_partitions_flat_buffer.nbytes,
-        "reduce bucket": sum(bucket.buffer.nbytes for bucket in zero.ipg_buckets.values()),
-        "optimizer": sum(x.nbytes for x in [*zero.fp32_partitioned_groups_flat, *states]),
-        "activations": resident[1] - resident[0],
-    }
-
-
-@slow
-def test_the_planned_memory_is_what_a_real_run_holds(small, tmp_path, monkeypatch):
-    assert DeepSpeedZeroConfig().reduce_bucket_size == plan.REDUCE_BUCKET  # a GPU's
-    if not torch.cuda.is_available():
-        monkeypatch.setattr(plan, "REDUCE_BUCKET", REDUCE_BUCKET)
-    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(small)).save_pretrained(tmp_path)
-    held = on_ranks(2, held_by_a_step, str(tmp_path), 512, 4)
-    phases = planned(small, zero_stage=3, max_tokens_per_micro_batch=2048)
-    assert phases["train"]["activations"] == pytest.approx(held.pop("activations"), rel=0.15)
-    for part, size in held.items():  # between two steps
-        assert phases["sample"][part] == pytest.approx(size, rel=0.02), part
-
-
-def test_the_flags_that_save_memory_do_so_where_they_should(small):
-    def total(phase: str = "train", **flags) -> float:
-        return sum(planned(small, **flags)[phase].values())
-
-    vllm = {"vllm_memory": 0.3}
-    assert total(vllm_sleep=True, **vllm) < total(vllm_sleep=False, **vllm)
-    assert total("sample", vllm_sleep=True, **vllm) == total("sample", vllm_sleep=False, **vllm)
-    assert total(gradient_checkpointing=True) < total()
-    assert total(max_tokens_per_micro_batch=512) < total()
-    assert total(cpu_offload=True) < total()
-    assert total(gpus=8) < total(gpus=2)
-    sharded, whole = (planned(small, zero_stage=stage)["sample"] for stage in (3, 2))
-    assert sharded["weights"] == whole["weights"] / 2
-    assert "gradients" in sharded and "gradients" not in whole  # freed after a step
-
-
-def test_the_gradient_of_a_tied_head_is_planned_until_the_embedding_s_is_added(small, tmp_path):
-    AutoConfig.from_pretrained(small, tie_word_embeddings=False).save_pretrained(tmp_path)
-    for model, size in (small, 2048 * 256 * 2), (str(tmp_path), 0):
-        train = planned(model, max_tokens_per_micro_batch=100_000)["train"]
-        assert train["embedding's gradient"] == size
-
-
-def test_asleep_the_trainer_leaves_vllm_all_that_it_will_not_need(small):
-    for stage in (1, 2, 3):
-        sample = planned(small, gpus=4, zero_stage=stage, vllm_sleep=True)["sample"]
-        total = sum(sample.values()) / 2**30
-        assert 22 < total <= 24, (stage, total)
-    text = plan.main(plan.Args(model=small, max_length=512, gpu_memory=24, vllm_sleep=True))
-    lines = [re.split(r" *\| *", line)[1:-1] for line in text[1].splitlines()]
-    cells = {name: rest for name, *rest in lines}
-    assert cells[""] == ["load", "train", "sample", "save"]
-    together, left = (list(map(float, cells[name])) for name in ("together", "left"))
-    assert [a + b for a, b in zip(together, left, strict=True)] == pytest.approx([24] * 4, abs=0.02)
-    assert left[2] == 0 and left[3] > 15 and "it takes all that the trainer leaves" in text[2]
-    # one parameter's state is gathered, and vLLM sleeps
-    flags = {"vllm_memory": 0.5}
-    assert planned(small, **flags)["save"]["vLLM"] == 12 * 2**30
-    assert planned(small, **flags, vllm_sleep=True)["save"]["vLLM"] == plan.GRAPHS
-    assert "(`--vllm_memory 0.3" in plan.main(plan.Args(model=small, max_length=512))[2]
-
-
-def test_a_gpu_alone_has_one_reduce_bucket_and_stage_1_sends_all_gradients_at_once(small):
-    def bucket(gpus: int, stage: int) -> float:
-        """Bytes for each number in it; a pass over many tokens needs most while it runs."""
-        size = plan.traced(small, "bf16")[0] if stage == 1 else plan.REDUCE_BUCKET
-        flags = {"zero_stage": stage, "max_tokens_per_micro_batch": 100_000}
-        return planned(small, gpus, **flags)["train"]["reduce bucket"] / size
-
-    assert [bucket(1, stage) for stage in (1, 2, 3)] == [2, 2, 2]
-    assert [bucket(2, stage) for stage in (1, 2, 3)] == [4, 4, 2]
-
-
-def test_plan_names_the_flag_that_makes_a_run_fit(small):
-    def verdict(**flags) -> str:
-        flags = {"max_length": 512, "gpus": 2, **flags}
-        return plan.main(plan.Args(model=small, **flags))[-1]
-
-    share = {"zero_stage": 3, "vllm_memory": 0.5, "vllm_sleep": False}
-    assert "**It fits.**" in verdict(gpu_memory=80)
-    assert "**It fits.**" in verdict(gpu_memory=11.2, vllm_sleep=True)  # full, up to rounding
-    assert "`--vllm_sleep`" in verdict(gpu_memory=9, **share)
-    large = {**share, "vllm_sleep": True, "max_tokens_per_micro_batch": 100_000}
-    assert "`--max_tokens_per_micro_batch 512`" in verdict(gpu_memory=12, **large)
-    # of 3.6 GiB, vLLM's own take 4
-    assert "`--vllm_memory 0.5`" in verdict(gpu_memory=12, **{**share, "vllm_memory": 0.3})
-    assert "No flag" in verdict(gpu_memory=1)
-    with pytest.raises(InputError):
-        verdict(max_length=5000)
 
 
 @slow

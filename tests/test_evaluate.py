@@ -17,7 +17,7 @@ from data import ASK_FREE, ASK_LETTER, Example, InputError, load_tokenizer, writ
 from demo.tiny import make_tokenizer
 from demo.world import NUM_HELDOUT
 from evaluate import BENCHMARKS, Args, load_benchmark, load_problems, pass_at_k, with_options
-from paper import tables
+from look import tables
 from rollout import Completion
 from run import read_args, write_args
 

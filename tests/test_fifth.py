@@ -1,12 +1,12 @@
-"""The fifth study's arm C, and what is made of its rows (real/)."""
+"""The fifth study's arm C, and what is made of its rows (paper/)."""
 
 from pathlib import Path
 from types import SimpleNamespace
 
 from conftest import call_of, launch, metrics, needs_vllm, rollouts, slow
 from data import InputError, read_rows
-from real import fifth
-from real.yoked import logged_weights
+from paper import fifth
+from paper.yoked import logged_weights
 
 import pytest
 from scipy import stats
@@ -22,7 +22,7 @@ def test_arm_c_has_the_weights_and_batches_of_b_and_with_its_own_order_takes_b_s
     _, *call = call_of("train_sft.py", tiny, tmp_path / "C")
     for order in ("own", "dealt"):
         yoked = ("--weights_of", tmp_path / "B", "--order", order, "--output_dir", tmp_path / order)
-        launch("-m", "real.yoked", *call, *flags, *yoked)
+        launch("-m", "paper.yoked", *call, *flags, *yoked)
     moved = 0
     for step in (1, 2, 3):
         weights = {row["id"]: row["weight"] for row in rollouts(tmp_path / "B", step)}

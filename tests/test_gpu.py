@@ -7,7 +7,6 @@ import json
 import os
 import signal
 
-from bench import plan
 from bench.gpu import QWEN3
 from conftest import (
     GPU,
@@ -21,6 +20,7 @@ from conftest import (
     start,
     wait_for_rows,
 )
+from prepare import memory
 
 import pytest
 import torch
@@ -52,7 +52,7 @@ def test_the_planned_memory_is_what_a_step_of_a_06b_model_takes(tmp_path):
     held = on_ranks(1, held_by_a_step, str(tmp_path), length, tokens // length)
     flags = {"max_length": length, "max_tokens_per_micro_batch": tokens, "vllm_sleep": True}
     flags |= {"model": str(tmp_path), "data": "-", "max_completion_length": 1024}
-    phases = plan.memory(plan.Args(gpus=1, gpu_memory=80, **flags))
+    phases = memory.memory(memory.Args(gpus=1, gpu_memory=80, **flags))
     between = (
         sum(phases["sample"].values()) - phases["sample"]["vLLM"] - phases["sample"]["reserve"]
     )

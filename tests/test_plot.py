@@ -4,7 +4,7 @@ from pathlib import Path
 
 from conftest import run_alone, slow
 from data import write_rows
-from paper import plot
+from look import plot
 
 import numpy as np
 import pytest
@@ -60,6 +60,6 @@ def test_the_moving_average_is_of_the_steps_around_and_begins_and_ends_at_the_va
 def test_a_damaged_run_gets_one_line(runs):
     with (runs[0] / "metrics.jsonl").open("a") as out:
         out.write('{"step": 13, "lo')
-    result = run_alone("-m", "paper.plot", runs[0])
+    result = run_alone("-m", "look.plot", runs[0])
     assert result.returncode == 1 and len(result.stderr.splitlines()) == 1
     assert "sft/metrics.jsonl:13: not JSON" in result.stderr

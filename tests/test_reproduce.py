@@ -12,7 +12,7 @@ import train_grpo
 import train_oswft
 import train_sft
 from conftest import ROOT, slow
-from paper import plot, tables
+from look import plot, tables
 from paper.select_checkpoint import select_checkpoint
 from prepare import weigh
 from run import read_args, write_args
@@ -24,8 +24,8 @@ TAKES = {  # what a command calls -> what reads its arguments
     "train_oswft.py": train_oswft.Args,
     "train_grpo.py": train_grpo.Args,
     "evaluate.py": evaluate.Args,
-    "paper.plot": plot.plot,
-    "paper.tables table": tables.table,
+    "look.plot": plot.plot,
+    "look.tables table": tables.table,
     "paper.select_checkpoint": select_checkpoint,
     "--module prepare.weigh": weigh.Args,
 }
@@ -87,7 +87,7 @@ def test_every_row_is_the_papers_setting_and_every_command_is_taken(tmp_path):
     assert {*rows} == {*reproduce("list").stdout.split()} == {*ROWS, *BASES, *PICTURES, *PRINTED}
     scored = {str(row[EVALUATE].output_dir) for row in rows.values() if EVALUATE in row}
     for name, count in PRINTED.items():
-        assert len({*rows[name]["paper.tables table"]} & scored) == count
+        assert len({*rows[name]["look.tables table"]} & scored) == count
     static = rows["table1/0.6B/static"]
     assert static[SFT].weight_column == "weight"
     assert static[SFT].data == str(static["--module prepare.weigh"].output)

@@ -1,4 +1,4 @@
-"""The numbers of docs/study.md, from the rows alone: nothing of real/fifth.py is called."""
+"""The numbers of docs/study.md, from the rows alone: nothing of paper/fifth.py is called."""
 
 import itertools
 import statistics

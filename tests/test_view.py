@@ -7,7 +7,7 @@ from pathlib import Path
 
 from data import InputError, write_rows
 from demo.tiny import make_tokenizer
-from paper.view import split_tokens, view
+from look.view import split_tokens, view
 from run import write_args
 
 import pytest

@@ -7,8 +7,8 @@ from pathlib import Path
 from conftest import launch, needs_vllm, slow
 from data import Example, InputError, load_examples, load_tokenizer, read_rows, write_rows
 from demo.tiny import spoil_file
+from look.training_set import suspect
 from prepare import weigh
-from prepare.look import suspect
 from verify import Verifier
 
 import numpy as np

@@ -1,6 +1,6 @@
 """Arm C of docs/study/plan5.md: the weights of a run of OSW-FT, dealt to the rows at random.
 
-    python -m real.yoked --weights_of runs/oswft --model ... --data ... --seed ...
+    python -m paper.yoked --weights_of runs/oswft --model ... --data ... --seed ...
 
 Each batch is that of the other run, and so are its weights; a seeded permutation says which row
 gets which. So as many rows are skipped, and the weights' sum is the same: only which rows differs.

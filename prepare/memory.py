@@ -1,4 +1,4 @@
-"""Does a run fit on given GPUs? python -m bench.plan --model Qwen/Qwen3-4B-Base --gpus 8"""
+"""Does a run fit on given GPUs? python -m prepare.memory --model Qwen/Qwen3-4B-Base --gpus 8"""
 
 import functools
 import itertools

@@ -1,7 +1,7 @@
 """Training runs to look at: one HTML file with curves, weights, and every answer to every query.
 
-    python -m paper.view runs/oswft                                       # to runs/oswft/view.html
-    python -m paper.view runs/sft runs/oswft runs/grpo --output all.html  # next to each other
+    python -m look.view runs/oswft                                       # to runs/oswft/view.html
+    python -m look.view runs/sft runs/oswft runs/grpo --output all.html  # next to each other
 
 The file needs no network, and nothing that a model wrote is ever run in it. Questions and solutions
 come from the training file that the run names, as it is now, the tokens' texts from its tokenizer.
@@ -33,8 +33,8 @@ from data import (
     load_tokenizer,
     read_rows,
 )
-from paper import labels
-from paper.plot import FIGURES, STYLE, draw_figures
+from look import labels
+from look.plot import FIGURES, STYLE, draw_figures
 from run import checkpoints, read_args
 from verify import extract, reference_letter
 

@@ -1,7 +1,7 @@
 """Tables of finished evaluations, in Markdown.
 
-python -m paper.tables table runs/*/eval                      # like the paper's Table 1
-python -m paper.tables compare runs/sft/eval runs/oswft/eval  # paired difference, p-value
+python -m look.tables table runs/*/eval                      # like the paper's Table 1
+python -m look.tables compare runs/sft/eval runs/oswft/eval  # paired difference, p-value
 """
 
 import sys
@@ -19,7 +19,7 @@ from evaluate import (
     right_counts,
     score_with_interval,
 )
-from paper import labels
+from look import labels
 from run import read_args
 
 import numpy as np
@@ -36,7 +36,7 @@ def table(folders: tuple[Path, ...]) -> None:
         folders: of evaluations, a row for each; n is the number of answers to a problem.
     """
     if not folders:
-        raise InputError("which evaluations? python -m paper.tables table runs/*/eval")
+        raise InputError("which evaluations? python -m look.tables table runs/*/eval")
     runs = load_evaluations(folders)
     found = dict.fromkeys(name for _, counts in runs for name in counts)
     names = sorted(found, key=[*BENCHMARKS, *found].index)

@@ -1,8 +1,8 @@
 """Look at a training file.
 
-    python -m prepare.look show  data/train.jsonl --index 3    # one row, as the model sees it
-    python -m prepare.look stats data/train.jsonl              # lengths, answers, sources
-    python -m prepare.look suspect data/weighted.suspects.jsonl    # a row of prepare.weigh's list
+    python -m look.training_set show data/train.jsonl --index 3  # one row, as the model sees it
+    python -m look.training_set stats data/train.jsonl           # lengths, answers, sources
+    python -m look.training_set suspect data/weighted.suspects.jsonl  # of prepare.weigh's list
 
 The tokens are those of --tokenizer; the default is the one that the report next to a file names.
 """
@@ -117,6 +117,6 @@ if __name__ == "__main__":
     with one_line_errors():
         tyro.extras.subcommand_cli_from_dict(
             {"show": show, "stats": stats, "suspect": suspect},
-            prog="python -m prepare.look",
+            prog="python -m look.training_set",
             description=__doc__,
         )

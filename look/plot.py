@@ -1,9 +1,9 @@
 """Pictures of training runs, one or several of them, as PNG.
 
-    python -m paper.plot runs/sft runs/oswft runs/grpo        # all figures, to runs/plots
-    python -m paper.plot runs/oswft                           # of one run, to runs/oswft/plots
-    python -m paper.plot runs/*-oswft --figures mean_weight   # the paper's Figure 1
-    python -m paper.plot runs/*-grpo --figures reward         # its Figure 2
+    python -m look.plot runs/sft runs/oswft runs/grpo        # all figures, to runs/plots
+    python -m look.plot runs/oswft                           # of one run, to runs/oswft/plots
+    python -m look.plot runs/*-oswft --figures mean_weight   # the paper's Figure 1
+    python -m look.plot runs/*-grpo --figures reward         # its Figure 2
 
 A thin line is what was measured, the thick one its moving average. A figure shows the runs that
 have its numbers, and is left out if none has.
@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 
 from arguments import one_line_errors
 from data import InputError, read_rows
-from paper import labels
+from look import labels
 
 import matplotlib.pyplot as plt
 import numpy as np

@@ -1,4 +1,4 @@
-"""Tables and picture of docs/study/plan5.md, from its rows: python -m real.fifth
+"""Tables and picture of docs/study/plan5.md, from its rows: python -m paper.fifth
 
 Draws docs/study/fifth.png. While a triple is missing it says which, and nothing else; `--ended`
 says that no run will follow.
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from arguments import one_line_errors
 from data import InputError, read_rows
-from paper.plot import STYLE
+from look.plot import STYLE
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -117,4 +117,4 @@ def main(ended: bool = False) -> None:
 
 if __name__ == "__main__":
     with one_line_errors():
-        tyro.cli(main, prog="python -m real.fifth", description=__doc__)
+        tyro.cli(main, prog="python -m paper.fifth", description=__doc__)

