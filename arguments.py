@@ -9,26 +9,25 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, NoReturn
 
 from data import (
+    Example,
     InputError,
     TokenizedExample,
     Tokenizer,
-    check_ids,
-    check_stops,
     count_examples,
-    hash_examples,
     load_examples,
     load_tokenizer,
+    stop_token_ids,
     tokenize_examples,
 )
 from engine import load_config
 from ranks import fail, finish, gather, on_rank_0, several_hosts
-from run import checkpoints, claim, provenance, read_args
+from run import checkpoints, claim, hash_examples, provenance, read_args
 from verify import RewardError
 
 import numpy as np
@@ -70,6 +69,7 @@ class TrainArgs:
     # What is kept
     save_every: int = 50  # optimizer steps between checkpoints
     keep_checkpoints: int = 2  # how many of the newest checkpoints are kept
+    keep_models: bool = False  # of older ones, too, the model; only their state is deleted
     logger: Literal["none", "wandb", "trackio"] = "none"  # where the metrics go, too
 
     @property
@@ -129,10 +129,12 @@ def check_numbers(args: object, may_be_0: Sequence[str] = ("seed",)) -> None:
 
 
 def keywords(args: object, callee: Callable) -> dict:
-    """Those of the arguments that a callee, such as `Engine`, takes by keyword."""
+    """The arguments that a callee, such as `Engine`, takes by keyword alone.
+
+    Raises AttributeError if there is no such argument: after a rename a default would take over.
+    """
     parameters = inspect.signature(callee).parameters.values()
-    names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and hasattr(args, p.name)]
-    return {name: getattr(args, name) for name in names}
+    return {p.name: getattr(args, p.name) for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 # ---- The start -----------------------------------------------------------------------------------
@@ -227,6 +229,47 @@ def load_training_data(args: TrainArgs) -> tuple[Tokenizer, list[TokenizedExampl
     if dist.get_world_size() > 1:
         refuse_differences(f"reads other rows of {args.data}", hash_examples(examples))
     return tokenizer, examples
+
+
+def check_stops(tokenizer: Tokenizer, model: str, config) -> None:
+    """Raise InputError if the model's files end its answers where text may go on.
+
+    Llama's and Mistral's configs say `eos_token_id` 2 by default, whatever the vocabulary.
+    """
+    from transformers import GenerationConfig
+
+    own = config.eos_token_id
+    with contextlib.suppress(OSError):  # it has no generation_config.json
+        own = GenerationConfig.from_pretrained(model).eos_token_id
+    for token in stop_token_ids(tokenizer, own):
+        if token < len(tokenizer) and token not in tokenizer.added_tokens_decoder:
+            reason = f"{token}, which its tokenizer reads as {tokenizer.decode(token)!r}"
+            raise InputError(f"{model}: correct eos_token_id in its config: it is {reason}")
+
+
+def check_ids(
+    tokenizer: Tokenizer, config, examples: Sequence[Example], rows: Iterable[Sequence[int]]
+) -> None:
+    """Raise InputError if a row of token ids, one for each example, has one that the model lacks.
+
+    Says how many rows hold another text than their example does.
+    """
+    altered = []
+    for example, ids in zip(examples, rows, strict=True):
+        if (largest := int(max(ids))) >= config.vocab_size:
+            token = f"{tokenizer.convert_ids_to_tokens(largest)!r} (id {largest})"
+            reason = f"holds {token}, but the model embeds {config.vocab_size} ids"
+            raise InputError(f"{example.where}: {reason}")
+        read = tokenizer.decode(ids)
+        solution = example.solution.strip().removeprefix("<think>").lstrip()
+        altered += [(example.where, t) for t in (example.question, solution) if t not in read][:1]
+    if altered:
+        where, text = altered[0]
+        read = tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids).lstrip(" ")
+        same = next((n for n in range(len(text)) if text[: n + 1] != read[: n + 1]), 0)
+        shown = f"{text[same : same + 60]!r} is read as {read[same : same + 60]!r}"
+        count = f"{len(altered):,} of {len(examples):,} rows lose text"
+        print(f"warning: {count} in the tokenizer, as {where}: {shown}", file=sys.stderr)
 
 
 # ---- The command line ----------------------------------------------------------------------------

@@ -9,9 +9,8 @@ import datetime
 import hashlib
 import json
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -284,47 +283,6 @@ def refuse_special_tokens(tokenizer: Tokenizer, texts: Iterable[tuple[str, str]]
             raise InputError(f"{what} holds the special token '{found[0]}'")
 
 
-def check_stops(tokenizer: Tokenizer, model: str, config) -> None:
-    """Raise InputError if the model's files end its answers where text may go on.
-
-    Llama's and Mistral's configs say `eos_token_id` 2 by default, whatever the vocabulary.
-    """
-    from transformers import GenerationConfig
-
-    own = config.eos_token_id
-    with suppress(OSError):  # it has no generation_config.json
-        own = GenerationConfig.from_pretrained(model).eos_token_id
-    for token in stop_token_ids(tokenizer, own):
-        if token < len(tokenizer) and token not in tokenizer.added_tokens_decoder:
-            reason = f"{token}, which its tokenizer reads as {tokenizer.decode(token)!r}"
-            raise InputError(f"{model}: correct eos_token_id in its config: it is {reason}")
-
-
-def check_ids(
-    tokenizer: Tokenizer, config, examples: Sequence[Example], rows: Iterable[Sequence[int]]
-) -> None:
-    """Raise InputError if a row of token ids, one for each example, has one that the model lacks.
-
-    Says how many rows hold another text than their example does.
-    """
-    altered = []
-    for example, ids in zip(examples, rows, strict=True):
-        if (largest := int(max(ids))) >= config.vocab_size:
-            token = f"{tokenizer.convert_ids_to_tokens(largest)!r} (id {largest})"
-            reason = f"holds {token}, but the model embeds {config.vocab_size} ids"
-            raise InputError(f"{example.where}: {reason}")
-        read = tokenizer.decode(ids)
-        solution = example.solution.strip().removeprefix("<think>").lstrip()
-        altered += [(example.where, t) for t in (example.question, solution) if t not in read][:1]
-    if altered:
-        where, text = altered[0]
-        read = tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids).lstrip(" ")
-        same = next((n for n in range(len(text)) if text[: n + 1] != read[: n + 1]), 0)
-        shown = f"{text[same : same + 60]!r} is read as {read[same : same + 60]!r}"
-        count = f"{len(altered):,} of {len(examples):,} rows lose text"
-        print(f"warning: {count} in the tokenizer, as {where}: {shown}", file=sys.stderr)
-
-
 # ---- Token ids -----------------------------------------------------------------------------------
 
 
@@ -408,16 +366,6 @@ def solution_after(prompt: str, example: Example) -> str:
     return solution
 
 
-def hash_examples(examples: Iterable[TokenizedExample]) -> str:
-    """A hash of all that a run reads of its data: token ids, and columns (null if not JSON)."""
-    digest = hashlib.sha256()
-    for e in examples:
-        columns = json.dumps([len(e.prompt_ids), e.example.columns], default=lambda _: None)
-        digest.update(columns.encode())
-        digest.update(e.prompt_ids.tobytes() + e.response_ids.tobytes())
-    return digest.hexdigest()
-
-
 # ---- Batches -------------------------------------------------------------------------------------
 
 
@@ -499,14 +447,3 @@ def collate(trajectories: Sequence[Trajectory], rows: Sequence[int]) -> MicroBat
     mask = mask[:, 1:]
     positions = mask.flatten().nonzero()[:, 0]
     return MicroBatch(torch.tensor(rows), tokens[:, :-1], tokens[:, 1:], mask, positions)
-
-
-def pad_completions(
-    values: Sequence[Sequence[float]], trajectories: Sequence[Trajectory]
-) -> torch.Tensor:
-    """One value per completion token, laid out as `collate` lays out the targets: (N, T)."""
-    padded = torch.zeros(len(trajectories), max(map(len, trajectories)) - 1)
-    for row, numbers, trajectory in zip(padded, values, trajectories, strict=True):
-        start = len(trajectory.prompt_ids) - 1
-        row[start : start + len(numbers)] = torch.tensor(numbers)
-    return padded

@@ -17,7 +17,6 @@ import gc
 import json
 import math
 import os
-import re
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -88,10 +87,10 @@ def load_model(path_or_hub_id: str, max_length: int, precision: str = "auto") ->
             reason = f"{len(names)} weights are {kind}: {names[0]} ..."
             raise InputError(f"{path_or_hub_id}: {reason}")
     names = tensor_names(Path(cached_file(path_or_hub_id, "config.json")).parent)
-    left_out = [name for name in names if re.search(r"(^|\.)mtp\.", name)]
+    left_out = [name for name in names if ".mtp." in f".{name}"]  # they predict later tokens
     if left_out and os.environ.get("RANK", "0") == "0":
-        reason = "predict tokens after the next: they are not trained, and final/ lacks them"
-        print(f"note: {len(left_out)} tensors, as {left_out[0]}, {reason}", file=sys.stderr)
+        reason = f"{left_out[0]} and others are not trained, and final/ lacks them"
+        print(f"note: {reason}", file=sys.stderr)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     tied = getattr(config, "tie_word_embeddings", False)
     if tied and head and head.weight is not embedding.weight:  # vLLM would tie them
@@ -123,10 +122,7 @@ def cast_parameters(model: torch.nn.Module, dtype: torch.dtype) -> None:
 
 
 def compile_layers(model: PreTrainedModel) -> None:
-    """Fuse what lies between the products of each decoder layer. A collective.
-
-    Raises InputError if the model, or a rank's environment, does not let torch compile.
-    """
+    """Fuse what lies between the products of each layer, or raise InputError. A collective."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     linear = "linear_attention" in (getattr(model.config, "layer_types", None) or ())
@@ -203,9 +199,7 @@ class Engine:
         if gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         self.max_tokens = max_tokens_per_micro_batch  # of one rank, padding included
-        self.max_grad_norm = max_grad_norm
-        self.zero_stage = zero_stage
-        self.compiled = compile
+        self.max_grad_norm, self.zero_stage = max_grad_norm, zero_stage
         bf16 = precision == "bf16"
         if torch.cuda.is_available():
             model.cuda()  # first: all ranks' fp32 copies would fill the host's memory
@@ -238,16 +232,12 @@ class Engine:
         self.deepspeed = import_deepspeed()
         dist.barrier()  # the slowest rank is awaited here: DeepSpeed gives up in ten minutes
         self.engine, *_ = self.deepspeed.initialize(model=model, optimizer=self.adam, config=config)
-        self.device = self.engine.device
+        self.model, self.device = model.model, self.engine.device
         self.total_loss = torch.zeros((), device=self.device)  # of this rank's micro-batches so far
         self.num_steps = 0  # optimizer steps done
         failures = (torch._dynamo.exc.BackendCompilerFailed,) if compile else ()
         with named("--compile needs a C++ compiler and Python.h", failures):
-            self._allocate_moments()
-
-    @property
-    def model(self) -> PreTrainedModel:
-        return self.engine.module.model
+            self._allocate_moments(compile)
 
     def micro_batches(
         self, rows: Sequence[Trajectory], keep: torch.Tensor | None = None
@@ -332,35 +322,29 @@ class Engine:
 
     # ---- Weights and state -----------------------------------------------------------------------
 
-    def named_parameters(
-        self, gather_bytes: int = GATHER_BYTES
-    ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield every weight in full under the name that it has in a checkpoint; tied ones once.
+    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield every parameter in full under its name in a checkpoint; tied ones once.
 
-        A collective: all ranks have to run the iterator to its end. Under ZeRO-3 about
-        `gather_bytes` are gathered at a time. The tensors are copies, which the caller may keep.
+        A collective: all ranks have to run the iterator to its end. The tensors are copies, which
+        the caller may keep.
         """
         from transformers.core_model_loading import revert_weight_conversion
 
-        for bucket in self._gather(gather_bytes):
+        for bucket in self._gather():
             # transformers may hold a mixture's experts in one tensor, a checkpoint one by one
             yield from revert_weight_conversion(self.model, bucket).items()
 
-    def _buckets(self, bucket_bytes: int) -> Iterator[dict[str, torch.nn.Parameter]]:
-        """All parameters by name, about `bucket_bytes` at a time."""
-        bucket, size = {}, 0
+    def _gather(self) -> Iterator[dict[str, torch.Tensor]]:
+        """Copies of all parameters, about GATHER_BYTES at a time; then the persistent buffers."""
+        buckets, size = [{}], 0
         for name, parameter in self.model.named_parameters():
             numel = getattr(parameter, "ds_numel", parameter.numel())  # a shard's numel() is 0
-            if bucket and size + numel * parameter.element_size() > bucket_bytes:
-                yield bucket
-                bucket, size = {}, 0
-            bucket[name] = parameter
             size += numel * parameter.element_size()
-        yield bucket
-
-    def _gather(self, gather_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
-        """Copies of all parameters, about `gather_bytes` at a time; then the persistent buffers."""
-        for bucket in self._buckets(gather_bytes):
+            if buckets[-1] and size > GATHER_BYTES:
+                buckets.append({})
+                size = numel * parameter.element_size()
+            buckets[-1][name] = parameter
+        for bucket in buckets:
             with self.deepspeed.zero.GatheredParameters(list(bucket.values())):
                 yield {name: parameter.detach().clone() for name, parameter in bucket.items()}
         persistent = self.model.state_dict().keys()
@@ -370,7 +354,7 @@ class Engine:
     def save_model(self, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
         """Write a plain Hugging Face folder that stops at the end of turn. A collective."""
         weights = {}
-        for bucket in self._gather(GATHER_BYTES):
+        for bucket in self._gather():
             if dist.get_rank() == 0:
                 weights |= {name: tensor.cpu() for name, tensor in bucket.items()}
         if dist.get_rank() == 0:
@@ -421,15 +405,15 @@ class Engine:
         self._count_steps(num_steps)
         dist.barrier()
 
-    def _allocate_moments(self) -> None:
+    def _allocate_moments(self, compiled: bool) -> None:
         """Adam makes its moments at its first step: take that step, on a gradient of zero.
 
         Compiled layers make their graphs: for one row and for several, without a gradient and with.
         """
-        most = 2 if self.compiled else 1
+        most = 2 if compiled else 1
         for count in range(1, most + 1):
             batch = collate([IDLE] * count, range(count)).to(self.device)
-            if self.compiled:
+            if compiled:
                 with torch.no_grad():
                     self.logprobs(batch)
             self.backward(self.logprobs(batch).sum(), is_last=count == most)

@@ -21,7 +21,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
-from arguments import check_hosts, check_numbers, run_script
+from arguments import check_hosts, check_ids, check_numbers, check_stops, run_script
 from data import (
     ASK_FREE,
     ASK_LETTER,
@@ -29,8 +29,6 @@ from data import (
     Example,
     InputError,
     Tokenizer,
-    check_ids,
-    check_stops,
     derive_seed,
     get_texts,
     instruction,
@@ -47,7 +45,7 @@ from engine import load_config, load_model
 from logprobs import LogprobModel
 from ranks import init_ranks, on_rank_0
 from rollout import MAX_VLLM_GAP, Rollout
-from run import claim, read_args, write_args
+from run import claim, model_version, read_args, write_args
 from verify import Verifier, extract
 
 import numpy as np
@@ -290,20 +288,6 @@ def default_folder(model: str) -> Path:
     if not read_args(run):
         return Path("runs", name, "eval")
     return run / ("eval" if name == "final" else f"eval-{name}")
-
-
-def model_version(model: str) -> str:
-    """A hash of a folder's weights, config and tokenizer, or the hub's commit."""
-    if not Path(model).is_dir():
-        from huggingface_hub import hf_hub_download
-
-        return Path(hf_hub_download(model, "config.json")).parent.name
-    digest = hashlib.sha256()
-    for path in sorted(Path(model).iterdir()):
-        if path.suffix in (".safetensors", ".bin", ".json", ".jinja", ".txt"):
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
 
 
 def open_folder(

@@ -9,7 +9,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 import cpu
@@ -20,7 +20,6 @@ from data import (
     Trajectory,
     derive_seed,
     named,
-    pad_completions,
     stop_token_ids,
 )
 from engine import Engine, load_config
@@ -63,46 +62,49 @@ def import_vllm():
     return vllm
 
 
-@dataclass(eq=False)
 class Rollout:
-    """A vLLM engine that samples from the weights it was last given."""
+    """A vLLM engine that samples from the parameters it was last given."""
 
-    model: str  # hub id or folder; its parameters are read with `load_from_disk` alone
-    tokenizer: Tokenizer
-    max_length: int  # tokens of prompt and completion together
-    _: KW_ONLY
-    rollout_batch_size: int = 2**20  # prompts of all ranks, answered at a time
-    num_rollouts: int = 1  # completions of a query that `sample` gives
-    max_completion_length: int = 4096  # tokens of such a completion
-    temperature: float = 1.0
-    seed: int = 0
-    precision: Literal["bf16", "fp32"] = "bf16"
-    vllm_memory: float | None = None  # share; None takes 0.3, or with vllm_sleep all that is left
-    vllm_sleep: bool = False  # give the GPU's memory back between batches
-    load_from_disk: bool = False  # start with the model's own parameters, to evaluate it
-
-    def __post_init__(self):
+    def __init__(
+        self,
+        model: str,  # hub id or folder; its parameters are read with `load_from_disk` alone
+        tokenizer: Tokenizer,
+        max_length: int,  # tokens of prompt and completion together
+        load_from_disk: bool = False,  # start with the model's own parameters, to evaluate it
+        *,
+        rollout_batch_size: int = 2**20,  # prompts of all ranks, answered at a time
+        num_rollouts: int = 1,  # completions of a query that `sample` gives
+        max_completion_length: int | None = None,  # tokens of such a completion; None: no limit
+        temperature: float = 1.0,
+        seed: int = 0,
+        precision: Literal["bf16", "fp32"] = "bf16",
+        vllm_memory: float | None = None,  # share; None: 0.3, or with vllm_sleep all that is left
+        vllm_sleep: bool = False,  # give the GPU's memory back between batches
+    ):
+        self.model, self.tokenizer, self.max_length = model, tokenizer, max_length
+        self.num_rollouts, self.max_completion_length = num_rollouts, max_completion_length
+        self.temperature, self.seed, self.precision = temperature, seed, precision
         self.vllm = import_vllm()
-        self.stop_token_ids = stop_token_ids(self.tokenizer)
-        self.sleeps = self.vllm_sleep and torch.cuda.is_available()
-        own_prompts = math.ceil(self.rollout_batch_size / dist.get_world_size())
+        self.stop_token_ids = stop_token_ids(tokenizer)
+        self.sleeps = vllm_sleep and torch.cuda.is_available()
+        own_prompts = math.ceil(rollout_batch_size / dist.get_world_size())
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        num_sequences = min(MAX_SEQUENCES[device], own_prompts * self.num_rollouts)
-        cache = (num_sequences + 1) * kv_cache_bytes(self.model, self.max_length, self.precision)
+        num_sequences = min(MAX_SEQUENCES[device], own_prompts * num_rollouts)
+        cache = (num_sequences + 1) * kv_cache_bytes(model, max_length, precision)
         llm_class = self.vllm.LLM  # this imports most of vLLM
         gc.freeze()  # garbage collection would scan all imports five times while vLLM starts
         if torch.cuda.is_available():
-            options = gpu_options(self.vllm_memory, self.sleeps, cache)
+            options = gpu_options(vllm_memory, self.sleeps, cache)
         else:
-            options = cpu.vllm_options(self.vllm_memory or SHARE, cache, self.max_length)
+            options = cpu.vllm_options(vllm_memory or SHARE, cache, max_length)
         self.llm = llm_class(
-            model=self.model,
+            model=model,
             skip_tokenizer_init=True,  # it gets token ids, and gives token ids
-            dtype="bfloat16" if self.precision == "bf16" else "float32",
-            max_model_len=self.max_length,
+            dtype="bfloat16" if precision == "bf16" else "float32",
+            max_model_len=max_length,
             max_num_seqs=num_sequences,
             distributed_executor_backend="external_launcher",
-            load_format="auto" if self.load_from_disk else "dummy",
+            load_format="auto" if load_from_disk else "dummy",
             enable_sleep_mode=self.sleeps,
             generation_config="vllm",  # it takes only the stop ids from the model's folder
             logprobs_mode="processed_logprobs",  # they are of the distribution that is sampled from
@@ -145,7 +147,7 @@ class Rollout:
         completions = self.generate(
             [query.prompt_ids for query in queries],
             num_samples=self.num_rollouts,
-            max_tokens=self.max_completion_length,
+            max_tokens=self.max_completion_length or self.max_length,
             seeds=[derive_seed(self.seed, batch, n, q.id) for n, q in enumerate(queries)],
             stop=stop,
             temperature=self.temperature,
@@ -287,6 +289,17 @@ def check_vllm(
         gap = f"their log-probabilities differ by {mean:.2g} nats a token"
         raise InputError(f"{rollout.model}: vLLM samples from another model than is trained: {gap}")
     return {"vllm_gap_mean": mean, "vllm_gap_max": gaps.max().item()}
+
+
+def pad_completions(
+    values: Sequence[Sequence[float]], trajectories: Sequence[Trajectory]
+) -> torch.Tensor:
+    """One value per completion token, laid out as `collate` lays out the targets: (N, T)."""
+    padded = torch.zeros(len(trajectories), max(map(len, trajectories)) - 1)
+    for row, numbers, trajectory in zip(padded, values, trajectories, strict=True):
+        start = len(trajectory.prompt_ids) - 1
+        row[start : start + len(numbers)] = torch.tensor(numbers)
+    return padded
 
 
 # ---- Memory --------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import functools
+import hashlib
 import importlib.metadata
 import itertools
 import json
@@ -15,8 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import mean
 
@@ -26,7 +26,6 @@ from data import (
     TokenizedExample,
     Tokenizer,
     batch_indices,
-    hash_examples,
     named,
     read_rows,
     write_json,
@@ -60,6 +59,30 @@ def provenance() -> dict:
         result = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
         commit = result.stdout.strip() or None
     return {"versions": versions, "git_commit": commit}
+
+
+def model_version(model: str) -> str:
+    """A hash of a folder's weights, config and tokenizer, or the hub's commit."""
+    if not Path(model).is_dir():
+        from huggingface_hub import hf_hub_download
+
+        return Path(hf_hub_download(model, "config.json")).parent.name
+    digest = hashlib.sha256()
+    for path in sorted(Path(model).iterdir()):
+        if path.suffix in (".safetensors", ".bin", ".json", ".jinja", ".txt"):
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def hash_examples(examples: Iterable[TokenizedExample]) -> str:
+    """A hash of all that a run reads of its data: token ids, and columns (null if not JSON)."""
+    digest = hashlib.sha256()
+    for e in examples:
+        columns = json.dumps([len(e.prompt_ids), e.example.columns], default=lambda _: None)
+        digest.update(columns.encode())
+        digest.update(e.prompt_ids.tobytes() + e.response_ids.tobytes())
+    return digest.hexdigest()
 
 
 def read_args(folder: Path) -> dict:
@@ -117,7 +140,6 @@ def start_logger(name: str, folder: Path, run_id: str, config: dict):
     return logger
 
 
-@dataclass(eq=False)
 class Run(contextlib.AbstractContextManager):
     """A run: its batches, its metrics, its checkpoints, and whether it has been asked to stop.
 
@@ -125,42 +147,45 @@ class Run(contextlib.AbstractContextManager):
     and prints a table; after an error it only closes its files.
     """
 
-    folder: str
-    engine: Engine
-    tokenizer: Tokenizer
-    examples: list[TokenizedExample]
-    rollout: Rollout | None = None
-    _: KW_ONLY
-    train_batch_size: int | None = None  # queries of an optimizer step; default: the batch's
-    batch_size: int  # queries whose answers are sampled together; of SFT those of a step
-    num_epochs: int = 1
-    max_steps: int | None = None
-    seed: int = 0
-    save_every: int = 50  # optimizer steps
-    keep_checkpoints: int = 2
-    logger: str = "none"
-    reward: str | None = None
-    settings: dict  # for args.json
-
     SHOWN = ("mean_weight", "pass_rate", "reward", "loss")  # next to the progress bar
-    keep_models = False  # true: of old checkpoints only state/ is deleted
-    log = None  # the logger's module
-    next_look = 0.0  # when the store is asked for a stop again
 
-    def __post_init__(self):
-        self.folder = Path(self.folder)
-        self.train_batch_size = self.train_batch_size or self.batch_size
-        self.steps_per_batch = self.batch_size // self.train_batch_size
-        self.step = self.engine.num_steps  # optimizer steps done
+    def __init__(
+        self,
+        folder: str,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        examples: list[TokenizedExample],
+        rollout: Rollout | None = None,
+        *,
+        batch_size: int,  # queries whose answers are sampled together; of SFT those of a step
+        train_batch_size: int | None,  # queries of an optimizer step; None: the batch's
+        num_epochs: int,
+        max_steps: int | None,
+        seed: int,
+        save_every: int,  # optimizer steps
+        keep_checkpoints: int,
+        keep_models: bool,  # of older checkpoints only state/ is deleted
+        logger: str,
+        settings: dict,  # all arguments, for args.json
+    ):
+        self.folder, self.engine, self.tokenizer = Path(folder), engine, tokenizer
+        self.examples, self.seed, self.settings = examples, seed, settings
+        self.save_every = save_every
+        self.keep_checkpoints, self.keep_models = keep_checkpoints, keep_models
+        self.batch_size, self.train_batch_size = batch_size, train_batch_size or batch_size
+        self.steps_per_batch = batch_size // self.train_batch_size
+        self.step = engine.num_steps  # optimizer steps done
         self.start_step = self.step  # of this process
         self.saved_step = self.step  # of the newest checkpoint; 0: there is none
         # If the last batch is not full, it is not used.
-        batches = len(self.examples) * self.num_epochs // self.batch_size
-        self.num_steps = self.max_steps or batches * self.steps_per_batch
+        batches = len(examples) * num_epochs // batch_size
+        self.num_steps = max_steps or batches * self.steps_per_batch
+        self.log = None  # the logger's module
         self.writes = dist.get_rank() == 0
         if self.writes:
-            self._open_files()
+            self._open_files(logger, rollout)
         self.interrupted = False
+        self.next_look = 0.0  # when the store is asked for a stop again
         for number in STOP_SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores one
                 signal.signal(number, self._interrupt)
@@ -171,12 +196,12 @@ class Run(contextlib.AbstractContextManager):
         self.last_lap = time.perf_counter()
         self.seconds = {}  # this step's, by phase
 
-    def _open_files(self) -> None:
+    def _open_files(self, logger: str, rollout: Rollout | None) -> None:
         before = read_args(self.folder)
         run_id = before.get("run_id", secrets.token_hex(4))
         record = {"args": self.settings, "world_size": dist.get_world_size(), "run_id": run_id}
-        if self.rollout:
-            record["vllm_runner"] = self.rollout.model_runner
+        if rollout:
+            record["vllm_runner"] = rollout.model_runner
         record["prompt"] = PROMPT
         record["data_hash"] = before.get("data_hash") or hash_examples(self.examples)
         write_args(self.folder, **record)
@@ -196,8 +221,8 @@ class Run(contextlib.AbstractContextManager):
             if int(later.stem.removeprefix("step_")) > self.step:
                 later.unlink()
         self.metrics = path.open("a")
-        if self.logger != "none":
-            self.log = start_logger(self.logger, self.folder, run_id, self.settings)
+        if logger != "none":
+            self.log = start_logger(logger, self.folder, run_id, self.settings)
 
     def __exit__(self, kind, error, trace) -> None:
         if kind is None:
@@ -295,7 +320,8 @@ class Run(contextlib.AbstractContextManager):
         if self.step == 0 and (right := rewards.mean()) < 0.05:  # then nearly all weights are 1
             advice = "are prompt, references and lengths as you meant them?"
             print(f"\nwarning: {right:.0%} of the first answers right: {advice}", file=sys.stderr)
-        verdicts = {"reward": rewards} if self.reward else {"correct": rewards.bool()}
+        own = self.settings.get("reward")  # a function of the user's
+        verdicts = {"reward": rewards} if own else {"correct": rewards.bool()}
         values = {"pass_rate": rewards.mean(1), **values, **verdicts}
         columns = {
             name: value.reshape(len(queries), -1).expand(rewards.shape).flatten().tolist()

@@ -35,7 +35,8 @@ import torch.distributed as dist
 @dataclass(kw_only=True)
 class Args(RolloutArgs):
     output_dir: str = "runs/grpo"  # where the run writes; all hosts share it
-    save_every: int = 10  # optimizer steps between checkpoints; every checkpoint's model is kept
+    save_every: int = 10  # optimizer steps between checkpoints
+    keep_models: bool = True  # any checkpoint's may be the one that is evaluated
 
     # The method
     num_rollouts: int = 8  # G, answers sampled per query
@@ -169,7 +170,6 @@ def main(args: Args) -> int:
     run = Run(args.output_dir, engine, tokenizer, examples, rollout, **keywords(args, Run))
 
     with run, verifier:
-        run.keep_models = True  # any of them may be the one that is evaluated
         for number, queries in run.batches():  # the same on every rank
             # ---- rollout: G completions of each query, from the current parameters
             rollout.load_parameters(engine.named_parameters())

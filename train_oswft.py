@@ -38,7 +38,7 @@ class Args(RolloutArgs):
     # The method
     num_rollouts: int = 2  # K, answers sampled per query
     temperature: float = 1.0  # temperature of sampling
-    weighting: Literal["oswft", "hard", "random", "uniform"] = "oswft"  # the method, or a control
+    weighting: Literal["oswft", "hard", "random"] = "oswft"  # the method, or a control
     normalizer: Literal["token", "sequence"] = "token"  # divide by tokens, or by queries
 
     # Optimization
@@ -104,8 +104,6 @@ def control_weights(
     match strategy:
         case "hard":  # 0 if all K answers are right, else 1
             return (weights > 0).float()
-        case "uniform":  # SFT, at the cost of the rollouts
-            return torch.ones_like(weights)
         case "random":  # evenly spread around OSW-FT's mean weight, and dealt at random
             grid = (2 * torch.randperm(len(weights), generator=generator) + 1) / len(weights) - 1
             mean = weights.mean()

@@ -53,31 +53,31 @@ def sft_loss(
     return -(weights * sequence_logprobs).sum() / normalizer
 
 
+def get_weights(queries: Sequence[TokenizedExample], column: str | None) -> torch.Tensor:
+    """(B,) from a column of the data, or ones. Raises InputError for one that is below 0."""
+    weights = []
+    for query in queries:
+        weight = query.example.columns.get(column) if column else 1.0
+        if type(weight) not in (int, float) or not 0 <= weight < math.inf:
+            where = f"{query.example.where}: field '{column}'"
+            raise InputError(f"{where} must be a number of 0 or more")
+        weights.append(float(weight))
+    return torch.tensor(weights)
+
+
 def update(
-    engine: Engine,
-    queries: Sequence[TokenizedExample],
-    learning_rate: float,
-    weight_column: str | None = None,
+    engine: Engine, queries: Sequence[TokenizedExample], weights: torch.Tensor, args: Args
 ) -> dict[str, float]:
-    """One optimizer step on expert solutions; returns its metrics."""
+    """One optimizer step on all ranks' queries, with weights (B,); returns its metrics."""
     normalizer = sum(len(query.response_ids) for query in queries)
-    weights = torch.tensor([get_weight(query, weight_column) for query in queries])
     weights = weights.to(engine.device)
-    for batch in engine.micro_batches(queries, keep=weights > 0):
+    for batch in engine.micro_batches(queries, keep=weights > 0):  # this rank's share
         logprobs = engine.logprobs(batch)  # (b, T)
         loss = sft_loss(logprobs, batch.mask, weights[batch.rows], normalizer)
-        engine.backward(loss, batch.is_last)
-    stats = engine.step(learning_rate)
-    mean = {"mean_weight": weights.mean().item()} if weight_column else {}
+        engine.backward(loss, batch.is_last)  # gradients add up over micro-batches and ranks
+    stats = engine.step(args.learning_rate)
+    mean = {"mean_weight": weights.mean().item()} if args.weight_column else {}
     return {**mean, **stats, **count_rows(queries, keep=weights > 0)}
-
-
-def get_weight(query: TokenizedExample, column: str | None) -> float:
-    """A solution's weight. Raises InputError if the data has none, or one below 0."""
-    weight = query.example.columns.get(column) if column else 1.0
-    if type(weight) not in (int, float) or not 0 <= weight < math.inf:
-        raise InputError(f"{query.example.where}: field '{column}' must be a number of 0 or more")
-    return float(weight)
 
 
 # ---- The loop ------------------------------------------------------------------------------------
@@ -88,14 +88,14 @@ def main(args: Args) -> int:
     init_training()
     checkpoint = claim_or_resume(args)
     tokenizer, examples = load_training_data(args)
-    weights = [get_weight(example, args.weight_column) for example in examples]
-    if not any(weights):
+    if not get_weights(examples, args.weight_column).any():
         raise InputError(f"{args.data}: every '{args.weight_column}' is 0: nothing would be learnt")
     engine = load_engine(args.model, args.max_length, checkpoint, **keywords(args, Engine))
 
     with Run(args.output_dir, engine, tokenizer, examples, **keywords(args, Run)) as run:
         for _, queries in run.batches():  # the same on every rank
-            run.end_step(update(engine, queries, args.learning_rate, args.weight_column))
+            weights = get_weights(queries, args.weight_column)  # (B,)
+            run.end_step(update(engine, queries, weights, args))
     return 0 if run.finished else 130
 
 

@@ -54,7 +54,8 @@ def train_on_lengths(
     table = []
     for length in lengths:
         rows = random_rows([(length // 8, length - length // 8)] * 8, range(config.vocab_size))
-        update = partial(train_sft.update, engine, rows, learning_rate=1e-5)
+        args = train_sft.Args(model="", data="")
+        update = partial(train_sft.update, engine, rows, torch.ones(len(rows)), args)
         update()
         torch.cuda.reset_peak_memory_stats()
         rate = 8 * length / median(timed(update) for _ in range(repetitions))

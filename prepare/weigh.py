@@ -25,7 +25,7 @@ from typing import Literal
 
 import evaluate
 import train_oswft
-from arguments import keywords, run_script
+from arguments import run_script
 from data import (
     Example,
     InputError,
@@ -122,7 +122,9 @@ def weigh(args: Args) -> int:
 
 def sampling_args(args: Args) -> evaluate.Args:
     """The sampling as an evaluation, without top-p and top-k."""
-    shared = keywords(args, evaluate.Args)
+    names = ("model", "temperature", "max_completion_length", "seed", "precision", "vllm_memory")
+    names += ("verifier_workers", "reward")
+    shared = {name: getattr(args, name) for name in names}
     return evaluate.Args(**shared, num_samples=args.num_rollouts, top_p=1.0, top_k=0)
 
 

@@ -22,11 +22,10 @@ from data import (
     Example,
     InputError,
     TokenizedExample,
-    hash_examples,
     load_tokenizer,
     write_rows,
 )
-from run import Run, checkpoints, write_args
+from run import Run, checkpoints, hash_examples, write_args
 from train_oswft import Args
 
 import numpy as np

@@ -9,6 +9,8 @@ from data import Example, InputError, Trajectory
 from demo.tiny import make_tokenizer
 from engine import IDLE
 from prepare.convert import convert
+from rollout import pad_completions
+from run import hash_examples
 
 import numpy as np
 import pytest
@@ -156,7 +158,7 @@ def test_what_does_not_fit_is_dropped_and_counted_never_truncated(write):
 def test_the_hash_is_of_all_token_ids_and_columns(write):
     def hash_of(rows: list[dict]) -> str:
         examples = data.load_examples(write(*rows))
-        return data.hash_examples(data.tokenize_examples(examples, make_tokenizer(), 6000, 30)[0])
+        return hash_examples(data.tokenize_examples(examples, make_tokenizer(), 6000, 30)[0])
 
     rows = many_rows(5, "1+1=2;")
     changed = [{**rows[0], name: "3"} for name in ("question", "solution", "answer", "more")]
@@ -165,7 +167,7 @@ def test_the_hash_is_of_all_token_ids_and_columns(write):
     # A picture's text holds its address in memory.
     pictures = [Example("1", "q", "s", "a", "s", {"image": object()}) for _ in range(2)]
     rows = [data.tokenize_examples([e], make_tokenizer(), 6000, 30)[0] for e in pictures]
-    assert len(set(map(data.hash_examples, rows))) == 1
+    assert len(set(map(hash_examples, rows))) == 1
 
 
 def test_the_loss_covers_the_completion_with_its_end_of_turn_and_no_padding():
@@ -177,7 +179,7 @@ def test_the_loss_covers_the_completion_with_its_end_of_turn_and_no_padding():
     assert batch.rows.tolist() == [2, 0, 1]
     assert batch.targets.flatten()[batch.positions].tolist() == [9, 9, 9, 0, 8, 9, 0, 0]
     assert batch.mask[1].tolist() == [False, False, True, True, True, False, False]
-    values = data.pad_completions([[1, 2, 3, 4], [5, 6, 7], [8]], [rows[i] for i in (2, 0, 1)])
+    values = pad_completions([[1, 2, 3, 4], [5, 6, 7], [8]], [rows[i] for i in (2, 0, 1)])
     assert values.shape == batch.mask.shape and not values[~batch.mask].any()
     assert values[batch.mask].tolist() == [*range(1, 9)]  # laid out as the targets are
     assert batch.input_ids[1, :5].tolist() == [5, 6, 7, 8, 9]

@@ -14,7 +14,7 @@ import train_oswft
 import train_sft
 from arguments import keywords
 from conftest import ROOT, needs_compiler, on_ranks, slow
-from data import InputError, Trajectory, load_tokenizer, pad_completions
+from data import InputError, Trajectory, load_tokenizer
 from dense import (
     ROWS,
     VOCABULARY,
@@ -26,6 +26,7 @@ from dense import (
     make_rows,
 )
 from engine import STATE_KEYS, Engine, init_training, load_config, load_engine, load_model
+from rollout import pad_completions
 
 import pytest
 import torch
@@ -52,6 +53,7 @@ class Twins:
         # so few logits at a time that a pass has several chunks; above 20 tokens none is kept
         patch.setattr(logprobs, "MAX_LOGITS", dict.fromkeys(("cpu", "cuda"), 7 * vocabulary))
         patch.setattr(logprobs, "MAX_KEPT", 20 * vocabulary)
+        patch.setattr("engine.GATHER_BYTES", 4096)  # several buckets
         sizes = {"vocab_size": vocabulary, "intermediate_size": vocabulary}
         model = make_model(tie_word_embeddings=tied, **sizes)
         self.args, self.dense, self.gradients = args, copy.deepcopy(model), {}
@@ -88,7 +90,7 @@ class Twins:
         torch.nn.utils.clip_grad_norm_(self.dense.parameters(), self.args.max_grad_norm)
         self.adam.step()
         names = dict(self.dense.named_parameters())
-        for name, weight in self.engine.named_parameters(gather_bytes=4096):
+        for name, weight in self.engine.named_parameters():
             parameter = names.pop(name).detach()
             assert_same(weight.cpu(), parameter)
             parameter.copy_(weight)  # so that each step is compared by itself
@@ -253,7 +255,8 @@ def take_step(engine: Engine, number: int) -> dict[str, float]:
     generator = torch.Generator().manual_seed(number)
     ids = lambda: torch.randint(40, (9,), generator=generator).tolist()  # noqa: E731
     rows = [Trajectory("id", ids(), ids()) for _ in range(5)]
-    return train_sft.update(engine, rows, LEARNING_RATE)
+    args = train_sft.Args(model="", data="", learning_rate=LEARNING_RATE)
+    return train_sft.update(engine, rows, torch.ones(len(rows)), args)
 
 
 def weights_of(engine: Engine) -> Weights:
@@ -418,7 +421,7 @@ def test_heads_for_later_tokens_which_transformers_leaves_out_are_told(tmp_path,
     weights["mtp.fc.weight"] = torch.zeros(2, 2)
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     load_model(str(tmp_path), 128)
-    assert "note: 1 tensors, as mtp.fc.weight, predict tokens" in capsys.readouterr().err
+    assert "note: mtp.fc.weight and others" in capsys.readouterr().err
 
 
 def test_an_adapter_and_a_file_that_is_cut_off_are_refused(model_copy):

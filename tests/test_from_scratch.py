@@ -194,7 +194,7 @@ def take_real_step(method: str, engine: Engine, queries: list, answers: list, re
     rows = [Trajectory(row.question, row.prompt_ids, row.response_ids) for row in rows]
     args = {"model": "", "data": "", "learning_rate": from_scratch.LEARNING_RATE}
     if method == "sft":
-        train_sft.update(engine, rows, from_scratch.LEARNING_RATE)
+        train_sft.update(engine, rows, torch.ones(len(rows)), train_sft.Args(**args))
     elif method == "oswft":
         weights = train_oswft.oswft_weights(rewards)
         assert {0.0, 0.5, 1.0} == set(weights.tolist())

@@ -52,19 +52,24 @@ def held_by_a_step(folder: str, length: int, rows_per_rank: int) -> dict[str, in
     settings["zero_stage"] = 2 if on_gpu else 3  # on one GPU 3 runs as 2
     engine = load_engine(folder, length, **settings)
     between_steps = torch.cuda.memory_allocated() if on_gpu else 0
+
+    def update(rows) -> None:
+        weights, args = torch.ones(len(rows)), train_sft.Args(model="", data="")
+        train_sft.update(engine, rows, weights, args)
+
     resident = []  # after the embedding, and before the log-probabilities
     network = engine.model.base_model
     network.layers[0].register_forward_pre_hook(lambda *_: resident.append(rss()))
     network.norm.register_forward_hook(lambda *_: resident.append(rss()))
-    train_sft.update(engine, rows[: dist.get_world_size()], 1e-5)  # Adam's state exists from here
+    update(rows[: dist.get_world_size()])  # Adam's state exists from here
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
-        train_sft.update(engine, rows, 1e-5)
+        update(rows)
         free, total = torch.cuda.mem_get_info()
         peak = {"allocated": torch.cuda.max_memory_allocated(), "of the GPU": total - free}
         return {**peak, "between steps": between_steps}
     resident.clear()
-    train_sft.update(engine, rows, 1e-5)
+    update(rows)
     zero = engine.engine.optimizer
     states = [x for state in engine.adam.state.values() for x in state.values()]
     assert all(torch.isfinite(p.ds_tensor).all() for p in engine.model.parameters())

@@ -17,9 +17,10 @@ from conftest import (
     on_ranks,
     slow,
 )
-from data import load_tokenizer, pad_completions, read_rows, stop_token_ids, write_rows
+from data import load_tokenizer, read_rows, stop_token_ids, write_rows
 from dense import dense_grpo_loss, dense_logprobs, make_rows
 from engine import init_training
+from rollout import pad_completions
 
 import pytest
 import torch

@@ -6,11 +6,18 @@ from types import SimpleNamespace
 from unittest.mock import Mock, call
 
 from conftest import ROOT, needs_vllm, on_ranks, output_of, slow
-from data import InputError, TokenizedExample, Trajectory, load_tokenizer, pad_completions
+from data import InputError, TokenizedExample, Trajectory, load_tokenizer
 from demo.tiny import make_tokenizer
 from engine import Engine, init_training
 from ranks import gather
-from rollout import Completion, Rollout, check_vllm, completion_stats, kv_cache_bytes
+from rollout import (
+    Completion,
+    Rollout,
+    check_vllm,
+    completion_stats,
+    kv_cache_bytes,
+    pad_completions,
+)
 from train_oswft import Args, update
 
 import pytest
@@ -81,7 +88,9 @@ def follow_the_trainer(tiny: str, folder: str, tied: bool, precision: str) -> st
     assert largest_gap(first) > 3, "the update was not large: this test shows nothing"
     with pytest.raises(InputError, match="vLLM samples from another model than is trained"):
         check_vllm(engine, sampler, queries, [[c] for c in first], strict=True)
-    sampler.load_parameters(engine.named_parameters(gather_bytes=20_000))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.GATHER_BYTES", 20_000)  # several buckets
+        sampler.load_parameters(engine.named_parameters())
     second = sample(1, 2, 3)
     assert second != first, "the weights are the old ones"
     gap = largest_gap(second)

@@ -169,11 +169,13 @@ def test_a_reward_of_ones_own_counts_and_a_query_that_comes_twice_is_sampled_ane
         assert pair[0]["weight"] == pytest.approx(1 - sum(rewards) / 2)
 
 
-def test_osw_ft_at_weight_one_started_by_torchrun_takes_the_steps_of_sft(
+def test_osw_ft_whose_answers_are_all_wrong_takes_the_steps_of_sft_also_under_torchrun(
     whole_runs, tiny, tmp_path
 ):
+    (tmp_path / "wrong.py").write_text("def reward(completion, example):\n    return 0\n")
     torchrun = [BIN / "torchrun", "--nproc_per_node", "2", "--master_port", free_port()]
-    call = [*torchrun, *call_of("train_oswft.py", tiny, tmp_path / "run"), "--weighting", "uniform"]
+    call = [*torchrun, *call_of("train_oswft.py", tiny, tmp_path / "run")]
+    call += ["--reward", f"{tmp_path / 'wrong.py'}:reward"]
     result = subprocess.run([*map(str, call)], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-4000:]
     sft = whole_runs["train_sft.py"]

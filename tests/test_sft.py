@@ -15,7 +15,7 @@ from data import (
     write_rows,
 )
 from train_oswft import oswft_loss
-from train_sft import Args, get_weight, sft_loss, update
+from train_sft import Args, get_weights, sft_loss, update
 
 import pytest
 import torch
@@ -39,14 +39,17 @@ def weighted(weight) -> TokenizedExample:
 def test_a_step_takes_the_loss_over_all_completion_tokens(tiny_engine):
     rows = [Trajectory("id", [1, 2], [3, 4]), Trajectory("id", [5], [6])]
     loss = -tiny_engine.eval_logprobs(rows).sum() / 3
-    stats = update(tiny_engine, rows, learning_rate=0.0)
+    stats = update(tiny_engine, rows, torch.ones(2), Args(model="", data="", learning_rate=0.0))
     assert stats["loss"] == pytest.approx(loss.item()) and "mean_weight" not in stats
 
 
 def test_weights_from_the_data_give_the_loss_of_osw_ft_and_weight_0_costs_no_pass(tiny_engine):
-    rows, weights = [weighted(w) for w in (0.5, 0, 1.0)], torch.tensor([0.5, 0.0, 1.0])
+    rows = [weighted(w) for w in (0.5, 0, 1.0)]
+    weights = get_weights(rows, "w")
+    assert weights.tolist() == [0.5, 0, 1]
     logprobs, mask = tiny_engine.eval_logprobs(rows), collate(rows, range(3)).mask
-    stats = update(tiny_engine, rows, learning_rate=0.0, weight_column="w")
+    args = Args(model="", data="", learning_rate=0.0, weight_column="w")
+    stats = update(tiny_engine, rows, weights, args)
     assert stats["loss"] == pytest.approx(oswft_loss(logprobs, mask, weights, 6).item())
     assert stats["mean_weight"] == 0.5 and stats["skipped_sequences"] == 1
 
@@ -67,4 +70,4 @@ def test_a_run_takes_its_weights_from_a_column(tiny, tmp_path, one_rank, monkeyp
 @pytest.mark.parametrize("weight", [-0.5, "1", None, True, float("nan"), float("inf")])
 def test_a_weight_that_is_none_is_refused_with_its_row(weight):
     with pytest.raises(InputError, match=r"rows\.jsonl:1"):
-        get_weight(weighted(weight), "w")
+        get_weights([weighted(weight)], "w")
