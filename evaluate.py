@@ -285,9 +285,8 @@ def sample_missing(args: Args, folder: Path, tokenizer: Tokenizer, find: Callabl
 def default_folder(model: str) -> Path:
     """<run>/eval for <run>/final, <run>/eval-x for <run>/x; else runs/<model>/eval."""
     run, name = Path(model).resolve().parent, Path(model).resolve().name
-    if not read_args(run):
-        return Path("runs", name, "eval")
-    return run / ("eval" if name == "final" else f"eval-{name}")
+    inside = run / ("eval" if name == "final" else f"eval-{name}")
+    return inside if read_args(run) else Path("runs", name, "eval")
 
 
 def open_folder(
@@ -308,14 +307,14 @@ def open_folder(
     if read_args(run).get("prompt", PROMPT) != PROMPT:
         print(f"note: {run} was trained with another prompt than that of data.py", file=sys.stderr)
     if before and "benchmarks" not in before:
-        raise InputError(f"{folder} holds a training run: choose another output")
+        raise InputError(f"{folder} holds a training run: choose another folder")
     if not samples:  # an earlier call ended before its first answer
         before = {}
     then = before.get("args", now)
     other = [name for name in (*PROTOCOL, "model_version") if then.get(name) != now[name]]
     other += ["prompt"] if before.get("prompt", PROMPT) != PROMPT else []
     if other:
-        raise InputError(f"{folder} has another {', '.join(other)}: choose another output")
+        raise InputError(f"{folder} has another {', '.join(other)}: choose another folder")
     return {**before, "args": now, "prompt": PROMPT}, samples
 
 
@@ -327,10 +326,9 @@ def find_missing(
     record, samples = open_folder(args, folder, tokenizer, every)
     asked, missing = record.get("benchmarks", {}), []
     for name, part in problems.items():
-        mark = fingerprint(part)
-        rows = samples.get(name, [])
+        mark, rows = fingerprint(part), samples.get(name, [])
         if rows and asked.get(name, {}).get("fingerprint") != mark:
-            raise InputError(f"{folder} has other problems of {name}: choose another --output_dir")
+            raise InputError(f"{folder} has other problems of {name}: choose another folder")
         done = {(row["id"], row["sample"]) for row in rows}
         default = BENCHMARKS[name].num_samples if name in BENCHMARKS else 16
         count = max([args.num_samples or default, *(n + 1 for _, n in done)])  # for all problems

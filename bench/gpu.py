@@ -1,5 +1,6 @@
 """Training and sampling of a random Qwen3-0.6B on a GPU: python -m bench.gpu"""
 
+import gc
 import tempfile
 from collections.abc import Iterator
 from functools import partial
@@ -44,13 +45,17 @@ def matrix_rate(size: int, repetitions: int = 20) -> float:
 
 
 def train_on_lengths(
-    config: Qwen3Config, lengths: list[int], max_tokens: int, repetitions: int, best: float
+    config: Qwen3Config,
+    lengths: list[int],
+    max_tokens: int,
+    repetitions: int,
+    best: float,
+    compile: bool,
 ) -> list[list[str]]:
     """A table's row for SFT on rows of each length; `best` is the FLOP/s of a matrix product."""
-    init_training()
     model = Qwen3ForCausalLM(config)
     count, width = model.num_parameters(), config.num_attention_heads * config.head_dim
-    engine = Engine(model, max_tokens_per_micro_batch=max_tokens)
+    engine = Engine(model, max_tokens_per_micro_batch=max_tokens, compile=compile)
     table = []
     for length in lengths:
         rows = random_rows([(length // 8, length - length // 8)] * 8, range(config.vocab_size))
@@ -90,8 +95,11 @@ def main(repetitions: int = 5) -> Iterator[str]:
         f"{torch.cuda.get_device_name()}; random Qwen3-0.6B, bf16, one rank, 8 rows to a step, "
         f"8,192 tokens at once. A bf16 product of 8,192³ runs at {best / 1e12:.0f} TFLOP/s."
     )
-    rows = train_on_lengths(config, lengths, 8192, repetitions, best)
-    yield markdown_table(["length", "tokens/s", "TFLOP/s", "of it", "peak GiB"], rows)
+    init_training()
+    for compile, title in ((False, "length"), (True, "length, with `--compile`")):
+        rows = train_on_lengths(config, lengths, 8192, repetitions, best, compile)
+        yield markdown_table([title, "tokens/s", "TFLOP/s", "of it", "peak GiB"], rows)
+        gc.collect()  # the engine
     yield "The goal at 4,096 tokens is 50 % of the product."
     yield from logprobs(repetitions, 4096, config.vocab_size, "bf16", "cuda")
     speed = sampled_per_second(config, 128, 1024)
