@@ -1,5 +1,6 @@
 """What people look at: training sets, runs and evaluations, as text, pictures and pages."""
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,3 +17,11 @@ def labels(folders: Sequence[Path]) -> list[str]:
         name, run = folder.resolve().name, folder.resolve().parent.name
         names.append(run + name.removeprefix("eval") if re.match("eval(-|$)", name) else name)
     return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
+
+
+def next_to(folders: Sequence[Path], name: str) -> Path:
+    """runs/oswft-view.html of runs/oswft alone; of several runs view.html in their folder."""
+    if len(folders) == 1:
+        run = folders[0].resolve()
+        return run.with_name(f"{run.name}-{name}")
+    return Path(os.path.commonpath(map(os.path.abspath, folders)), name)

@@ -1,7 +1,6 @@
 """Pictures of training runs, one or several of them, as PNG.
 
     python -m look.plot runs/sft runs/oswft runs/grpo        # all figures, to runs/plots
-    python -m look.plot runs/oswft                           # of one run, to runs/oswft/plots
     python -m look.plot runs/*-oswft --figures mean_weight   # the paper's Figure 1
     python -m look.plot runs/*-grpo --figures reward         # its Figure 2
 
@@ -9,7 +8,6 @@ A thin line is what was measured, the thick one its moving average. A figure sho
 have its numbers, and is left out if none has.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import Annotated, Literal
 
 from arguments import one_line_errors
 from data import InputError, read_rows
-from look import labels
+from look import labels, next_to
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -103,11 +101,11 @@ def plot(
 
     Args:
         runs: their folders.
-        output_dir: for <figure>.png; default: plots/ in the run's folder, or next to several runs.
+        output_dir: for <figure>.png; default: <run>-plots, or plots/ next to several runs.
         figures: which of them.
     """
     for name, figure in draw_figures(runs, figures):
-        folder = output_dir or Path(os.path.commonpath(map(os.path.abspath, runs)), "plots")
+        folder = output_dir or next_to(runs, "plots")
         folder.mkdir(parents=True, exist_ok=True)
         figure.savefig(folder / f"{name}.png")
         print(folder / f"{name}.png")

@@ -1,7 +1,7 @@
 """Training runs to look at: one HTML file with curves, weights, and every answer to every query.
 
-    python -m look.view runs/oswft                                       # to runs/oswft/view.html
-    python -m look.view runs/sft runs/oswft runs/grpo --output all.html  # next to each other
+    python -m look.view runs/oswft                                       # to runs/oswft-view.html
+    python -m look.view runs/sft runs/oswft runs/grpo --output all.html  # in one table
 
 The file needs no network, and nothing that a model wrote is ever run in it. Questions and solutions
 come from the training file that the run names, as it is now, the tokens' texts from its tokenizer.
@@ -12,7 +12,6 @@ import base64
 import gzip
 import io
 import json
-import os
 import re
 import secrets
 from collections.abc import Callable, Sequence
@@ -33,7 +32,7 @@ from data import (
     load_tokenizer,
     read_rows,
 )
-from look import labels
+from look import labels, next_to
 from look.plot import FIGURES, STYLE, draw_figures
 from run import checkpoints, read_args
 from verify import extract, reference_letter
@@ -46,7 +45,7 @@ from matplotlib.figure import Figure
 COLUMNS = {  # of the table, and what they mean
     "run": "the name of its folder",
     "step": "the first optimizer step that learnt from these answers",
-    "newest": "how many of the newest answers are right; empty if the query was asked again later",
+    "newest answers": "how many are right; empty if the query was asked again later",
     "id": "the query's, in the training file",
     "source": "where the query is from",
     "question": "its beginning",
@@ -95,7 +94,7 @@ def read_queries(run: ViewedRun, packed: list[str]) -> list[dict]:
             step = int(path.stem.removeprefix("step_"))
             rows.append({**row, "step": step, "place": [len(packed), len(batch)]})
             if row["id"] in newest:  # this query was asked before
-                newest[row["id"]]["newest"] = None
+                newest[row["id"]]["newest answers"] = None
             newest[row["id"]] = rows[-1]
             batch.append(blocks)
         packed.append(data_url("application/gzip", gzip.compress(json.dumps(batch).encode())))
@@ -111,7 +110,7 @@ def show_query(run: ViewedRun, answers: list[dict]) -> tuple[dict, list[dict]]:
     share = {0: "none", 1: "all"}.get(pass_rate, "some")
     row = {
         "run": run.label,
-        "newest": f"{share} ({points})",
+        "newest answers": f"{share} ({points})",
         "id": first["id"],
         "source": example and example.source,
         "question": example and example.question[:300],
@@ -215,11 +214,11 @@ def view(
 
     Args:
         runs: their folders.
-        output: the file; default: view.html in the run's folder, or next to several runs.
+        output: the file; default: <run>-view.html, or view.html next to several runs.
     """
     figures = [name for name in FIGURES if name != "reward"]  # which is the pass rate, too
     images = [image(*drawn) for drawn in draw_figures(runs, figures)]
-    output = output or Path(os.path.commonpath(map(os.path.abspath, runs)), "view.html")
+    output = output or next_to(runs, "view.html")
     names, details, rows, packed = labels(runs), [], [], []
     for name, folder in zip(names, runs, strict=True):
         run = open_run(name, folder)

@@ -43,9 +43,9 @@ def test_every_figure_shows_the_runs_that_have_its_numbers(runs):
     assert thick.get_ydata() == pytest.approx(thin.get_ydata())  # it is a straight line
 
 
-def test_pictures_go_into_the_runs_folder_or_next_to_several_runs(runs, tmp_path):
+def test_pictures_go_next_to_the_runs(runs, tmp_path):
     plot.plot((runs[0],))
-    assert {path.stem for path in (runs[0] / "plots").iterdir()} == {"loss"}
+    assert {path.stem for path in runs[0].with_name(runs[0].name + "-plots").iterdir()} == {"loss"}
     plot.plot(tuple(runs), figures=("reward",))
     assert [path.name for path in (tmp_path / "plots").iterdir()] == ["reward.png"]
 
