@@ -40,6 +40,9 @@ def patched(root: Path, *names: str) -> Path:
     root.mkdir()
     for path in (*ROOT.glob("*.py"), ROOT / "pyproject.toml"):
         shutil.copy(path, root)
+    (root / "recipes").mkdir()
+    for name in ("__init__.py", "generate.py"):
+        shutil.copy(ROOT / "recipes" / name, root / "recipes")
     subprocess.run(["git", "init", "--quiet"], cwd=root, check=True)
     for name in names:  # if git refuses one: mend the diff, or the line that it changes
         subprocess.run(["git", "apply", FOLDER / f"{name}.diff"], cwd=root, check=True)
