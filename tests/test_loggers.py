@@ -3,6 +3,7 @@
 import json
 import sqlite3
 import sys
+import time
 from types import SimpleNamespace
 
 from conftest import call_of, launch, metrics, slow
@@ -36,7 +37,10 @@ def test_wandb_takes_a_run_offline(tmp_path, monkeypatch):
     logger.log({"grad_norm": 1.0}, step=1)
     logger.finish()
     [log] = tmp_path.glob("wandb/offline-run-*/run-0a1b2c3d.wandb")
-    assert b"grad_norm" in log.read_bytes()
+    deadline = time.monotonic() + 60  # its own process writes the file, also after `finish`
+    while b"grad_norm" not in log.read_bytes():
+        assert time.monotonic() < deadline, log.read_bytes()
+        time.sleep(0.1)
 
 
 def test_a_logger_that_cannot_start_is_refused(tmp_path, monkeypatch):
