@@ -1,4 +1,9 @@
-"""Does a run fit on given GPUs? python -m prepare.memory --model Qwen/Qwen3-4B-Base --gpus 8"""
+"""Does a run fit on given GPUs?
+
+    python -m prepare.memory --model Qwen/Qwen3-4B-Base --gpus 8
+
+Only the model's config is read, from the hub or from a folder: `--model demo/base` needs no hub.
+"""
 
 import functools
 import itertools
