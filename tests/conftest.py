@@ -118,6 +118,11 @@ def model_copy(tiny, tmp_path) -> Path:
     return shutil.copytree(tiny / "model", tmp_path / "model")
 
 
+def edit_json(path: Path, **fields) -> None:
+    """Change or add fields of a file."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
 @pytest.fixture
 def write(tmp_path):
     """Writes rows, given as text or as objects, into a JSONL file; returns its path."""

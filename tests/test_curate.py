@@ -13,7 +13,7 @@ from prepare.curate import MAX_QUESTION, REASONS, Args, Sifter, load_questions, 
 from verify import is_correct
 
 import pytest
-from test_templates import CASES, make_tokenizer
+from templates import CASES, make_tokenizer
 
 QUESTION = "What is 3 + 4?\n(A) 5 (B) 6 (C) 7 (D) 8"
 SAID = "The sum is 7.\n\n**Answer:** $\\boxed{C}$"

@@ -29,7 +29,7 @@ from verify import is_correct
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_templates import QWEN3
+from templates import QWEN3
 from transformers import PreTrainedTokenizerFast
 
 FILE = Path(from_scratch.__file__)

@@ -12,7 +12,7 @@ from prepare.curate import end_in_box, final_letter, option_labels
 from verify import is_correct
 
 import pytest
-from test_templates import CASES, make_tokenizer
+from templates import CASES, make_tokenizer
 
 AQUA = {"question": "2+2? ", "options": ["A)3", "B)4"], "rationale": "sum\n", "correct": "B"}
 GSM8K = {"question": "q", "answer": "He has 2*3=<<2*3=6>>6.\n#### $1,234,567.8"}

@@ -19,7 +19,7 @@ from ranks import gather
 
 import pytest
 import torch
-from test_templates import QWEN3
+from templates import QWEN3
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     DataCollatorForSeq2Seq,
