@@ -71,6 +71,7 @@ SETTING = {
     "train_grpo.py": (*SAMPLED, "--num_rollouts", "4"),
 }
 
+pytest.register_assert_rewrite("checks", "dense")  # as in the tests: they say their numbers
 slow = pytest.mark.slow
 needs_compiler = pytest.mark.skipif(
     not shutil.which("g++"), reason="needs g++, for torch's compiler"

@@ -22,11 +22,9 @@ from conftest import (
 )
 from prepare import memory
 
+import checks
 import pytest
 import torch
-from test_bench import held_by_a_step
-from test_engine import SETTINGS_OF_A_RUN, SPLITS, compare_gradients, go_on, save_states
-from test_rollout import follow_the_trainer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 pytestmark = [slow, pytest.mark.skipif(not GPU, reason="there is no NVIDIA GPU here")]
@@ -39,17 +37,17 @@ def show_the_gpu(monkeypatch):
 
 
 def test_the_gradient_equals_a_dense_reference_on_the_cpu():
-    on_ranks(1, compare_gradients, *SPLITS, *SETTINGS_OF_A_RUN)
+    on_ranks(1, checks.compare_gradients, *checks.SPLITS, *checks.SETTINGS_OF_A_RUN)
 
 
 def test_a_state_goes_on_with_each_zero_stage_and_with_offload(model_copy, tmp_path):
-    on_ranks(1, go_on, tmp_path, on_ranks(1, save_states, tmp_path))
+    on_ranks(1, checks.go_on, tmp_path, on_ranks(1, checks.save_states, tmp_path))
 
 
 def test_the_planned_memory_is_what_a_step_of_a_06b_model_takes(tmp_path):
     tokens, length = 8192, 4096
     Qwen3ForCausalLM(Qwen3Config(**QWEN3)).to(torch.bfloat16).save_pretrained(tmp_path)
-    held = on_ranks(1, held_by_a_step, str(tmp_path), length, tokens // length)
+    held = on_ranks(1, checks.held_by_a_step, str(tmp_path), length, tokens // length)
     flags = {"max_length": length, "max_tokens_per_micro_batch": tokens, "vllm_sleep": True}
     flags |= {"model": str(tmp_path), "data": "-", "max_completion_length": 1024}
     phases = memory.memory(memory.Args(gpus=1, gpu_memory=80, **flags))
@@ -69,7 +67,7 @@ def test_vllm_sleeps_wakes_and_agrees_with_the_trainer_after_a_large_update(
     tied, precision, tiny, tmp_path
 ):
     folders = str(tiny / "model"), str(tmp_path / "model")
-    said = on_ranks(1, follow_the_trainer, *folders, tied, precision)
+    said = on_ranks(1, checks.follow_the_trainer, *folders, tied, precision)
     assert "GiB came back" in said and "cuda" in said
     print(said)
 
