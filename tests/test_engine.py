@@ -8,7 +8,7 @@ from functools import partialmethod
 
 import train_oswft
 from arguments import keywords
-from conftest import ROOT, needs_compiler, on_ranks, slow
+from conftest import ROOT, edit_json, needs_compiler, on_ranks, slow
 from data import InputError, Trajectory, load_tokenizer
 from dense import make_model
 from engine import Engine, load_config, load_engine, load_model
@@ -144,9 +144,7 @@ def test_a_generation_config_that_could_not_be_saved_is_found_at_load(model_copy
 
 
 def test_a_quantized_model_is_refused(model_copy):
-    config = json.loads((model_copy / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "fp8"}
-    (model_copy / "config.json").write_text(json.dumps(config))
+    edit_json(model_copy / "config.json", quantization_config={"quant_method": "fp8"})
     with pytest.raises(InputError, match="is quantized"):
         load_model(str(model_copy), 128)
 
@@ -235,8 +233,7 @@ def test_fp32_starts_from_the_file_s_own_digits(model_copy, one_rank):
     path = model_copy / "model.safetensors"
     weights = {name: weight.float() * 1.001 for name, weight in load_file(path).items()}
     save_file(weights, path, metadata={"format": "pt"})
-    config = json.loads((model_copy / "config.json").read_text())
-    (model_copy / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
+    edit_json(model_copy / "config.json", dtype="bfloat16")
     for name, weight in load_engine(str(model_copy), 128, precision="fp32").named_parameters():
         assert torch.equal(weight, weights[name]), name
 

@@ -13,7 +13,7 @@ import train_oswft
 import train_sft
 from data import Trajectory, load_examples, load_tokenizer, tokenize_examples
 from demo import from_scratch
-from demo.from_scratch import NUM_ROLLOUTS, boxed_answer, compute_loss, load_rows, verify
+from demo.from_scratch import NUM_ROLLOUTS, compute_loss, load_rows, verify
 from demo.world import GAIN, MAX_COMPLETION, MAX_LENGTH, RETENTION, TIERS
 from dense import (
     assert_same,
@@ -128,22 +128,6 @@ def test_verdicts_are_those_of_the_scripts(tiny):
     assert rewards.shape == (len(queries), 6)
     assert rewards.flatten().bool().tolist() == verdicts
     assert rewards[:, [0, 2, 4]].all() and not rewards[:, [1, 3]].any()
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        (r"\boxed{1}, no: \boxed{ \frac{1}{2} }.", r"\frac{1}{2}"),
-        (r"\boxed{(3, 4)} and {5}", "(3, 4)"),
-        (r"\boxed{}", ""),
-        ("the answer is 3", None),
-        ("", None),
-        (r"{7} \boxed", None),
-        (r"\boxed{7", None),
-    ],
-)
-def test_the_last_box_is_read(text, answer):
-    assert boxed_answer(text) == answer
 
 
 @pytest.mark.parametrize("method", NUM_ROLLOUTS)
