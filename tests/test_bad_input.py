@@ -109,12 +109,6 @@ def test_a_tilde_in_an_argument_is_the_home_folder(monkeypatch):
         assert sys.argv[1:] == ["/me/a", "--data=/me/b=~", "--data", "/me", "--data=a~/b"]
 
 
-def test_rows_that_a_batch_leaves_over_are_told(sft_args, write, one_rank, capsys):
-    rows = Path(sft_args.data).read_text().splitlines(keepends=True)
-    load_training_data(replace(sft_args, data=write(*rows[:200])))
-    assert "the last 72 " in capsys.readouterr().err
-
-
 def test_vllms_batch_invariant_mode_is_not_for_training(monkeypatch):
     monkeypatch.setenv("LOCAL_SIZE", "1")
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
@@ -129,14 +123,13 @@ def test_the_folder_of_another_script_is_refused(tmp_path, monkeypatch):
         write_args(tmp_path / script, args=begun.settings)
     write_rows([], tmp_path / "damaged" / "args.json")  # 0 bytes, as a power cut may leave it
     for script, args_class in ARGS.items():
-        for other in (*SCRIPTS, "absent", "damaged"):
+        monkeypatch.setattr(sys, "argv", [script, "--resume", str(tmp_path / script)])
+        args = arguments.saved_args(args_class)["default"]
+        assert args.learning_rate == 0.5 and args.output_dir == str(tmp_path / script)
+        for other in {*SCRIPTS, "absent", "damaged"} - {script}:
             monkeypatch.setattr(sys, "argv", [script, "--resume", str(tmp_path / other)])
-            if other == script:
-                args = arguments.saved_args(args_class)["default"]
-                assert args.learning_rate == 0.5 and args.output_dir == str(tmp_path / other)
-            else:
-                with pytest.raises(InputError, match=other):
-                    arguments.saved_args(args_class)
+            with pytest.raises(InputError, match=other):
+                arguments.saved_args(args_class)
     monkeypatch.setattr(sys, "argv", [script, "--resume", f"{tmp_path / script}/checkpoint-000001"])
     with pytest.raises(InputError, match=rf"--resume {tmp_path / script}\?"):
         arguments.saved_args(args_class)
@@ -148,9 +141,7 @@ def test_a_run_is_not_continued_in_another_folder(one_rank, sft_args, tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-def test_a_run_continues_from_its_newest_checkpoint_or_else_from_its_first_step(
-    one_rank, tmp_path, monkeypatch, capsys
-):
+def test_a_run_goes_on_from_its_newest_checkpoint_if_any(one_rank, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("LOCAL_SIZE", "1")
     args = Args(model="m", data="d", train_batch_size=64)
     args.output_dir = args.resume = str(tmp_path)
@@ -227,9 +218,7 @@ def make_run(tiny, tiny_engine, tmp_path, monkeypatch):
         signal.signal(number, handler)
 
 
-def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before_it(
-    make_run, tiny_engine, tmp_path, monkeypatch
-):
+def test_a_failed_checkpoint_leaves_the_one_before_it(make_run, tiny_engine, tmp_path, monkeypatch):
     def fill_the_disk(folder: Path, save_state=tiny_engine.save_state):
         save_state(folder)
         raise SafetensorError("no space left on device")
@@ -247,9 +236,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before_it(
     assert [*checkpoints(tmp_path)] == [1_000_000] and (tmp_path / "checkpoint-best").exists()
 
 
-def test_a_resumed_run_keeps_the_metrics_of_its_steps_and_says_which_are_lost(
-    make_run, tiny_engine, tmp_path, monkeypatch, capsys
-):
+def test_a_resumed_run_tells_its_lost_metrics(make_run, tiny_engine, tmp_path, monkeypatch, capsys):
     rows = [json.dumps({"step": step, "train_tokens": 1}) + "\n" for step in range(1, 7)]
     half, path = rows[3][:9] + "\0", tmp_path / "metrics.jsonl"  # as a power cut may leave it
     monkeypatch.setattr(tiny_engine, "num_steps", 4)
@@ -276,9 +263,7 @@ def test_a_signal_that_asks_a_run_to_end_is_not_the_end_of_the_step(make_run, nu
             assert run.should_stop() == (not ignored)
 
 
-def test_rows_whose_ids_are_another_text_are_told(
-    sft_args, write, model_copy, tmp_path, one_rank, capsys
-):
+def test_text_that_the_ids_lose_is_told(sft_args, write, model_copy, tmp_path, one_rank, capsys):
     row = {"id": "1", "question": "What is 6 x 7?", "solution": "7", "answer": "7", "source": "s"}
     easy = {**row, "question": "6+7="}
     rows = write({**easy, "id": "2"}, row, {**easy, "id": "3", "solution": "7+\u00b2"})
@@ -295,9 +280,7 @@ def test_rows_whose_ids_are_another_text_are_told(
     assert "2 of 3 rows lose text" in capsys.readouterr().err  # 7+2 is in the vocabulary
 
 
-def test_ids_that_the_model_lacks_or_that_end_its_answers_at_a_letter_are_refused(
-    sft_args, model_copy, tmp_path, one_rank
-):
+def test_missing_ids_and_a_letter_as_a_stop_are_refused(sft_args, model_copy, tmp_path, one_rank):
     args = replace(sft_args, model=str(model_copy))
     tokenizer = load_tokenizer(args.model)
     stop = tokenizer.convert_tokens_to_ids("7")

@@ -44,13 +44,6 @@ def test_extra_memory_is_the_peak_beyond_what_was_there_and_what_is_returned():
 
 
 @slow
-def test_the_page_names_machine_versions_and_commit():
-    text = output_of("-m", "bench")
-    assert text.startswith("# Benchmarks\n") and f"torch {torch.__version__}" in text
-    assert re.search(r"\d+ cores, .* GiB; no GPU; .*; commit [0-9a-f]{10}\.\n", text)
-
-
-@slow
 @needs_vllm
 @pytest.mark.parametrize(
     ("section", "rows", "goals"),

@@ -81,22 +81,19 @@ def test_a_model_that_transformers_does_not_call_compilable_is_refused(one_rank)
 
 
 @slow
-def test_a_state_goes_on_over_other_ranks_and_stages_and_no_bad_gradient_touches_it(
-    model_copy, tmp_path
-):
+def test_a_state_goes_on_with_other_ranks_and_stages_and_no_bad_gradient(model_copy, tmp_path):
     steps = on_ranks(2, checks.save_states, tmp_path)
     on_ranks(3, checks.go_on, tmp_path, steps)  # with three, shards are padded
 
 
-@pytest.mark.parametrize("damage", ["half a file", "a file less"])
-def test_a_state_that_is_not_whole_is_refused(damage, tiny_engine, tmp_path):
+def test_a_state_that_is_not_whole_is_refused(tiny_engine, tmp_path):
     tiny_engine.save_state(tmp_path)
     path = min((tmp_path / "state").iterdir())
     path.write_bytes(path.read_bytes()[:-1])
-    if damage == "a file less":
-        path.unlink()
-    with pytest.raises(InputError, match=str(path)):
-        tiny_engine.load_state(tmp_path)
+    for _ in range(2):
+        with pytest.raises(InputError, match=str(path)):
+            tiny_engine.load_state(tmp_path)
+        path.unlink(missing_ok=True)  # the second time it is not there
 
 
 # ---- Processor and memory ------------------------------------------------------------------------
@@ -137,16 +134,18 @@ def test_threads_wait_passively_unless_the_user_says_otherwise(entry, asked, tmp
 # ---- Models that are loaded and saved ------------------------------------------------------------
 
 
-def test_a_generation_config_that_could_not_be_saved_is_found_at_load(model_copy):
-    (model_copy / "generation_config.json").write_text('{"temperature": 0.6}')
-    with pytest.raises(InputError, match="do_sample"):
+@pytest.mark.parametrize(
+    ("file", "fields", "said"),
+    [
+        ("generation_config.json", {"temperature": 0.6}, "do_sample"),  # it could not be saved
+        ("config.json", {"quantization_config": {"quant_method": "fp8"}}, "is quantized"),
+        ("adapter_config.json", {}, "adapter"),  # without peft transformers ignores it
+    ],
+)
+def test_a_model_that_cannot_be_trained_or_saved_is_refused(file, fields, said, model_copy):
+    edit_json(model_copy / file, **fields)
+    with pytest.raises(InputError, match=said):
         load_engine(str(model_copy), 128)
-
-
-def test_a_quantized_model_is_refused(model_copy):
-    edit_json(model_copy / "config.json", quantization_config={"quant_method": "fp8"})
-    with pytest.raises(InputError, match="is quantized"):
-        load_model(str(model_copy), 128)
 
 
 def test_a_folder_with_too_few_or_too_many_weights_is_refused(model_copy):
@@ -165,20 +164,7 @@ def test_a_folder_with_too_few_or_too_many_weights_is_refused(model_copy):
     load_model(str(model_copy), 128)
 
 
-def test_heads_for_later_tokens_which_transformers_leaves_out_are_told(tmp_path, capsys):
-    make_family(*FAMILIES["Qwen3-Next"]).save_pretrained(tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    weights["mtp.fc.weight"] = torch.zeros(2, 2)
-    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    load_model(str(tmp_path), 128)
-    assert "note: 1 tensors, as mtp.fc.weight, predict tokens" in capsys.readouterr().err
-
-
-def test_an_adapter_and_a_file_that_is_cut_off_are_refused(model_copy):
-    (model_copy / "adapter_config.json").write_text("{}")  # without peft transformers ignores it
-    with pytest.raises(InputError, match="adapter"):
-        load_model(str(model_copy), 128)
-    (model_copy / "adapter_config.json").unlink()
+def test_a_checkpoint_that_is_cut_off_is_refused(model_copy):
     whole = (model_copy / "model.safetensors").read_bytes()
     (model_copy / "model.safetensors").write_bytes(whole[:-1])
     with pytest.raises(InputError, match=f"^if {model_copy} is damaged, delete it: .* resumed"):
@@ -238,9 +224,7 @@ def test_fp32_starts_from_the_file_s_own_digits(model_copy, one_rank):
         assert torch.equal(weight, weights[name]), name
 
 
-def test_a_saved_model_keeps_the_base_s_stops_and_tells_transformers_4_its_rope(
-    tiny, tiny_engine, tmp_path, monkeypatch
-):
+def test_a_saved_model_has_its_stops_and_version_4_s_rope(tiny, tiny_engine, tmp_path, monkeypatch):
     model = tiny_engine.model
     monkeypatch.setitem(model.config.rope_parameters, "rope_theta", 1e6)
     for own, stops in ((None, [2, 0]), (5, [2, 0, 5]), ([0, 7], [2, 0, 7])):

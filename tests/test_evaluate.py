@@ -229,9 +229,7 @@ def test_the_tiny_model_knows_the_easy_tier_and_the_middle_and_the_hard_partly(f
 
 
 @slow
-def test_a_stopped_evaluation_goes_on_over_two_ranks_as_if_nothing_had_happened(
-    finished, tiny, tmp_path
-):
+def test_a_stopped_evaluation_goes_on_over_two_ranks_where_it_was(finished, tiny, tmp_path):
     folder = tmp_path / "an evaluation"
     process = start("evaluate.py", *settings(tiny, folder), start_new_session=True)
     while not any(path.stat().st_size > 50_000 for path in folder.glob("samples.*")):
@@ -272,14 +270,6 @@ def find_missing(tiny: Path, folder: Path, **changes) -> list[tuple[Example, int
     args = Args(**{**values, **changes})
     problems = evaluate.load_problems(args)
     return evaluate.find_missing(args, args.output_dir, load_tokenizer(args.model), problems)
-
-
-@slow
-def test_more_samples_are_added_to_those_that_are_there(copied, tiny):
-    missing = find_missing(tiny, copied, num_samples=10)
-    assert {(problem.source, sample) for problem, sample in missing} == {("hard", 8), ("hard", 9)}
-    assert len(missing) == 2 * NUM_HELDOUT
-    assert [asked["samples"] for asked in read_args(copied)["benchmarks"].values()] == [8, 8, 10]
 
 
 def test_each_model_is_evaluated_into_a_folder_of_its_own(tmp_path, monkeypatch):
@@ -369,34 +359,27 @@ def test_an_incomplete_benchmark_is_left_out_and_said(tmp_path, capsys):
             refused(folder)
 
 
+BAD = {
+    **{"max_completion_length": 8192, "benchmarks": ("aime26",), "num_samples": -1, "top_k": -2},
+    **{"verifier_workers": 0, "vllm_memory": 2.0, "temperature": -0.5, "top_p": 1.5},
+}
+BAD_FILES = (Path("own.jsonl"), Path("own.jsonl")), (Path("special.jsonl"),)
+
+
 @pytest.mark.parametrize(
-    "values",
-    [
-        {"max_completion_length": 8192},
-        {"benchmarks": ("aime26",)},
-        {"num_samples": -1},
-        {"verifier_workers": 0},
-        {"vllm_memory": 2.0},
-        {"temperature": -0.5},
-        {"top_p": 1.5},
-        {"top_k": -2},
-        {"benchmark_file": (Path("own.jsonl"),) * 2},
-        {"benchmark_file": (Path("special.jsonl"),)},
-    ],
+    ("name", "value"), [*BAD.items(), *(("benchmark_file", x) for x in BAD_FILES)]
 )
-def test_bad_input_is_refused_before_anything_is_written(values, tiny, tmp_path, monkeypatch):
+def test_bad_input_is_refused_before_anything_is_written(name, value, tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_rows([{"question": "<|im_end|>", "answer": 4}], Path("special.jsonl"))
     write_rows([{"question": "2+2", "answer": 4}], Path("own.jsonl"))
     with pytest.raises(InputError):
-        find_missing(tiny, tmp_path / "eval", **values)
+        find_missing(tiny, tmp_path / "eval", **{name: value})
     assert not (tmp_path / "eval").exists()
 
 
 @slow
-def test_answers_of_another_model_protocol_or_problem_are_not_mixed(
-    finished, copied, tiny, tmp_path, monkeypatch
-):
+def test_answers_of_other_settings_are_not_mixed(finished, copied, tiny, tmp_path, monkeypatch):
     model = shutil.copytree(tiny / "model", tmp_path / "model")
     with (model / "model.safetensors").open("ab") as weights:
         weights.write(b"0")  # trained on

@@ -14,9 +14,7 @@ import pytest
 
 @slow
 @needs_vllm
-def test_arm_c_has_the_weights_and_batches_of_b_and_with_its_own_order_takes_b_s_steps(
-    tiny, tmp_path
-):
+def test_arm_c_has_b_s_weights_and_batches_and_in_its_own_order_b_s_steps(tiny, tmp_path):
     flags = ("--max_steps", 3, "--train_batch_size", 24, "--save_every", 10)
     launch(*call_of("train_oswft.py", tiny, tmp_path / "B"), *flags, "--rollout_batch_size", 24)
     _, *call = call_of("train_sft.py", tiny, tmp_path / "C")

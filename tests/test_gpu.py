@@ -63,9 +63,7 @@ def test_the_planned_memory_is_what_a_step_of_a_06b_model_takes(tmp_path):
 
 
 @pytest.mark.parametrize(("tied", "precision"), [(True, "bf16"), (False, "fp32")])
-def test_vllm_sleeps_wakes_and_agrees_with_the_trainer_after_a_large_update(
-    tied, precision, tiny, tmp_path
-):
+def test_vllm_sleeps_wakes_and_agrees_after_a_large_update(tied, precision, tiny, tmp_path):
     folders = str(tiny / "model"), str(tmp_path / "model")
     said = on_ranks(1, checks.follow_the_trainer, *folders, tied, precision)
     assert "GiB came back" in said and "cuda" in said
@@ -76,9 +74,7 @@ def test_vllm_sleeps_wakes_and_agrees_with_the_trainer_after_a_large_update(
     ("script", "precision", "tolerance"),
     [("train_oswft.py", "bf16", 0.05), ("train_grpo.py", "fp32", 1e-3)],
 )
-def test_a_killed_run_takes_its_last_steps_again_alike_and_its_model_is_evaluated(
-    script, precision, tolerance, tiny, tmp_path
-):
+def test_a_killed_run_goes_on_alike_and_is_evaluated(script, precision, tolerance, tiny, tmp_path):
     run = tmp_path / "run"
     call = [*call_of(script, tiny, run), "--save_every", 4, "--precision", precision]
     call.append("--vllm_sleep")

@@ -13,9 +13,7 @@ import pytest
 
 
 @slow
-def test_a_training_run_is_logged_with_its_settings_and_a_resumed_one_continues_its_log(
-    tiny, tmp_path
-):
+def test_a_run_is_logged_with_its_settings_and_goes_on_in_its_log(tiny, tmp_path):
     pytest.importorskip("trackio")
     run = tmp_path / "run"
     launch(*call_of("train_sft.py", tiny, run), "--logger", "trackio", "--max_steps", "2")

@@ -43,9 +43,7 @@ def test_chunked_logprobs_equal_the_dense_ones_in_value_and_gradient(
 
 
 @pytest.mark.parametrize(("max_kept", "copies"), [(500 * 1000 - 1, 0), (500 * 1000, 1)])
-def test_logits_exist_a_chunk_at_a_time_and_wait_for_backward_only_if_all_fit(
-    max_kept, copies, monkeypatch
-):
+def test_logits_exist_in_chunks_and_are_kept_only_if_all_fit(max_kept, copies, monkeypatch):
     monkeypatch.setitem(logprobs_module.MAX_LOGITS, "cpu", 50 * 1000)
     monkeypatch.setattr(logprobs_module, "MAX_KEPT", max_kept)
     largest, saved, seen = 0, 0, set()

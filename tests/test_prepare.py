@@ -49,9 +49,7 @@ SVAMP = {"Body": "He had 9.", "Question": "Left?", "Equation": "( 9.0 - ( 3.0 + 
 
 
 @pytest.mark.parametrize("separator", [",", "\n"])  # AQuA's release names JSONL .json, too
-def test_svamp_s_solution_is_its_equation_and_a_row_whose_equation_is_wrong_is_left_out(
-    tmp_path, separator, capsys
-):
+def test_svamp_s_solution_is_its_equation_and_a_wrong_one_is_left_out(tmp_path, separator, capsys):
     rows = separator.join(json.dumps({**SVAMP, "Answer": answer}) for answer in (4.0, 5.0))
     (tmp_path / "in.json").write_text(f"[{rows}]" if separator == "," else rows)
     convert("svamp", str(tmp_path / "in.json"), str(tmp_path / "out.jsonl"))
@@ -169,11 +167,3 @@ def test_stats_count_lengths_answers_and_sources(curated, capsys):
     lengths = dict(re.findall(r"^(\w+%?) .* (\S+)$", out, re.M))  # of the solutions
     assert (lengths["min"], lengths["mean"], lengths["max"]) == ("10.0", "29.5", "49.0")
     assert re.search(r"answer\nB +40\n\nsource\ns +40\n", out)
-
-
-def test_without_a_tokenizer_or_a_row_show_says_what_is_missing(curated):
-    with pytest.raises(InputError, match="has rows 0 to 39"):
-        show(str(curated), index=40)
-    curated.with_suffix(".report.json").unlink()
-    with pytest.raises(InputError, match="give --tokenizer"):
-        show(str(curated))

@@ -45,9 +45,7 @@ def test_prompt_solution_and_end_of_turn_are_what_the_template_writes(case, load
 
 @pytest.mark.parametrize("label", ["LlamaTokenizerFast", "GPT2Tokenizer"])
 @pytest.mark.parametrize("name", ["chatml", "llama 3", "zephyr", "llama 2"])
-def test_base_and_final_are_read_as_tokenizer_json_says_whatever_class_the_config_names(
-    name, label, tmp_path
-):
+def test_base_and_final_are_read_as_tokenizer_json_says_under_any_class(name, label, tmp_path):
     folders = tmp_path / "base", tmp_path / "final"
     make_tokenizer(CASES[name]).save_pretrained(folders[0])
     edit_json(folders[0] / "tokenizer_config.json", tokenizer_class=label, legacy=True)

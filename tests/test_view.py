@@ -5,7 +5,7 @@ import shutil
 import time
 from pathlib import Path
 
-from data import InputError, write_rows
+from data import write_rows
 from demo.tiny import make_tokenizer
 from look.view import split_tokens, view
 from run import write_args
@@ -104,16 +104,6 @@ def wait(done, seconds: float = 20) -> bool:
     return bool(result)
 
 
-def test_the_newest_and_hardest_come_first_and_the_choice_is_of_newest_answers(chromium, tmp_path):
-    first = {"q0": answers(0, 0), "q1": answers(1, 0), "q2": answers(1, 1)}
-    second = {"q3": answers(0, 0), "q0": answers(1, 0)}
-    page = Page(chromium, tmp_path / "a view.html", write_run(tmp_path / "oswft", [first, second]))
-    assert page.shows("id", ["q3", "q0", "q0", "q1", "q2"])  # the newest first, then the hardest
-    for choice, expected in [("none", ["q3"]), ("all", ["q2"]), ("some", ["q0", "q1"])]:
-        page.find(f"option[value={choice}]").click()
-        assert page.shows("id", expected)  # q0 does not fail any more
-
-
 def test_a_click_shows_why_a_query_counts_and_its_answers_with_colored_tokens(chromium, tmp_path):
     right, wrong = answers(1, 0)
     wrong |= {"text": "so \\boxed{ 99}", "logprobs": [-0.01, -2.5, -0.2], "finish_reason": "length"}
@@ -166,13 +156,3 @@ def test_tokens_that_make_up_a_character_stand_together():
 
     shown = split_tokens([1, 2, 3, 4, 1, 3], [-1.0] * 6, decode)
     assert shown == [("a", -1), (" b", -1), ("é", -2), ("a", -1), ("\ufffd", -1)]
-
-
-def test_the_page_lies_in_its_run_or_next_to_several_and_an_evaluation_gets_none(tmp_path):
-    first, second = (write_run(tmp_path / name, []) for name in ("sft", "oswft"))
-    view((first,))
-    view((first, second))
-    assert sorted(tmp_path.rglob("view.html")) == [first / "view.html", tmp_path / "view.html"]
-    write_args(second, args={"model": "m"}, benchmarks={})
-    with pytest.raises(InputError, match="no training run"):
-        view((second,))
