@@ -193,11 +193,6 @@ def open_engine(folder: Path, precision: str, zero_stage: int, cpu_offload=False
     return load_engine(str(folder), 64, **settings)
 
 
-def save(engine: Engine, folder: Path) -> None:
-    engine.save_state(folder)
-    engine.save_model(load_tokenizer(engine.model.name_or_path), folder)
-
-
 def take_step(engine: Engine, number: int) -> dict[str, float]:
     generator = torch.Generator().manual_seed(number)
     ids = lambda: torch.randint(40, (9,), generator=generator).tolist()  # noqa: E731
@@ -224,7 +219,8 @@ def save_states(folder: Path) -> dict[str, tuple[Weights, Weights]]:
         engine = open_engine(folder / "model", precision, zero_stage=3)
         for number in range(2):
             take_step(engine, number)
-        save(engine, folder / precision)
+        engine.save_state(folder / precision)
+        engine.save_model(load_tokenizer(str(folder / "model")), folder / precision)
         at_two = weights_of(engine)
         take_step(engine, 2)
         steps[precision] = at_two, weights_of(engine)

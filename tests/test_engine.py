@@ -124,9 +124,8 @@ def test_threads_wait_passively_unless_the_user_says_otherwise(entry, asked, tmp
     if entry == "make":
         rule = "show: ; @echo $$OMP_WAIT_POLICY"
         command = ["make", "--no-print-directory", "--eval", rule, "show"]
-    env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    env |= {"OMP_WAIT_POLICY": asked} if asked else {}
-    env["PYTHONPATH"] = f"{tmp_path}:{ROOT}"
+    env = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "OMP_WAIT_POLICY": asked}
+    env = {name: value for name, value in env.items() if value is not None}
     output = subprocess.check_output(command, cwd=ROOT, env=env, text=True)
     assert output.split() == [asked or "passive"]
 

@@ -57,11 +57,3 @@ def test_the_report_of_the_committed_rows_is_the_page_s_table():
         p_values = f"{row.p:.2g} | {row.Holm:.2g} | {row.exact:.3g}"
         [line] = re.findall(rf"^\| {name} \| .*", page, re.MULTILINE)
         assert line.endswith(f"| {number} | {p_values} | {'yes' if row.equal else 'no'} |")
-
-
-def test_the_report_says_nothing_while_a_triple_is_missing_unless_the_study_has_ended():
-    rows = [row for row in ROWS if (row["regime"], row.get("seed")) != ("O", 4)]
-    with pytest.raises(InputError, match="nothing is read: O4"):
-        fifth.read_points(rows)
-    points = fifth.read_points(rows, ended=True)
-    assert [len(fifth.differences(name, points)) for name in ("S1", "O1")] == [5, 4]

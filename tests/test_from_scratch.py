@@ -35,14 +35,6 @@ from transformers import PreTrainedTokenizerFast
 FILE = Path(from_scratch.__file__)
 
 
-def flags(tiny: Path) -> dict:
-    """Of a run on the demo's problems, wherever they lie."""
-    found = {"model": tiny / "model", "data": tiny / "train.jsonl"}
-    for name, tiers in (("gain", GAIN), ("retention", RETENTION)):
-        found[name] = [tiny / "heldout" / f"{tier}.jsonl" for tier in tiers]
-    return found
-
-
 def test_it_scores_answers_that_are_sampled_as_by_the_evaluation():
     assert evaluate.Args(model="").sampling == from_scratch.SCORING
 
@@ -190,7 +182,10 @@ def test_from_the_same_answers_it_takes_the_same_steps(method, tiny, one_rank, m
     monkeypatch.setattr(from_scratch, "compute_loss", compute_and_keep)
     monkeypatch.setattr(from_scratch, "BATCH_SIZE", 32)
     monkeypatch.setattr(from_scratch, "evaluate", lambda *_: {"gain": 0.0, "retention": 0.0})
-    from_scratch.main(argparse.Namespace(method=method, steps=2, seed=0, **flags(tiny)))
+    flags = {"model": tiny / "model", "data": tiny / "train.jsonl", "steps": 2, "seed": 0}
+    for name, tiers in (("gain", GAIN), ("retention", RETENTION)):
+        flags[name] = [tiny / "heldout" / f"{tier}.jsonl" for tier in tiers]
+    from_scratch.main(argparse.Namespace(method=method, **flags))
     printed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line]
     assert printed == ["step", "step", "pass@1,", "base", method]
     assert len({query.question for queries, *_ in batches for query in queries}) == 64  # none twice

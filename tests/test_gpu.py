@@ -51,9 +51,8 @@ def test_the_planned_memory_is_what_a_step_of_a_06b_model_takes(tmp_path):
     flags = {"max_length": length, "max_tokens_per_micro_batch": tokens, "vllm_sleep": True}
     flags |= {"model": str(tmp_path), "data": "-", "max_completion_length": 1024}
     phases = memory.memory(memory.Args(gpus=1, gpu_memory=80, **flags))
-    between = (
-        sum(phases["sample"].values()) - phases["sample"]["vLLM"] - phases["sample"]["reserve"]
-    )
+    sample = phases["sample"]
+    between = sum(sample.values()) - sample["vLLM"] - sample["reserve"]
     assert held["between steps"] == pytest.approx(between, rel=0.1)
     planned = phases["train"]
     reserve = planned.pop("reserve")  # of what torch does not count

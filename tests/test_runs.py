@@ -56,11 +56,6 @@ def whole_runs(tiny, tmp_path_factory) -> dict[str, Path]:
     return {script: folder / script for script in SCRIPTS}
 
 
-@pytest.fixture
-def oswft_run(whole_runs) -> Path:
-    return whole_runs["train_oswft.py"]
-
-
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_run_leaves_what_the_readme_says(whole_runs, script):
     run = whole_runs[script]
@@ -94,8 +89,8 @@ def test_a_run_leaves_what_the_readme_says(whole_runs, script):
             assert key in documented or {f"{prefix}_mean", f"_{suffix}"} <= documented, key
 
 
-def test_the_metrics_of_osw_ft_agree_with_each_other(oswft_run):
-    rows = metrics(oswft_run)
+def test_the_metrics_of_osw_ft_agree_with_each_other(whole_runs):
+    rows = metrics(whole_runs["train_oswft.py"])
     for row in rows:
         assert row["mean_weight"] == pytest.approx(1 - row["pass_rate"])
         shares = (row["weight_0_share"], row["weight_between_share"], row["weight_1_share"])
@@ -261,7 +256,7 @@ arguments.run_script(train_oswft.main, train_oswft.Args, "")
 
 
 @needs_vllm
-def test_a_stop_while_sampling_saves_at_once_and_the_run_continues(oswft_run, tiny, tmp_path):
+def test_a_stop_while_sampling_saves_at_once_and_the_run_continues(whole_runs, tiny, tmp_path):
     run, script = tmp_path / "run", "train_oswft.py"
     (tmp_path / "slow.py").write_text(SLOW)
     _, *call = call_of(script, tiny, run)
@@ -279,7 +274,7 @@ def test_a_stop_while_sampling_saves_at_once_and_the_run_continues(oswft_run, ti
     assert f"--resume {run}" in output and "run_script" not in output, output[-3000:]
     assert [*checkpoints(run)] == [2] and len(metrics(run)) == 2
     launch(script, "--resume", run, "--save_every", "2", ranks=2)
-    assert_equal(run, oswft_run)
+    assert_equal(run, whole_runs[script])
 
 
 def ask_the_rank_that_waits() -> None:
