@@ -101,7 +101,8 @@ def compare_oswft(patch: pytest.MonkeyPatch, tied: bool = True, **settings) -> N
     generator = torch.Generator().manual_seed(1)
     some = torch.tensor([0, 0.5, 1, 0, 1, 0.25, 0, 0.75, 1, 0, 1])
     one = (torch.arange(ROWS) == 3).float()  # fewer rows than ranks
-    for weights in (some, one, torch.zeros(ROWS)):
+    # after a step in bf16, two roundings do not take the same path
+    for weights in (some, one, torch.zeros(ROWS))[: 1 if args.precision == "bf16" else 3]:
         rows = make_rows(generator)
         tokens = sum(len(row.response_ids) for row in rows)
         normalizer = tokens if args.normalizer == "token" else ROWS
@@ -111,8 +112,6 @@ def compare_oswft(patch: pytest.MonkeyPatch, tied: bool = True, **settings) -> N
         learnt = [row for row, weight in zip(rows, weights.tolist(), strict=True) if weight]
         assert stats["train_tokens"] == sum(map(len, learnt)), stats
         twins.compare(loss, stats)
-        if args.precision == "bf16":
-            return
 
 
 def compare_grpo(

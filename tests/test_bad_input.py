@@ -80,6 +80,9 @@ def test_arguments_are_checked_before_the_slow_imports():
     assert output_of("-c", code) == "set()\n"
 
 
+BAD_IN_GRPO = {"num_rollouts": 1, "clip_low": 1.1, "clip_high": 0.9, "temperature": 0.0}
+
+
 @pytest.mark.parametrize(
     ("args_class", "bad"),
     [
@@ -89,10 +92,7 @@ def test_arguments_are_checked_before_the_slow_imports():
         (Args, {"learning_rate": 0.0}),
         (Args, {"max_length": 128, "max_completion_length": 128}),
         (Args, {"zero_stage": 3, "compile": True}),
-        (train_grpo.Args, {"num_rollouts": 1}),
-        (train_grpo.Args, {"clip_low": 1.1}),
-        (train_grpo.Args, {"clip_high": 0.9}),
-        (train_grpo.Args, {"temperature": 0.0}),
+        *((train_grpo.Args, {name: value}) for name, value in BAD_IN_GRPO.items()),
     ],
 )
 def test_arguments_that_cannot_work_are_refused(args_class, bad, monkeypatch):

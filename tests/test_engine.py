@@ -8,7 +8,7 @@ from functools import partialmethod
 
 import train_oswft
 from arguments import keywords
-from conftest import ROOT, edit_json, needs_compiler, on_ranks, slow
+from conftest import ROOT, SCRIPTS, edit_json, needs_compiler, on_ranks, slow
 from data import InputError, Trajectory, load_tokenizer
 from dense import make_model
 from engine import Engine, load_config, load_engine, load_model
@@ -100,33 +100,31 @@ def test_a_state_that_is_not_whole_is_refused(tiny_engine, tmp_path):
 
 
 @slow
-@pytest.mark.parametrize("call", ["keep_freed_memory", "share_cores"])  # the second is the control
-def test_on_a_cpu_freed_memory_is_kept_for_the_next_pass(call):
+@pytest.mark.parametrize(("call", "kept"), [("keep_freed_memory", True), ("share_cores", False)])
+def test_on_a_cpu_freed_memory_is_kept_for_the_next_pass(call, kept):
     code = f"import psutil, cpu, torch; cpu.{call}(); torch.ones(2**27)"
     code += "; print(psutil.Process().memory_info().rss)"
     held = int(subprocess.check_output([sys.executable, "-c", code], cwd=ROOT))
-    assert (held > 4 * 2**27) == (call == "keep_freed_memory")
+    assert (held > 4 * 2**27) == kept
 
 
 SAY = "import os; print(os.environ.get('OMP_WAIT_POLICY'), flush=True); os._exit(0)"
-ENTRIES = ("train_sft.py", "train_oswft.py", "train_grpo.py", "evaluate.py", "demo.from_scratch")
-ENTRIES += ("demo", "bench.step", "recipes.trl_sft", "docs/exercises/grade.py", "make")
+FILES = (*SCRIPTS, "evaluate.py", "docs/exercises/grade.py")
+MODULES = ("demo", "demo.from_scratch", "bench.step", "recipes.trl_sft")
+COMMANDS = {name: [sys.executable, name] for name in FILES}
+COMMANDS |= {name: [sys.executable, "-m", name] for name in MODULES}
+COMMANDS["make"] = ["make", "-s", "--eval", "show: ; @echo $$OMP_WAIT_POLICY", "show"]
+ASKED = [*((name, None) for name in COMMANDS), ("train_sft.py", "active")]
 
 
 @slow
-@pytest.mark.parametrize(
-    ("entry", "asked"), [*((entry, None) for entry in ENTRIES), (ENTRIES[0], "active")]
-)
+@pytest.mark.parametrize(("entry", "asked"), ASKED)
 def test_threads_wait_passively_unless_the_user_says_otherwise(entry, asked, tmp_path):
     """What is set when torch is loaded, as its threads read it then."""
     (tmp_path / "torch.py").write_text(SAY)
-    command = [sys.executable, *["-m"] * (not entry.endswith(".py")), entry]
-    if entry == "make":
-        rule = "show: ; @echo $$OMP_WAIT_POLICY"
-        command = ["make", "--no-print-directory", "--eval", rule, "show"]
     env = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "OMP_WAIT_POLICY": asked}
     env = {name: value for name, value in env.items() if value is not None}
-    output = subprocess.check_output(command, cwd=ROOT, env=env, text=True)
+    output = subprocess.check_output(COMMANDS[entry], cwd=ROOT, env=env, text=True)
     assert output.split() == [asked or "passive"]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import train_grpo
 from conftest import ROOT, assert_equal_up_to_rounding, call_of, launch, metrics, on_ranks, slow
 from data import load_tokenizer, pad_completions, read_rows, stop_token_ids, write_rows
-from dense import dense_grpo_loss, dense_logprobs, make_rows
+from dense import assert_same, dense_grpo_loss, dense_logprobs, make_rows
 from engine import init_training
 
 import pytest
@@ -145,7 +145,7 @@ def test_lora_trains_adapters_that_vllm_the_final_model_and_a_resumed_run_have(t
         layer = name.removesuffix(".weight")
         a, b = (state.pop(f"{layer}.lora_{x}.default.weight", None) for x in "AB")
         change = torch.zeros_like(weight) if a is None else LORA_SCALE * b @ a
-        torch.testing.assert_close(after[name], weight + change)
+        assert_same(after[name], weight + change)
         assert a is None or change.norm() > 0.05 * weight.norm(), f"{name} has hardly changed"
     assert not state  # only adapters have one
 

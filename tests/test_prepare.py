@@ -48,10 +48,10 @@ def test_a_bad_row_is_named_and_nothing_is_written(write, tmp_path, name, row):
 SVAMP = {"Body": "He had 9.", "Question": "Left?", "Equation": "( 9.0 - ( 3.0 + 2.0 ) )"}
 
 
-@pytest.mark.parametrize("separator", [",", "\n"])  # AQuA's release names JSONL .json, too
-def test_svamp_s_solution_is_its_equation_and_a_wrong_one_is_left_out(tmp_path, separator, capsys):
-    rows = separator.join(json.dumps({**SVAMP, "Answer": answer}) for answer in (4.0, 5.0))
-    (tmp_path / "in.json").write_text(f"[{rows}]" if separator == "," else rows)
+@pytest.mark.parametrize("form", ["[{},{}]", "{}\n{}"])  # AQuA's release names JSONL .json, too
+def test_svamp_s_solution_is_its_equation_and_a_wrong_one_is_left_out(tmp_path, form, capsys):
+    rows = [json.dumps({**SVAMP, "Answer": answer}) for answer in (4.0, 5.0)]
+    (tmp_path / "in.json").write_text(form.format(*rows))
     convert("svamp", str(tmp_path / "in.json"), str(tmp_path / "out.jsonl"))
     assert "1 examples (1 left out: wrong equations) -> " in capsys.readouterr().out
     [row] = load_examples(str(tmp_path / "out.jsonl"))
