@@ -71,6 +71,7 @@ SETTING = {
     "train_grpo.py": (*SAMPLED, "--num_rollouts", "4"),
 }
 
+pytest.register_assert_rewrite("checks", "dense")  # as in the tests: they say their numbers
 slow = pytest.mark.slow
 needs_compiler = pytest.mark.skipif(
     not shutil.which("g++"), reason="needs g++, for torch's compiler"
@@ -116,6 +117,12 @@ def tiny(tmp_path_factory) -> Path:
 def model_copy(tiny, tmp_path) -> Path:
     """A copy of the tiny model's folder, to be changed."""
     return shutil.copytree(tiny / "model", tmp_path / "model")
+
+
+def edit_json(path: Path, **fields) -> None:
+    """Change or add fields of a file, which may be absent."""
+    before = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**before, **fields}))
 
 
 @pytest.fixture
@@ -303,16 +310,6 @@ def wait_for_rows(folder: Path, count: int, process: subprocess.Popen) -> None:
     while not path.exists() or len(path.read_text().splitlines()) < count:
         assert process.poll() is None and time.monotonic() < deadline, process.stdout.read()[-4000:]
         time.sleep(0.05)
-
-
-def released(aqua: dict) -> dict:
-    """A row of AQuA, dressed as a row of the release that the paper's training set comes from."""
-    question = "\n".join([aqua["question"], *aqua["options"]])
-    said = f"The right option is\n\n$$\n\\boxed{{\\text{{{aqua['correct']}}}}}\n$$"
-    info = {"source": "NuminaMath_1.5", "ground_truth": aqua["correct"]}
-    text = f"<think>{aqua['rationale']}</think><answer>{said}</answer>"
-    human = {"from": "human", "value": question, "info": info}
-    return {"conversations": [human, {"from": "assistant", "value": text}]}
 
 
 if __name__ == "__main__":

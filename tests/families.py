@@ -136,10 +136,8 @@ def compare_vllm(engine: Engine, query: TokenizedExample, model: str) -> str:
     """The last cell. Raises InputError as the trainer does where vLLM samples something else."""
     try:
         rollout = Rollout(model, make_tokenizer(), 200, precision="fp32", vllm_memory=0.05)
-        rollout.load_parameters(engine.named_parameters())
-        rollout.load_parameters(
-            engine.named_parameters()
-        )  # the second time vLLM has packed weights
+        for _ in range(2):  # the second time vLLM has packed weights
+            rollout.load_parameters(engine.named_parameters())
         completions = rollout.generate([query.prompt_ids] * 4, 1, 60, [0, 1, 2, 3], logprobs=4)
         groups = [[completion] for completion in completions]
         gap = check_vllm(engine, rollout, [query] * 4, groups, strict=True)

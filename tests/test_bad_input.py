@@ -17,14 +17,8 @@ import train_grpo
 import train_oswft
 import train_sft
 from arguments import claim_or_resume, keywords, load_training_data
-from conftest import SCRIPTS, call_of, output_of, run_alone, slow
-from data import (
-    Example,
-    InputError,
-    TokenizedExample,
-    load_tokenizer,
-    write_rows,
-)
+from conftest import SCRIPTS, call_of, edit_json, output_of, run_alone, slow
+from data import Example, InputError, TokenizedExample, load_tokenizer, write_rows
 from run import Run, checkpoints, hash_examples, write_args
 from train_oswft import Args
 
@@ -63,7 +57,6 @@ def test_bad_input_is_refused_once_and_nothing_is_written(tiny, write, tmp_path)
         ({"output_dir": "few.jsonl/run"}, "few.jsonl/run"),
         ({"max_length": 513}, "512 tokens, not 513: lower --max_completion_length"),
         ({"weight_column": "weight"}, "train.jsonl:1: "),
-        ({"data": "deep.jsonl"}, "deep.jsonl:2: not JSON"),
         ({"weight_column": "nothing", "data": "zeros.jsonl"}, "zeros.jsonl: every 'nothing'"),
     ],
 )
@@ -74,7 +67,6 @@ def test_what_a_run_cannot_use_is_named(bad, named, sft_args, tmp_path, one_rank
     Path("few.jsonl").write_text("".join(rows[:5]))
     write_rows([json.loads(row) | {"nothing": 0} for row in rows], "zeros.jsonl")
     write_rows([], "used/metrics.jsonl")
-    Path("deep.jsonl").write_text(rows[0] + '{"id": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
     with pytest.raises((InputError, OSError), match=re.escape(named)):
         train_sft.main(replace(sft_args, **bad))
     assert not any(Path("run").glob("[!.]*")) and len([*Path("used").glob("[!.]*")]) == 1
@@ -88,21 +80,26 @@ def test_arguments_are_checked_before_the_slow_imports():
     assert output_of("-c", code) == "set()\n"
 
 
+BAD_IN_GRPO = {"num_rollouts": 1, "clip_low": 1.1, "clip_high": 0.9, "temperature": 0.0}
+
+
 @pytest.mark.parametrize(
-    "bad",
+    ("args_class", "bad"),
     [
-        {"num_rollouts": 0},
-        {"train_batch_size": 7},  # does not divide the rollout batch
-        {"vllm_memory": 30.0},  # is a share
-        {"learning_rate": 0.0},
-        {"max_length": 128, "max_completion_length": 128},
-        {"zero_stage": 3, "compile": True},
+        (Args, {"num_rollouts": 0}),
+        (Args, {"train_batch_size": 7}),  # does not divide the rollout batch
+        (Args, {"vllm_memory": 30.0}),  # is a share
+        (Args, {"learning_rate": 0.0}),
+        (Args, {"max_length": 128, "max_completion_length": 128}),
+        (Args, {"zero_stage": 3, "compile": True}),
+        *((train_grpo.Args, {name: value}) for name, value in BAD_IN_GRPO.items()),
     ],
 )
-def test_arguments_that_cannot_work_are_refused(bad):
-    Args(model="m", data="d").check()
+def test_arguments_that_cannot_work_are_refused(args_class, bad, monkeypatch):
+    monkeypatch.setenv("LOCAL_SIZE", "1")
+    args_class(model="m", data="d").check()
     with pytest.raises(InputError, match=f"--{[*bad][-1]}"):
-        Args(model="m", data="d", **bad).check()
+        args_class(model="m", data="d", **bad).check()
 
 
 def test_a_tilde_in_an_argument_is_the_home_folder(monkeypatch):
@@ -110,12 +107,6 @@ def test_a_tilde_in_an_argument_is_the_home_folder(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["x", "~/a", "--data=~/b=~", "--data", "~", "--data=a~/b"])
     with arguments.one_line_errors():
         assert sys.argv[1:] == ["/me/a", "--data=/me/b=~", "--data", "/me", "--data=a~/b"]
-
-
-def test_rows_that_a_batch_leaves_over_are_told(sft_args, write, one_rank, capsys):
-    rows = Path(sft_args.data).read_text().splitlines(keepends=True)
-    load_training_data(replace(sft_args, data=write(*rows[:200])))
-    assert "the last 72 " in capsys.readouterr().err
 
 
 def test_vllms_batch_invariant_mode_is_not_for_training(monkeypatch):
@@ -132,14 +123,13 @@ def test_the_folder_of_another_script_is_refused(tmp_path, monkeypatch):
         write_args(tmp_path / script, args=begun.settings)
     write_rows([], tmp_path / "damaged" / "args.json")  # 0 bytes, as a power cut may leave it
     for script, args_class in ARGS.items():
-        for other in (*SCRIPTS, "absent", "damaged"):
+        monkeypatch.setattr(sys, "argv", [script, "--resume", str(tmp_path / script)])
+        args = arguments.saved_args(args_class)["default"]
+        assert args.learning_rate == 0.5 and args.output_dir == str(tmp_path / script)
+        for other in {*SCRIPTS, "absent", "damaged"} - {script}:
             monkeypatch.setattr(sys, "argv", [script, "--resume", str(tmp_path / other)])
-            if other == script:
-                args = arguments.saved_args(args_class)["default"]
-                assert args.learning_rate == 0.5 and args.output_dir == str(tmp_path / other)
-            else:
-                with pytest.raises(InputError, match=other):
-                    arguments.saved_args(args_class)
+            with pytest.raises(InputError, match=other):
+                arguments.saved_args(args_class)
     monkeypatch.setattr(sys, "argv", [script, "--resume", f"{tmp_path / script}/checkpoint-000001"])
     with pytest.raises(InputError, match=rf"--resume {tmp_path / script}\?"):
         arguments.saved_args(args_class)
@@ -151,9 +141,7 @@ def test_a_run_is_not_continued_in_another_folder(one_rank, sft_args, tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-def test_a_run_continues_from_its_newest_checkpoint_or_else_from_its_first_step(
-    one_rank, tmp_path, monkeypatch, capsys
-):
+def test_a_run_goes_on_from_its_newest_checkpoint_if_any(one_rank, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("LOCAL_SIZE", "1")
     args = Args(model="m", data="d", train_batch_size=64)
     args.output_dir = args.resume = str(tmp_path)
@@ -230,9 +218,7 @@ def make_run(tiny, tiny_engine, tmp_path, monkeypatch):
         signal.signal(number, handler)
 
 
-def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before_it(
-    make_run, tiny_engine, tmp_path, monkeypatch
-):
+def test_a_failed_checkpoint_leaves_the_one_before_it(make_run, tiny_engine, tmp_path, monkeypatch):
     def fill_the_disk(folder: Path, save_state=tiny_engine.save_state):
         save_state(folder)
         raise SafetensorError("no space left on device")
@@ -250,9 +236,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before_it(
     assert [*checkpoints(tmp_path)] == [1_000_000] and (tmp_path / "checkpoint-best").exists()
 
 
-def test_a_resumed_run_keeps_the_metrics_of_its_steps_and_says_which_are_lost(
-    make_run, tiny_engine, tmp_path, monkeypatch, capsys
-):
+def test_a_resumed_run_tells_its_lost_metrics(make_run, tiny_engine, tmp_path, monkeypatch, capsys):
     rows = [json.dumps({"step": step, "train_tokens": 1}) + "\n" for step in range(1, 7)]
     half, path = rows[3][:9] + "\0", tmp_path / "metrics.jsonl"  # as a power cut may leave it
     monkeypatch.setattr(tiny_engine, "num_steps", 4)
@@ -279,9 +263,7 @@ def test_a_signal_that_asks_a_run_to_end_is_not_the_end_of_the_step(make_run, nu
             assert run.should_stop() == (not ignored)
 
 
-def test_rows_whose_ids_are_another_text_are_told(
-    sft_args, write, model_copy, tmp_path, one_rank, capsys
-):
+def test_text_that_the_ids_lose_is_told(sft_args, write, model_copy, tmp_path, one_rank, capsys):
     row = {"id": "1", "question": "What is 6 x 7?", "solution": "7", "answer": "7", "source": "s"}
     easy = {**row, "question": "6+7="}
     rows = write({**easy, "id": "2"}, row, {**easy, "id": "3", "solution": "7+\u00b2"})
@@ -293,17 +275,13 @@ def test_rows_whose_ids_are_another_text_are_told(
     args.max_completion_length, tokenizer = 48, load_tokenizer(sft_args.model)
     evaluate.find_missing(args, tmp_path / "eval", tokenizer, evaluate.load_problems(args))
     assert "warning: 1 of 3 rows lose text" in capsys.readouterr().err
-    path = model_copy / "tokenizer.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "normalizer": {"type": "NFKC"}}))
+    edit_json(model_copy / "tokenizer.json", normalizer={"type": "NFKC"})
     load_training_data(replace(sft_args, model=str(model_copy), data=rows, max_steps=1))
     assert "2 of 3 rows lose text" in capsys.readouterr().err  # 7+2 is in the vocabulary
 
 
-def test_ids_that_the_model_lacks_or_that_end_its_answers_at_a_letter_are_refused(
-    sft_args, model_copy, tmp_path, one_rank
-):
+def test_missing_ids_and_a_letter_as_a_stop_are_refused(sft_args, model_copy, tmp_path, one_rank):
     args = replace(sft_args, model=str(model_copy))
-    config = json.loads((model_copy / "config.json").read_text())
     tokenizer = load_tokenizer(args.model)
     stop = tokenizer.convert_tokens_to_ids("7")
     problems = evaluate.Args(model=args.model, benchmark_file=(Path(args.data),))
@@ -317,29 +295,25 @@ def test_ids_that_the_model_lacks_or_that_end_its_answers_at_a_letter_are_refuse
             evaluate.find_missing(problems, tmp_path / "eval", tokenizer, loaded)
 
     for name in ("generation_config.json", "config.json"):  # the second counts without the first
-        (model_copy / name).write_text(json.dumps({**config, "eos_token_id": [0, stop]}))
+        edit_json(model_copy / name, eos_token_id=[0, stop])
         refused(f"correct eos_token_id in its config: it is {stop}, which .* reads as '7'")
         (model_copy / "generation_config.json").unlink(missing_ok=True)
-    (model_copy / "config.json").write_text(json.dumps({**config, "vocab_size": 10}))
+    edit_json(model_copy / "config.json", eos_token_id=0, vocab_size=10)
     refused(r"train.jsonl:1: holds '.*' \(id \d+\), but the model embeds 10 ids")
 
 
-def test_a_first_batch_with_hardly_a_right_answer_is_told(make_run, capsys):
-    with make_run() as run:
-        run.reward = None
-        for right, told in ((0, True), (2, True), (5, False)):
+def test_first_answers_that_are_hardly_ever_right_or_mostly_cut_off_are_told(make_run, capsys):
+    for right, told in ((0, True), (2, True), (5, False)):
+        with make_run() as run:
+            run.reward = None
             rewards = torch.tensor([[1.0] * right + [0.0] * (100 - right)])
             run.save_rollouts(run.examples[:1], [], rewards)
-            warned = f"warning: {right}% of the first answers right" in capsys.readouterr().err
-            assert warned == told
-
-
-def test_a_first_step_whose_answers_were_mostly_cut_off_is_told_with_the_flag(make_run, capsys):
-    for share in (0.6, 0.5):
+        assert (f"warning: {right}% of the first answers" in capsys.readouterr().err) == told
+    for share, told in ((0.6, True), (0.5, False)):
         with make_run(max_steps=1) as run:
             run.end_step({"train_tokens": 1, "truncated_share": share})
-            said = "60% of the answers were cut off: raise --max_completion_length"
-            assert (said in capsys.readouterr().err) == (share == 0.6)
+        said = "60% of the answers were cut off: raise --max_completion_length"
+        assert (said in capsys.readouterr().err) == told
 
 
 def test_a_logger_that_fails_is_told_once_and_the_run_goes_on(make_run, capsys):

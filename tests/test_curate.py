@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import prepare.curate
-from conftest import SHARED, needs_shared, released
+from conftest import SHARED, needs_shared
 from data import Example, InputError, load_examples, load_tokenizer, tokenize_examples, write_rows
 from prepare.curate import MAX_QUESTION, REASONS, Args, Sifter, load_questions, normalize
+from templates import CASES, make_tokenizer
 from verify import is_correct
 
 import pytest
-from test_templates import CASES, make_tokenizer
 
 QUESTION = "What is 3 + 4?\n(A) 5 (B) 6 (C) 7 (D) 8"
 SAID = "The sum is 7.\n\n**Answer:** $\\boxed{C}$"
@@ -221,6 +221,16 @@ def test_an_input_is_not_replaced_and_no_empty_set_is_written(curate, tmp_path, 
         curate(KEPT, **args)
     [path] = tmp_path.iterdir()
     assert path.read_bytes() == b"".join(map(to_line, KEPT))
+
+
+def released(aqua: dict) -> dict:
+    """A row of AQuA, dressed as a row of the release that the paper's training set comes from."""
+    question = "\n".join([aqua["question"], *aqua["options"]])
+    said = f"The right option is\n\n$$\n\\boxed{{\\text{{{aqua['correct']}}}}}\n$$"
+    info = {"source": "NuminaMath_1.5", "ground_truth": aqua["correct"]}
+    text = f"<think>{aqua['rationale']}</think><answer>{said}</answer>"
+    human = {"from": "human", "value": question, "info": info}
+    return {"conversations": [human, {"from": "assistant", "value": text}]}
 
 
 @needs_shared

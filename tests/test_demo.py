@@ -55,9 +55,7 @@ def test_each_method_of_the_demo_gains_and_osw_ft_keeps_more_than_sft(tmp_path):
     ("args", "seed", "named"),
     [("{}", 0, "no demo"), ('{"settings": {}}', 0, "no demo"), ('{"demo": {}}', -1, "--seed")],
 )
-def test_a_folder_of_something_else_or_for_a_wrong_argument_is_not_deleted(
-    args, seed, named, tmp_path
-):
+def test_nothing_is_deleted_for_another_folder_or_a_wrong_argument(args, seed, named, tmp_path):
     (tmp_path / "logs").mkdir()
     (tmp_path / "args.json").write_text(args)
     with pytest.raises(InputError, match=named):

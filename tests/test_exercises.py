@@ -87,9 +87,7 @@ def test_a_typical_mistake_fails_with_its_reason(name, right, wrong, reason, gra
     assert not passed and reason in message, message
 
 
-def test_the_grader_prints_a_line_for_each_exercise_and_its_status_says_whether_all_passed(
-    monkeypatch, tmp_path, capsys
-):
+def test_the_grader_prints_each_exercise_and_says_if_all_passed(monkeypatch, tmp_path, capsys):
     for name in GRADERS:
         (tmp_path / f"{name}.py").write_text(solved(name))
     monkeypatch.setattr(grade, "FOLDER", tmp_path)
@@ -101,8 +99,7 @@ def test_the_grader_prints_a_line_for_each_exercise_and_its_status_says_whether_
 
 def test_exercises_are_graded_by_their_numbers_also_through_make(monkeypatch, capsys):
     command = ["make", "-n", "--no-print-directory", "exercises", "ONLY=1", "INSTALLED="]
-    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    python, script, number = printed.split()
+    python, script, number = subprocess.check_output(command, cwd=ROOT, text=True).split()
     assert (python, ROOT / script, number) == ("python", grade.FOLDER / "grade.py", "1")
     for arguments, expected in (
         ([number], "write `oswft_weights`\n0 of 1 passed"),

@@ -3,7 +3,6 @@
 import re
 
 from conftest import ROOT, needs_vllm, on_ranks, slow
-
 from families import FAMILIES, measure_all
 
 # A mixture, caps, a bias, and one that is refused. After another version of a package: all of them.

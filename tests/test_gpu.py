@@ -7,6 +7,7 @@ import json
 import os
 import signal
 
+import checks
 from bench.gpu import QWEN3
 from conftest import (
     GPU,
@@ -24,9 +25,6 @@ from prepare import memory
 
 import pytest
 import torch
-from test_bench import held_by_a_step
-from test_engine import SETTINGS_OF_A_RUN, SPLITS, compare_gradients, go_on, save_states
-from test_rollout import follow_the_trainer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 pytestmark = [slow, pytest.mark.skipif(not GPU, reason="there is no NVIDIA GPU here")]
@@ -39,23 +37,22 @@ def show_the_gpu(monkeypatch):
 
 
 def test_the_gradient_equals_a_dense_reference_on_the_cpu():
-    on_ranks(1, compare_gradients, *SPLITS, *SETTINGS_OF_A_RUN)
+    on_ranks(1, checks.compare_gradients, *checks.SPLITS, *checks.SETTINGS_OF_A_RUN)
 
 
 def test_a_state_goes_on_with_each_zero_stage_and_with_offload(model_copy, tmp_path):
-    on_ranks(1, go_on, tmp_path, on_ranks(1, save_states, tmp_path))
+    on_ranks(1, checks.go_on, tmp_path, on_ranks(1, checks.save_states, tmp_path))
 
 
 def test_the_planned_memory_is_what_a_step_of_a_06b_model_takes(tmp_path):
     tokens, length = 8192, 4096
     Qwen3ForCausalLM(Qwen3Config(**QWEN3)).to(torch.bfloat16).save_pretrained(tmp_path)
-    held = on_ranks(1, held_by_a_step, str(tmp_path), length, tokens // length)
+    held = on_ranks(1, checks.held_by_a_step, str(tmp_path), length, tokens // length)
     flags = {"max_length": length, "max_tokens_per_micro_batch": tokens, "vllm_sleep": True}
     flags |= {"model": str(tmp_path), "data": "-", "max_completion_length": 1024}
     phases = memory.memory(memory.Args(gpus=1, gpu_memory=80, **flags))
-    between = (
-        sum(phases["sample"].values()) - phases["sample"]["vLLM"] - phases["sample"]["reserve"]
-    )
+    sample = phases["sample"]
+    between = sum(sample.values()) - sample["vLLM"] - sample["reserve"]
     assert held["between steps"] == pytest.approx(between, rel=0.1)
     planned = phases["train"]
     reserve = planned.pop("reserve")  # of what torch does not count
@@ -65,11 +62,9 @@ def test_the_planned_memory_is_what_a_step_of_a_06b_model_takes(tmp_path):
 
 
 @pytest.mark.parametrize(("tied", "precision"), [(True, "bf16"), (False, "fp32")])
-def test_vllm_sleeps_wakes_and_agrees_with_the_trainer_after_a_large_update(
-    tied, precision, tiny, tmp_path
-):
+def test_vllm_sleeps_wakes_and_agrees_after_a_large_update(tied, precision, tiny, tmp_path):
     folders = str(tiny / "model"), str(tmp_path / "model")
-    said = on_ranks(1, follow_the_trainer, *folders, tied, precision)
+    said = on_ranks(1, checks.follow_the_trainer, *folders, tied, precision)
     assert "GiB came back" in said and "cuda" in said
     print(said)
 
@@ -78,9 +73,7 @@ def test_vllm_sleeps_wakes_and_agrees_with_the_trainer_after_a_large_update(
     ("script", "precision", "tolerance"),
     [("train_oswft.py", "bf16", 0.05), ("train_grpo.py", "fp32", 1e-3)],
 )
-def test_a_killed_run_takes_its_last_steps_again_alike_and_its_model_is_evaluated(
-    script, precision, tolerance, tiny, tmp_path
-):
+def test_a_killed_run_goes_on_alike_and_is_evaluated(script, precision, tolerance, tiny, tmp_path):
     run = tmp_path / "run"
     call = [*call_of(script, tiny, run), "--save_every", 4, "--precision", precision]
     call.append("--vllm_sleep")

@@ -159,31 +159,41 @@ def test_hosts_evaluate_together(make_hosts, tiny, tmp_path):
     assert len(rows) == 24 and len([*(tmp_path / "eval").glob("samples.rank*")]) == 2
 
 
-@pytest.mark.parametrize("fault", ["link down", "kill -9"])
-def test_a_host_that_vanishes_ends_the_run_and_what_was_saved_goes_on(
-    fault, make_hosts, tiny, tmp_path
-):
-    (tmp_path / "soon.py").write_text(SOON)
-    _, *call = call_of("train_sft.py", tiny, tmp_path / "run")
-    names = make_hosts(2)
-    hosts = start_hosts(names, tmp_path, tmp_path / "soon.py", *call, "--max_steps", 500)
-    wait_for_rows(tmp_path / "run", 3, hosts[0])
-    if fault == "link down":
-        ip("-n", names[1], "link", "set", "eth0", "down")
-    else:
-        kill_all(names[1])
+def start_two_that_notice_soon(names: list[str], tiny: Path, folder: Path) -> list:
+    """SFT on two hosts, which has taken three steps."""
+    (folder / "soon.py").write_text(SOON)
+    _, *call = call_of("train_sft.py", tiny, folder / "run")
+    hosts = start_hosts(names, folder, folder / "soon.py", *call, "--max_steps", 500)
+    wait_for_rows(folder / "run", 3, hosts[0])
+    return hosts
+
+
+def ends_soon(hosts: list) -> list[str]:
+    """What each printed, who all end with an error in less than half a minute."""
     began = time.monotonic()
-    (status, output), (other, theirs) = ends(hosts, 60)
-    assert status and other and time.monotonic() - began < 30, output
-    if fault == "link down":
-        assert f"error: {names[1]} (rank 1) has been silent for 8 s" in output
-        assert f"error: {names[0]} (rank 0) has been silent for 8 s" in theirs
-    else:
-        assert output.count("error: ") == 1 and "peer" in output
-        return
+    ended = ends(hosts, 60)
+    assert all(status for status, _ in ended) and time.monotonic() - began < 30, ended
+    return [output for _, output in ended]
+
+
+def test_a_host_whose_link_is_cut_ends_the_run_which_is_resumed(make_hosts, tiny, tmp_path):
+    names = make_hosts(2)
+    hosts = start_two_that_notice_soon(names, tiny, tmp_path)
+    ip("-n", names[1], "link", "set", "eth0", "down")
+    output, theirs = ends_soon(hosts)
+    assert f"error: {names[1]} (rank 1) has been silent for 8 s" in output
+    assert f"error: {names[0]} (rank 0) has been silent for 8 s" in theirs
     launch("train_sft.py", "--resume", tmp_path / "run", "--max_steps", 8)
     launch(*call_of("train_sft.py", tiny, tmp_path / "whole"))
     assert_equal_up_to_rounding(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_host_that_is_killed_ends_the_run_with_one_error(make_hosts, tiny, tmp_path):
+    names = make_hosts(2)
+    hosts = start_two_that_notice_soon(names, tiny, tmp_path)
+    kill_all(names[1])
+    output, _ = ends_soon(hosts)
+    assert output.count("error: ") == 1 and "peer" in output
 
 
 def test_a_host_that_the_others_cannot_reach_is_refused_at_once(make_hosts, tiny, tmp_path):
@@ -196,18 +206,19 @@ def test_a_host_that_the_others_cannot_reach_is_refused_at_once(make_hosts, tiny
     assert f"error: {names[1]} resolves to 127.0.1.1" in output and "GLOO_SOCKET" in output
 
 
-@pytest.mark.parametrize("own", ["folder", "code"])
-def test_a_host_with_a_folder_or_code_of_its_own_is_refused(own, make_hosts, tiny, tmp_path):
+@pytest.mark.parametrize(
+    ("own", "said"), [("last_folder", "does not see"), ("last_code", "has other code")]
+)
+def test_a_host_with_a_folder_or_code_of_its_own_is_refused(own, said, make_hosts, tiny, tmp_path):
     (tmp_path / "soon.py").write_text(SOON)
     (tmp_path / "other").mkdir()
     for path in ROOT.glob("*.py"):
         shutil.copy(path, tmp_path / "other")  # not in git
-    names, last = make_hosts(2), {f"last_{own}": tmp_path / "other"}
+    names, last = make_hosts(2), {own: tmp_path / "other"}
     _, *call = call_of("train_sft.py", tiny, Path("run"))
-    hosts = start_hosts(names, tmp_path, tmp_path / "soon.py", *call, **last)
-    outputs = ends(hosts, 60)
-    said = {"folder": f"{names[1]} does not see", "code": f"{names[1]} has other code"}[own]
-    assert all(status == 1 for status, _ in outputs) and said in str(outputs), outputs
+    outputs = ends(start_hosts(names, tmp_path, tmp_path / "soon.py", *call, **last), 60)
+    assert all(status == 1 for status, _ in outputs), outputs
+    assert f"{names[1]} {said}" in str(outputs), outputs
 
 
 @needs_ssh

@@ -31,7 +31,10 @@ def make_install(clone: Path, python: str, **programs: str) -> subprocess.Comple
 
 
 @pytest.mark.parametrize("python", ["absent", "old"])
-def test_without_a_new_python_uv_makes_the_environment(python, tmp_path):
+def test_without_a_new_python_uv_makes_the_environment_or_one_line_names_it(python, tmp_path):
+    result = make_install(tmp_path / "none", python, old=OLD_PYTHON)
+    error, _ = result.stderr.splitlines()
+    assert error.startswith("error: Python 3.11") and not (tmp_path / "none" / ".venv").exists()
     clone = tmp_path / "a clone"
     result = make_install(clone, python, old=OLD_PYTHON, uv=UV)
     assert result.returncode == 0, result.stderr
@@ -39,13 +42,6 @@ def test_without_a_new_python_uv_makes_the_environment(python, tmp_path):
     assert made.startswith("venv ") and made.endswith(" --python 3.11 .venv")
     assert " uv==" in uv and " -r requirements" in packages
     assert list(clone.glob(".venv/installed-*"))
-
-
-@pytest.mark.parametrize("python", ["absent", "old"])
-def test_without_a_new_python_and_uv_one_line_says_what_is_needed(python, tmp_path):
-    result = make_install(tmp_path, python, old=OLD_PYTHON)
-    error, _ = result.stderr.splitlines()
-    assert error.startswith("error: Python 3.11") and not (tmp_path / ".venv").exists()
 
 
 def test_an_environment_for_another_kind_of_machine_is_not_mixed_with_this_ones(tmp_path):

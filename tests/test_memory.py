@@ -1,20 +1,13 @@
 """Does a run fit? What prepare/memory.py says, beside what real runs take."""
 
-import ctypes
-import re
-
-import train_sft
-from bench.gpu import random_rows
+from checks import held_by_a_step
 from conftest import on_ranks, slow
 from cpu import REDUCE_BUCKET
 from data import InputError
-from engine import init_training, load_engine
 from prepare import memory
 
-import psutil
 import pytest
 import torch
-import torch.distributed as dist
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 
@@ -34,52 +27,6 @@ def planned(model: str, gpus: int = 2, gpu_memory: float = 24, **flags) -> dict:
     """Bytes by phase and part."""
     flags = {"max_length": 512, "max_tokens_per_micro_batch": 4096, **flags}
     return memory.memory(memory.Args(model=model, gpus=gpus, gpu_memory=gpu_memory, **flags))
-
-
-def rss() -> int:
-    ctypes.CDLL(None).malloc_trim(0)  # what was freed before must not look like free memory
-    return psutil.Process().memory_info().rss
-
-
-def held_by_a_step(folder: str, length: int, rows_per_rank: int) -> dict[str, int]:
-    """Bytes of a rank: on a CPU by part, as `memory.memory` names them; on a GPU the peak."""
-    init_training()
-    on_gpu = torch.cuda.is_available()
-    passes = 1 + on_gpu  # the second adds to the gradients of the first
-    num_rows = passes * rows_per_rank * dist.get_world_size()
-    rows = random_rows([(1, length - 1)] * num_rows, range(1000))
-    settings = {"max_tokens_per_micro_batch": rows_per_rank * length}
-    settings["zero_stage"] = 2 if on_gpu else 3  # on one GPU 3 runs as 2
-    engine = load_engine(folder, length, **settings)
-    between_steps = torch.cuda.memory_allocated() if on_gpu else 0
-
-    def update(rows) -> None:
-        weights, args = torch.ones(len(rows)), train_sft.Args(model="", data="")
-        train_sft.update(engine, rows, weights, args)
-
-    resident = []  # after the embedding, and before the log-probabilities
-    network = engine.model.base_model
-    network.layers[0].register_forward_pre_hook(lambda *_: resident.append(rss()))
-    network.norm.register_forward_hook(lambda *_: resident.append(rss()))
-    update(rows[: dist.get_world_size()])  # Adam's state exists from here
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats()
-        update(rows)
-        free, total = torch.cuda.mem_get_info()
-        peak = {"allocated": torch.cuda.max_memory_allocated(), "of the GPU": total - free}
-        return {**peak, "between steps": between_steps}
-    resident.clear()
-    update(rows)
-    zero = engine.engine.optimizer
-    states = [x for state in engine.adam.state.values() for x in state.values()]
-    assert all(torch.isfinite(p.ds_tensor).all() for p in engine.model.parameters())
-    return {
-        "weights": sum(p.ds_tensor.nbytes for p in engine.model.parameters()),
-        "gradients": zero.grad_partitions_flat_buffer.nbytes,
-        "reduce bucket": sum(bucket.buffer.nbytes for bucket in zero.ipg_buckets.values()),
-        "optimizer": sum(x.nbytes for x in [*zero.fp32_partitioned_groups_flat, *states]),
-        "activations": resident[1] - resident[0],
-    }
 
 
 @slow
@@ -123,13 +70,6 @@ def test_asleep_the_trainer_leaves_vllm_all_that_it_will_not_need(small):
         sample = planned(small, gpus=4, zero_stage=stage, vllm_sleep=True)["sample"]
         total = sum(sample.values()) / 2**30
         assert 22 < total <= 24, (stage, total)
-    text = memory.main(memory.Args(model=small, max_length=512, gpu_memory=24, vllm_sleep=True))
-    lines = [re.split(r" *\| *", line)[1:-1] for line in text[1].splitlines()]
-    cells = {name: rest for name, *rest in lines}
-    assert cells[""] == ["load", "train", "sample", "save"]
-    together, left = (list(map(float, cells[name])) for name in ("together", "left"))
-    assert [a + b for a, b in zip(together, left, strict=True)] == pytest.approx([24] * 4, abs=0.02)
-    assert left[2] == 0 and left[3] > 15 and "it takes all that the trainer leaves" in text[2]
     # one parameter's state is gathered, and vLLM sleeps
     flags = {"vllm_memory": 0.5}
     assert planned(small, **flags)["save"]["vLLM"] == 12 * 2**30

@@ -8,31 +8,26 @@ import sys
 from pathlib import Path
 
 import train_grpo
-from conftest import (
-    ROOT,
-    assert_equal_up_to_rounding,
-    call_of,
-    launch,
-    metrics,
-    on_ranks,
-    slow,
-)
+from checks import SETTINGS as ENGINE_SETTINGS
+from checks import Twins
+from conftest import ROOT, assert_equal_up_to_rounding, call_of, launch, metrics, on_ranks, slow
 from data import load_tokenizer, read_rows, stop_token_ids, write_rows
-from dense import dense_grpo_loss, dense_logprobs, make_rows
+from dense import assert_same, dense_grpo_loss, dense_logprobs, make_rows
 from engine import init_training
 from rollout import pad_completions
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_engine import SETTINGS as ENGINE_SETTINGS
-from test_engine import Twins
 
 FOLDER = ROOT / "recipes" / "patches"
 PATCHES = sorted(path.stem for path in FOLDER.glob("*.diff"))
 SETTING = ("--rollout_batch_size", "12", "--max_steps", "4", "--save_every", "1")
 SETTING += ("--keep_checkpoints", "4")
-RATE, FACTORS = 2.0, [1, 1, 0.75, 0.25]  # of SGD; of the schedule, for 4 steps
+RATE, MOMENTUM = 2.0, 0.9  # of SGD
+FACTORS = [1, 1, 0.75, 0.25]  # of the schedule, for 4 steps
+LENGTH = 24  # of an answer: some are cut off
+LORA_SCALE = 2  # alpha / rank
 
 
 def patched(root: Path, *names: str) -> Path:
@@ -86,7 +81,7 @@ def four(tiny, tmp_path_factory) -> Path:
     write_rows(rows, folder / "train.jsonl")
     setting = (*SETTING, "--data", folder / "train.jsonl", "--learning_rate", RATE)
     setting += ("--weighting", "std", "--num_rollouts", "4", "--temperature", "0.8")
-    setting += ("--max_completion_length", "24")  # cuts some answers off
+    setting += ("--max_completion_length", LENGTH)
     launch(*call_of("train_oswft.py", tiny, folder / "whole"), *setting, root=root)
     return resumed(folder / "whole", root)
 
@@ -118,10 +113,10 @@ def test_optimizer_the_weights_move_as_sgd_with_momentum_would_move_them(four, t
     models += [weights(four / f"checkpoint-{n:06d}") for n in range(1, 5)]
     steps, momentum = zip(models[:-1], models[1:], metrics(four), FACTORS, strict=True), 0
     for before, after, row, factor in steps:
-        gradient = -(after - before) / (RATE * factor) - 0.9 * momentum
+        gradient = -(after - before) / (RATE * factor) - MOMENTUM * momentum
         norm = min(row["grad_norm"], 1)  # 0 where no query has a weight
         assert gradient.norm().item() == pytest.approx(norm, rel=1e-2, abs=1e-4)
-        momentum = 0.9 * momentum + gradient
+        momentum = MOMENTUM * momentum + gradient
 
 
 @slow
@@ -132,7 +127,7 @@ def test_generate_samples_what_the_trainer_would_without_vllm(four, tiny):
     for row in rows:
         stops = [n for n, token in enumerate(row["token_ids"], 1) if token in ends]
         assert stops == ([len(row["token_ids"])] if row["finish_reason"] == "stop" else [])
-        assert len(row["logprobs"]) == len(row["token_ids"]) <= 24
+        assert len(row["logprobs"]) == len(row["token_ids"]) <= LENGTH
     assert {row["finish_reason"] for row in rows} == {"stop", "length"}
 
 
@@ -153,8 +148,8 @@ def test_lora_trains_adapters_that_vllm_the_final_model_and_a_resumed_run_have(t
     for name, weight in before.items():
         layer = name.removesuffix(".weight")
         a, b = (state.pop(f"{layer}.lora_{x}.default.weight", None) for x in "AB")
-        change = torch.zeros_like(weight) if a is None else 2 * b @ a
-        torch.testing.assert_close(after[name], weight + change)
+        change = torch.zeros_like(weight) if a is None else LORA_SCALE * b @ a
+        assert_same(after[name], weight + change)
         assert a is None or change.norm() > 0.05 * weight.norm(), f"{name} has hardly changed"
     assert not state  # only adapters have one
 
@@ -162,18 +157,21 @@ def test_lora_trains_adapters_that_vllm_the_final_model_and_a_resumed_run_have(t
 def compare_importance() -> None:
     """Where importance.diff is applied."""
     init_training()
-    args = train_grpo.Args(**ENGINE_SETTINGS, temperature=0.7, importance_cap=1.5)
+    cap, temperature = 1.5, 0.7
+    args = train_grpo.Args(**ENGINE_SETTINGS, temperature=temperature, importance_cap=cap)
     twins = Twins(pytest.MonkeyPatch(), args)
     generator = torch.Generator().manual_seed(0)
     rows = make_rows(generator)
     advantages = torch.randn(len(rows), generator=generator)
-    advantages[3] = 0
+    advantages[3] = 0  # a row that no pass takes
     with torch.no_grad():
-        old = [dense_logprobs(twins.dense, row, args.temperature) for row in rows]
+        old = [dense_logprobs(twins.dense, row, temperature) for row in rows]
+    # vLLM's differ by so much that some factors reach the cap
     vllm = [each + 0.8 * torch.randn(len(each), generator=generator) for each in old]
     padded = pad_completions([each.tolist() for each in vllm], rows)
-    factors = [(o - v).exp().clamp(max=1.5) for o, v in zip(old, vllm, strict=True)]
-    scores = twins.engine.eval_logprobs(rows, args.temperature, advantages != 0)
+    factors = [(o - v).exp().clamp(max=cap) for o, v in zip(old, vllm, strict=True)]
+    assert 0 < (torch.cat(factors) == cap).float().mean() < 1
+    scores = twins.engine.eval_logprobs(rows, temperature, advantages != 0)
     groups = advantages[:, None]  # of one answer
     for old_logprobs in (None, scores[:, None]):  # the first update of a batch, then a later one
         loss, *_ = dense_grpo_loss(twins.dense, rows, advantages.tolist(), old, args, factors)

@@ -1,8 +1,7 @@
-"""Pictures: what is drawn for which run, where they go, and what a damaged run gets."""
+"""Pictures: what is drawn for which run, and where they go."""
 
 from pathlib import Path
 
-from conftest import run_alone, slow
 from data import write_rows
 from look import plot
 
@@ -54,12 +53,3 @@ def test_the_moving_average_is_of_the_steps_around_and_begins_and_ends_at_the_va
     assert plot.moving_average([1, 2, 6, 12, 4, 8], reach=1) == [1, 3, 20 / 3, 22 / 3, 8, 8]
     assert plot.moving_average([1, 2, 6, 12, 4, 8], reach=9) == [1, 3, 5, 6.4, 8, 8]
     assert plot.moving_average([3], reach=2) == [3]
-
-
-@slow
-def test_a_damaged_run_gets_one_line(runs):
-    with (runs[0] / "metrics.jsonl").open("a") as out:
-        out.write('{"step": 13, "lo')
-    result = run_alone("-m", "look.plot", runs[0])
-    assert result.returncode == 1 and len(result.stderr.splitlines()) == 1
-    assert "sft/metrics.jsonl:13: not JSON" in result.stderr

@@ -1,10 +1,8 @@
 """Real problems, the real vocabulary."""
 
-import json
-
-from conftest import PRECISION, SHARED, launch, metrics, needs_shared, released, slow
-from data import load_tokenizer, write_rows
-from prepare.curate import Args, curate
+from conftest import PRECISION, SHARED, launch, metrics, needs_shared, slow
+from data import load_tokenizer
+from prepare.convert import convert
 
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -12,13 +10,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 @slow
 @needs_shared
 def test_real_problems_with_the_real_vocabulary(tmp_path):
-    rows, release = tmp_path / "train.jsonl", tmp_path / "release.jsonl"
-    tokenizer = str(SHARED / "qwen3_tokenizer")
-    with (SHARED / "data" / "aqua_dev.jsonl").open() as source:
-        write_rows([released(json.loads(line)) for line in source], release)
-    files = {"input": (release,), "output": rows, "benchmarks_dir": SHARED / "data"}
-    curate(Args(**files, tokenizer=tokenizer, num_examples=200))
-    tokens = load_tokenizer(tokenizer)
+    rows = tmp_path / "train.jsonl"
+    convert("aqua", str(SHARED / "data" / "aqua_dev.jsonl"), str(rows))
+    tokens = load_tokenizer(str(SHARED / "qwen3_tokenizer"))
     sizes = {"vocab_size": 151_936, "hidden_size": 64, "intermediate_size": 192}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 8192}
     sizes |= {"num_hidden_layers": 2, "head_dim": 32, "tie_word_embeddings": True}

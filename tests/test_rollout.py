@@ -1,120 +1,20 @@
 """How the model answers: vLLM holds the trainer's weights, whatever happened to them."""
 
 import ast
-from collections.abc import Iterator
 from types import SimpleNamespace
 from unittest.mock import Mock, call
 
+from checks import follow_the_trainer
 from conftest import ROOT, needs_vllm, on_ranks, output_of, slow
-from data import InputError, TokenizedExample, Trajectory, load_tokenizer
+from data import TokenizedExample
 from demo.tiny import make_tokenizer
-from engine import Engine, init_training
-from ranks import gather
-from rollout import (
-    Completion,
-    Rollout,
-    check_vllm,
-    completion_stats,
-    kv_cache_bytes,
-    pad_completions,
-)
-from train_oswft import Args, update
+from rollout import Completion, Rollout, completion_stats
 
 import pytest
 import torch
-import torch.distributed as dist
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
-
-TEMPERATURE = 0.8
-TOLERANCE = {"fp32": 1e-3, "bf16": 0.15}  # nats, of one token
-
-
-def follow_the_trainer(tiny: str, folder: str, tied: bool, precision: str) -> str:
-    """On every rank; returns what the test on a GPU prints. There vLLM sleeps between samples."""
-    init_training()
-    tokenizer = load_tokenizer(tiny)
-    torch.manual_seed(0)
-    config = AutoConfig.from_pretrained(tiny)
-    config.tie_word_embeddings, config.initializer_range = tied, 0.1
-    model = AutoModelForCausalLM.from_config(config)
-    if dist.get_rank() == 0:
-        model.save_pretrained(folder)
-    dist.barrier()
-    # so large a rate that the second model has nothing to do with the first
-    args = Args(model=folder, data="", learning_rate=0.05)
-    engine = Engine(model, precision=precision, max_tokens_per_micro_batch=200)
-    settings = {"temperature": TEMPERATURE, "vllm_memory": 0.1, "vllm_sleep": True}
-    sampler = Rollout(folder, tokenizer, 512, precision=precision, **settings)
-
-    # Long prompts with a common beginning: several blocks that the prefix cache would keep.
-    generator = torch.Generator().manual_seed(1)
-    shared = torch.randint(8, 28, (300,), generator=generator).tolist()
-    prompts = [shared + torch.randint(8, 28, (n,), generator=generator).tolist() for n in (3, 1, 5)]
-    queries = [Trajectory("id", prompt, []) for prompt in prompts]
-
-    def sample(*seeds: int) -> list[Completion]:
-        options = {"seeds": seeds, "temperature": TEMPERATURE, "logprobs": 3}
-        mine = sampler.generate(prompts, 2, max_tokens=40, **options)
-        return sorted(gather(mine), key=lambda completion: completion.query)
-
-    def largest_gap(completions: list[Completion]) -> float:
-        rows = [Trajectory("id", prompts[c.query], c.token_ids) for c in completions]
-        vllms = pad_completions([c.logprobs for c in completions], rows).to(engine.device)
-        return float((engine.eval_logprobs(rows, TEMPERATURE) - vllms).abs().max())
-
-    sampler.load_parameters(engine.named_parameters())
-    first = sample(1, 2, 3)
-    assert [completion.query for completion in first] == [0, 0, 1, 1, 2, 2], first
-    assert first[0].token_ids != first[1].token_ids, "two samples of one prompt are the same"
-    freed = reload(sampler, engine.named_parameters())
-    again = sample(1, 2, 3)  # with an empty prefix cache, too: a full one rounds otherwise
-    same = [ours.token_ids == theirs.token_ids for ours, theirs in zip(first, again, strict=True)]
-    assert all(same), f"the same seeds gave other samples: {same}"
-    assert sample(4, 5, 6) != first, "other seeds gave the same samples"
-    for completions in (first, again):
-        gap = largest_gap(completions)
-        assert gap < TOLERANCE[precision], gap
-    for c in first:
-        stopped = c.token_ids[-1] in sampler.stop_token_ids
-        assert stopped == (c.finish_reason == "stop"), c
-        assert stopped or len(c.token_ids) == 40, c
-
-    sampler.sleep()
-    for _ in range(3):
-        rows = [Trajectory("id", prompt[:50], prompt[50:99]) for prompt in prompts]
-        update(engine, rows, torch.ones(3), args)
-    assert largest_gap(first) > 3, "the update was not large: this test shows nothing"
-    with pytest.raises(InputError, match="vLLM samples from another model than is trained"):
-        check_vllm(engine, sampler, queries, [[c] for c in first], strict=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("engine.GATHER_BYTES", 20_000)  # several buckets
-        sampler.load_parameters(engine.named_parameters())
-    second = sample(1, 2, 3)
-    assert second != first, "the weights are the old ones"
-    gap = largest_gap(second)
-    assert gap < TOLERANCE[precision], gap
-    shown = check_vllm(engine, sampler, queries, [[c] for c in second], strict=True)
-    assert 0 <= shown["vllm_gap_mean"] <= shown["vllm_gap_max"] < TOLERANCE[precision], shown
-    return f"gap {gap:.2g} nats, {engine.device.type}, {sampler.model_runner}, {freed}"
-
-
-def reload(sampler: Rollout, weights: Iterator[tuple[str, torch.Tensor]]) -> str:
-    """On a GPU after a sleep, with what an update leaves behind; returns what came back."""
-    if not sampler.sleeps:
-        sampler.load_parameters(weights)
-        return "no sleep"
-    cache = kv_cache_bytes(sampler.model, sampler.max_length, sampler.precision)  # of one sequence
-    before = torch.cuda.mem_get_info()[0]
-    sampler.sleep()
-    freed = torch.cuda.mem_get_info()[0] - before
-    assert freed > 0.9 * cache, f"{freed / 2**20:.0f} of {cache / 2**20:.0f} MiB came back"
-    reserved = torch.cuda.memory_reserved()
-    torch.empty(2**30, dtype=torch.uint8, device="cuda")  # an update's activations: freed, kept
-    sampler.load_parameters(weights)
-    assert torch.cuda.memory_reserved() < reserved + 2**29, "beside it vLLM would not fit"
-    return f"{freed / 2**30:.1f} GiB came back"
+from transformers import PreTrainedTokenizerFast
 
 
 @slow

@@ -30,6 +30,7 @@ from data import write_rows
 from ranks import init_ranks
 from run import Run, checkpoints, read_args, tell_others_of_stop
 from train_grpo import grpo_advantages
+from train_oswft import oswft_weights
 
 import pytest
 import torch
@@ -39,6 +40,8 @@ from safetensors.torch import load_file
 pytestmark = slow
 
 SAMPLING = SCRIPTS[1:]
+# --keep_checkpoints 2, but GRPO's models are kept: which one is evaluated is chosen later
+KEPT = {"train_sft.py": (6, 8), "train_oswft.py": (6, 8), "train_grpo.py": (2, 4, 6, 8)}
 RANKS = {"train_sft.py": 2, "train_oswft.py": 2, "train_grpo.py": 1}  # of a whole run
 
 
@@ -53,19 +56,13 @@ def whole_runs(tiny, tmp_path_factory) -> dict[str, Path]:
     return {script: folder / script for script in SCRIPTS}
 
 
-@pytest.fixture
-def oswft_run(whole_runs) -> Path:
-    return whole_runs["train_oswft.py"]
-
-
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_run_leaves_what_the_readme_says(whole_runs, script):
     run = whole_runs[script]
     names = {path.name for path in run.iterdir()}
     assert names - {"rollouts"} == {
         *("args.json", "metrics.jsonl", "final", ".lock"),
-        *("checkpoint-000006", "checkpoint-000008"),  # --keep_checkpoints 2
-        *(("checkpoint-000002", "checkpoint-000004") if script == "train_grpo.py" else ()),
+        *(f"checkpoint-{step:06d}" for step in KEPT[script]),
     }
     assert ("rollouts" in names) == (script in SAMPLING)
     with_state = {path.parent.name for path in run.glob("checkpoint-*/state")}
@@ -92,8 +89,8 @@ def test_a_run_leaves_what_the_readme_says(whole_runs, script):
             assert key in documented or {f"{prefix}_mean", f"_{suffix}"} <= documented, key
 
 
-def test_the_metrics_of_osw_ft_agree_with_each_other(oswft_run):
-    rows = metrics(oswft_run)
+def test_the_metrics_of_osw_ft_agree_with_each_other(whole_runs):
+    rows = metrics(whole_runs["train_oswft.py"])
     for row in rows:
         assert row["mean_weight"] == pytest.approx(1 - row["pass_rate"])
         shares = (row["weight_0_share"], row["weight_between_share"], row["weight_1_share"])
@@ -116,12 +113,18 @@ def test_the_metrics_of_grpo_agree_with_each_other(whole_runs):
     assert any(row["clipped_low_share"] > 0 for row in rows[1::2]), "nothing was ever clipped"
 
 
-@pytest.mark.parametrize("script", SAMPLING)
-def test_every_sampled_completion_is_kept_with_its_verdict(whole_runs, script):
+@pytest.mark.parametrize(
+    ("script", "group", "reward", "column", "of"),
+    [
+        ("train_oswft.py", 2, "pass_rate", "weight", oswft_weights),
+        ("train_grpo.py", 4, "reward", "advantage", grpo_advantages),
+    ],
+)
+def test_every_completion_is_kept_with_its_verdict(script, group, reward, column, of, whole_runs):
     run = whole_runs[script]
     files = sorted(path.name for path in (run / "rollouts").iterdir())
     assert files == [f"step_{n:06d}.jsonl" for n in (1, 3, 5, 7)]
-    rows, group = metrics(run), 2 if script == "train_oswft.py" else 4
+    rows = metrics(run)
     for step in (1, 3, 5, 7):
         kept = rollouts(run, step)
         assert len(kept) == 24 * group
@@ -131,12 +134,8 @@ def test_every_sampled_completion_is_kept_with_its_verdict(whole_runs, script):
             verdicts = torch.tensor([[answer["correct"] for answer in answers]])
             pass_rates.append(verdicts.float().mean().item())
             assert {answer["pass_rate"] for answer in answers} == {pass_rates[-1]}
-            if script == "train_oswft.py":
-                assert {answer["weight"] for answer in answers} == {1 - pass_rates[-1]}
-            else:
-                advantages = torch.tensor([[answer["advantage"] for answer in answers]])
-                torch.testing.assert_close(advantages, grpo_advantages(verdicts))
-        reward = "pass_rate" if script == "train_oswft.py" else "reward"
+            written = torch.tensor([[answer[column] for answer in answers]])
+            torch.testing.assert_close(written, of(verdicts).view(1, -1).expand(1, group))
         assert rows[step - 1][reward] == pytest.approx(sum(pass_rates[:12]) / 12)
         assert rows[step][reward] == pytest.approx(sum(pass_rates[12:]) / 12)
 
@@ -169,7 +168,7 @@ def test_a_reward_of_ones_own_counts_and_a_query_that_comes_twice_is_sampled_ane
         assert pair[0]["weight"] == pytest.approx(1 - sum(rewards) / 2)
 
 
-def test_osw_ft_whose_answers_are_all_wrong_takes_the_steps_of_sft_also_under_torchrun(
+def test_osw_ft_with_all_answers_wrong_takes_the_steps_of_sft_by_torchrun(
     whole_runs, tiny, tmp_path
 ):
     (tmp_path / "wrong.py").write_text("def reward(completion, example):\n    return 0\n")
@@ -261,9 +260,7 @@ arguments.run_script(train_oswft.main, train_oswft.Args, "")
 
 
 @needs_vllm
-def test_a_stop_in_the_middle_of_sampling_saves_at_once_and_the_run_continues(
-    oswft_run, tiny, tmp_path
-):
+def test_a_stop_while_sampling_saves_at_once_and_the_run_continues(whole_runs, tiny, tmp_path):
     run, script = tmp_path / "run", "train_oswft.py"
     (tmp_path / "slow.py").write_text(SLOW)
     _, *call = call_of(script, tiny, run)
@@ -281,7 +278,7 @@ def test_a_stop_in_the_middle_of_sampling_saves_at_once_and_the_run_continues(
     assert f"--resume {run}" in output and "run_script" not in output, output[-3000:]
     assert [*checkpoints(run)] == [2] and len(metrics(run)) == 2
     launch(script, "--resume", run, "--save_every", "2", ranks=2)
-    assert_equal(run, oswft_run)
+    assert_equal(run, whole_runs[script])
 
 
 def ask_the_rank_that_waits() -> None:

@@ -17,6 +17,7 @@ def rising(step: int) -> float:
 def test_of_a_rising_curve_the_beginning_of_the_plateau_is_selected():
     assert select_step([rising(n) for n in range(100)], CHECKPOINTS) == 60
     assert select_step([n / 100 for n in range(100)], CHECKPOINTS) == 100  # it still rises
+    assert select_step([0.001 * n for n in range(100)], CHECKPOINTS) == 80  # 0.0175 below the best
 
 
 def test_of_a_collapsing_curve_one_before_the_collapse_is_selected():
@@ -37,21 +38,14 @@ def test_noise_does_not_move_the_selection_off_the_plateau(seed):
     assert 50 <= select_step(spike, CHECKPOINTS) <= 80
 
 
-def test_a_rise_within_the_margin_is_a_plateau():
-    assert select_step([0.001 * n for n in range(100)], CHECKPOINTS) == 80  # 0.0175 below the best
-
-
-def test_the_folder_of_the_checkpoint_is_found(tmp_path):
-    rewards = [0.1] * 10 + [0.8] * 10
-    write_rows([{"reward": reward} for reward in rewards], tmp_path / "metrics.jsonl")
-    for step in (5, 20):
-        (tmp_path / f"checkpoint-{step:06d}").mkdir()
-    assert select_checkpoint(tmp_path) == tmp_path / "checkpoint-000020"
-
-
-def test_a_folder_without_a_run_of_grpo_has_no_selected_checkpoint(tmp_path):
+def test_the_folder_of_the_checkpoint_is_found_in_a_run_of_grpo_alone(tmp_path):
     with pytest.raises(InputError, match="no such file"):
         select_checkpoint(tmp_path)
     write_rows([{"loss": 0.5}], tmp_path / "metrics.jsonl")
     with pytest.raises(InputError, match="is not a run of GRPO with a checkpoint"):
         select_checkpoint(tmp_path)
+    rewards = [0.1] * 10 + [0.8] * 10
+    write_rows([{"reward": reward} for reward in rewards], tmp_path / "metrics.jsonl")
+    for step in (5, 20):
+        (tmp_path / f"checkpoint-{step:06d}").mkdir()
+    assert select_checkpoint(tmp_path) == tmp_path / "checkpoint-000020"

@@ -5,15 +5,7 @@ from dataclasses import replace
 import run
 import train_sft
 from conftest import metrics
-from data import (
-    Example,
-    InputError,
-    TokenizedExample,
-    Trajectory,
-    collate,
-    read_rows,
-    write_rows,
-)
+from data import Example, InputError, TokenizedExample, Trajectory, collate, read_rows, write_rows
 from train_oswft import oswft_loss
 from train_sft import Args, get_weights, sft_loss, update
 

@@ -14,12 +14,12 @@ from functools import partial
 import data
 from conftest import ROOT, launch, needs_vllm, on_ranks, slow
 from demo.tiny import make_tokenizer
-from dense import dense_oswft_loss, make_model, make_rows
+from dense import assert_same, dense_oswft_loss, make_model, make_rows
 from ranks import gather
+from templates import QWEN3
 
 import pytest
 import torch
-from test_templates import QWEN3
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     DataCollatorForSeq2Seq,
@@ -227,9 +227,9 @@ def test_the_page_s_own_loop_gives_the_dense_gradient(tmp_path):
         mask = pad([torch.arange(len(row)) >= len(row.prompt_ids) for row in ROWS[part]])
         micro_batches.append({"input_ids": ids, "mask": mask, "weights": weights[part]})
     exec(LOOP, {"model": model, "micro_batches": micro_batches, "oswft_loss": oswft_loss})
-    ours = [parameter.grad for parameter in model.parameters()]
     dense = torch.autograd.grad(dense_oswft_loss(model, ROWS, weights, TOKENS), model.parameters())
-    torch.testing.assert_close(ours, list(dense), rtol=1e-4, atol=1e-6)
+    for parameter, gradient in zip(model.parameters(), dense, strict=True):
+        assert_same(parameter.grad, gradient)
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules")  # imported before

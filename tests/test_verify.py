@@ -222,19 +222,16 @@ def test_results_come_in_the_order_of_the_inputs():
             verifier.score(["a", "b"], ["a"])
 
 
-def test_a_number_is_a_reference_and_nothing_else_but_text_is():
+def test_a_number_is_a_reference_and_what_is_no_text_either_is_an_error_not_a_wrong_answer():
     boxed = [rf"\boxed{{{answer}}}" for answer in (1, 27, "0.00005", "7")]
     with Verifier(num_workers=1) as verifier:
         assert verifier.score(boxed, [1, 27.0, 5e-5, "7"]) == [True] * 4
         for bad in (None, ["1"], b"1", True, float("nan")):
             with pytest.raises(RewardError, match="must be text or a number"):
                 verifier.score(boxed, ["1", "27", bad, "7"])
+        with pytest.raises(RewardError, match=r"the verifier, row '7'"):
+            verifier.score([r"\boxed{1}", 7], ["1", "7"])  # a completion is text
     assert is_correct(boxed[0], 1)
-
-
-def test_an_error_of_the_verifiers_own_is_no_wrong_answer():
-    with Verifier() as verifier, pytest.raises(RewardError, match=r"the verifier, row '7'"):
-        verifier.score([r"\boxed{1}", 7], ["1", "7"])  # a completion is text
 
 
 def processes(verifier: Verifier) -> list[psutil.Process]:

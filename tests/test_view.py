@@ -5,9 +5,9 @@ import shutil
 import time
 from pathlib import Path
 
-from data import InputError, write_rows
+from data import write_rows
 from demo.tiny import make_tokenizer
-from look.view import split_tokens, view
+from look.view import view
 from run import write_args
 
 import pytest
@@ -61,7 +61,7 @@ def chromium(tmp_path_factory):
 
 
 class Page:
-    """The file of a run in the browser; at the end, `check` it."""
+    """The file of a run in the browser."""
 
     def __init__(self, driver, file: Path, run: Path):
         view((run,), file)
@@ -84,16 +84,6 @@ class Page:
         self.driver.find_element("xpath", f"//td[text()={json.dumps(id)}]").click()
         assert wait(lambda: self.texts("section"))
         return self.find("section").text
-
-    def check(self) -> None:
-        """Nothing is in the console, nothing was run, nothing was asked of a network."""
-        assert self.driver.get_log("browser") == []
-        assert self.driver.execute_script("return typeof hacked") == "undefined"
-        log = self.driver.get_log("performance")
-        logged = [json.loads(row["message"])["message"] for row in log]
-        sent = [row["params"] for row in logged if row["method"] == "Network.requestWillBeSent"]
-        ours = [params["request"]["url"] for params in sent if params["documentURL"] == self.url]
-        assert {url.partition(":")[0] for url in ours} == {"file", "data"}
 
 
 def wait(done, seconds: float = 20) -> bool:
@@ -133,46 +123,21 @@ def test_a_click_shows_why_a_query_counts_and_its_answers_with_colored_tokens(ch
     assert "train.jsonl: no such file" in page.find("summary").text and page.open("q0")
 
 
-def test_graded_rewards_are_not_rounded_to_right_and_wrong(chromium, tmp_path):
-    fields = {"pass_rate": 0.25, "text": "7"}
-    graded = [{"reward": reward, "advantage": reward, **fields} for reward in (0.5, 0.0)]
-    run = write_run(tmp_path / "grpo", [{"q0": graded}], reward="mine.py:score")
-    page = Page(chromium, tmp_path / "view.html", run)
-    assert page.shows("newest", ["some (0.5 of 2)"])
-    shown = page.open("q0")
-    assert "0.5 of 2 points" in shown and "Answer 1 · reward 0.5 · advantage +0.50" in shown
-
-
 def test_nothing_that_a_model_wrote_is_run(chromium, tmp_path):
     id = "<img src=x onerror=hacked=1>'\"</td>"
     batch = {id: [*answers(1, text=HOSTILE), *answers(0, text=HOSTILE, logprobs=[-1.0] * 3)]}
     page = Page(chromium, tmp_path / "view.html", write_run(tmp_path / "$x^$ <b>", [batch]))
-    assert page.shows("id", [id])
+    assert wait(lambda: page.texts("#queries tbody td.id") == [id])
     page.driver.execute_script("document.querySelector('tbody td').click()")
     assert wait(lambda: HOSTILE in page.texts("section pre"))
     assert not page.texts("#browse :is(img, script, b, iframe)")
-    page.check()
+    assert page.driver.get_log("browser") == []
+    assert page.driver.execute_script("return typeof hacked") == "undefined"
+    logged = [json.loads(row["message"])["message"] for row in page.driver.get_log("performance")]
+    sent = [row["params"] for row in logged if row["method"] == "Network.requestWillBeSent"]
+    ours = [params["request"]["url"] for params in sent if params["documentURL"] == page.url]
+    assert {url.partition(":")[0] for url in ours} == {"file", "data"}  # nothing of a network
     image = "<img src='data:,' onerror=hacked=1>"  # even markup that got in would not run
     page.driver.execute_script("document.body.insertAdjacentHTML('beforeend', arguments[0])", image)
     assert wait(lambda: "Content Security" in str(page.driver.get_log("browser")))
     assert page.driver.execute_script("return typeof hacked") == "undefined"
-
-
-def test_tokens_that_make_up_a_character_stand_together():
-    known = {1: b"a", 2: b" b", 3: "é".encode()[:1], 4: "é".encode()[1:]}
-
-    def decode(ids):  # as some tokenizers, without a leading space
-        return b"".join(known[id] for id in ids).decode(errors="replace").removeprefix(" ")
-
-    shown = split_tokens([1, 2, 3, 4, 1, 3], [-1.0] * 6, decode)
-    assert shown == [("a", -1), (" b", -1), ("é", -2), ("a", -1), ("\ufffd", -1)]
-
-
-def test_the_page_lies_next_to_its_runs_and_an_evaluation_gets_none(tmp_path):
-    first, second = (write_run(tmp_path / name, []) for name in ("sft", "oswft"))
-    view((first,))
-    view((first, second))
-    assert {path.name for path in tmp_path.rglob("*.html")} == {"sft-view.html", "view.html"}
-    write_args(second, args={"model": "m"}, benchmarks={})
-    with pytest.raises(InputError, match="no training run"):
-        view((second,))

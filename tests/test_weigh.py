@@ -30,17 +30,14 @@ def test_answers_agree_if_the_verifier_calls_them_equal():
     ]
     right = np.zeros((7, 4), dtype=bool)
     right[5, :3] = right[1, 2] = True
+    for answers, agreed in ((["7"], None), (["7", "7"], ("7", 2))):  # at least two
+        right_alone = np.zeros((1, len(answers)))
+        assert weigh.agreed_answers([answers], right_alone, lambda *_: [], 0.75) == [agreed]
     with Verifier(2) as verifier:
         found = weigh.agreed_answers(extracted, right, verifier.score, 0.75)
         half = weigh.agreed_answers(extracted, right, verifier.score, 0.5)
     assert found == [("1/2", 3), ("B", 3), None, ("7", 3), None, None, None]
     assert half[2] == ("B", 2) and half[5] is None
-
-
-def test_two_answers_at_least_must_agree():
-    for answers, agreed in ((["7"], None), (["7", "7"], ("7", 2))):
-        right = np.zeros((1, len(answers)))
-        assert weigh.agreed_answers([answers], right, lambda *_: [], 0.75) == [agreed]
 
 
 class Pass:

@@ -1,0 +1,412 @@
+"""What is checked on a CPU and on a GPU alike: `on_ranks` calls it on every rank."""
+
+import copy
+import ctypes
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import logprobs
+import train_grpo
+import train_oswft
+import train_sft
+from arguments import keywords
+from bench.gpu import random_rows
+from data import InputError, Trajectory, load_tokenizer
+from dense import (
+    ROWS,
+    VOCABULARY,
+    assert_same,
+    dense_grpo_loss,
+    dense_logprobs,
+    dense_oswft_loss,
+    make_model,
+    make_rows,
+)
+from engine import STATE_KEYS, Engine, init_training, load_engine
+from ranks import gather
+from rollout import Completion, Rollout, check_vllm, kv_cache_bytes, pad_completions
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from deepspeed.utils import safe_get_full_grad
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+# ---- The gradient --------------------------------------------------------------------------------
+
+SETTINGS = {  # of every case, unless it says otherwise
+    **{"model": "", "data": "", "learning_rate": 1e-2, "max_grad_norm": 0.05},
+    **{"precision": "fp32", "max_tokens_per_micro_batch": 60},
+}
+
+
+class Twins:
+    """An engine, and the same model without one, which takes the same steps."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, args, tied=True, vocabulary: int = VOCABULARY):
+        # so few logits at a time that a pass has several chunks; above 20 tokens none is kept
+        patch.setattr(logprobs, "MAX_LOGITS", dict.fromkeys(("cpu", "cuda"), 7 * vocabulary))
+        patch.setattr(logprobs, "MAX_KEPT", 20 * vocabulary)
+        patch.setattr("engine.GATHER_BYTES", 4096)  # several buckets
+        sizes = {"vocab_size": vocabulary, "intermediate_size": vocabulary}
+        model = make_model(tie_word_embeddings=tied, **sizes)
+        self.args, self.dense, self.gradients = args, copy.deepcopy(model), {}
+        parameters = self.dense.parameters()
+        self.adam = torch.optim.AdamW(parameters, lr=args.learning_rate, weight_decay=0.0)
+        patch.delenv("TORCHDYNAMO_DISABLE", raising=False)  # set for the engine before this one
+        self.engine = Engine(model, **keywords(args, Engine))
+        for name, buffer in self.engine.model.named_buffers():  # rotary frequencies, in bf16 too
+            assert buffer.dtype == torch.float32, name
+        self.step, self.engine.step = self.engine.step, self.keep_gradients_and_step
+
+    def keep_gradients_and_step(self, learning_rate: float) -> dict[str, float]:
+        for name, parameter in self.engine.model.named_parameters():
+            self.gradients[name] = safe_get_full_grad(parameter).cpu().clone()
+        return self.step(learning_rate)
+
+    def compare(self, loss: torch.Tensor, stats: dict[str, float]) -> None:
+        """The step of the dense twin with the one that the engine has just taken."""
+        bf16 = self.args.precision == "bf16"
+        share = 0.06 / self.args.temperature**2  # of bf16's rounding, which dividing logits adds to
+        bounds = {"largest": share, "norm": share} if bf16 else {}
+        self.adam.zero_grad()
+        (loss + 0 * sum(p.sum() for p in self.dense.parameters())).backward()
+        norm = torch.cat([p.grad.double().flatten() for p in self.dense.parameters()]).norm()
+        assert_same(torch.tensor(stats["loss"]), loss.detach(), **bounds)
+        assert_same(torch.tensor(stats["grad_norm"]), norm, **bounds)
+        for name, parameter in self.dense.named_parameters():
+            assert_same(self.gradients[name].float(), parameter.grad, **bounds)
+            # Adam divides by a gradient's size and enlarges rounding: both take the same gradient
+            parameter.grad.copy_(self.gradients[name])
+        if bf16:
+            return  # two roundings do not take the same path from here on
+
+        torch.nn.utils.clip_grad_norm_(self.dense.parameters(), self.args.max_grad_norm)
+        self.adam.step()
+        names = dict(self.dense.named_parameters())
+        for name, weight in self.engine.named_parameters():
+            parameter = names.pop(name).detach()
+            assert_same(weight.cpu(), parameter)
+            parameter.copy_(weight)  # so that each step is compared by itself
+        assert not names, f"not handed out: {names}"
+
+
+def compare_oswft(patch: pytest.MonkeyPatch, tied: bool = True, **settings) -> None:
+    args = train_oswft.Args(**SETTINGS | settings)
+    twins = Twins(patch, args, tied)
+    lazily = twins.engine.micro_batches  # here they are all made first, which changes nothing
+    patch.setattr(twins.engine, "micro_batches", lambda *rows, **keep: [*lazily(*rows, **keep)])
+    generator = torch.Generator().manual_seed(1)
+    some = torch.tensor([0, 0.5, 1, 0, 1, 0.25, 0, 0.75, 1, 0, 1])
+    one = (torch.arange(ROWS) == 3).float()  # fewer rows than ranks
+    # after a step in bf16, two roundings do not take the same path
+    for weights in (some, one, torch.zeros(ROWS))[: 1 if args.precision == "bf16" else 3]:
+        rows = make_rows(generator)
+        tokens = sum(len(row.response_ids) for row in rows)
+        normalizer = tokens if args.normalizer == "token" else ROWS
+        loss = dense_oswft_loss(twins.dense, rows, weights, normalizer)
+        stats = train_oswft.update(twins.engine, rows, weights, args)
+        assert stats["skipped_sequences"] == int((weights == 0).sum()), stats
+        learnt = [row for row, weight in zip(rows, weights.tolist(), strict=True) if weight]
+        assert stats["train_tokens"] == sum(map(len, learnt)), stats
+        twins.compare(loss, stats)
+
+
+def compare_grpo(
+    patch: pytest.MonkeyPatch, steps_per_batch=2, tied=True, vocabulary=VOCABULARY, **settings
+) -> None:
+    """Two batches; where a batch has several updates, the ratio leaves its bounds in the later."""
+    size = 4 // steps_per_batch  # queries, of three answers each
+    batch = {"temperature": 0.7, "rollout_batch_size": 4, "train_batch_size": size}
+    args = train_grpo.Args(**SETTINGS | batch | settings)
+    twins = Twins(patch, args, tied, vocabulary)
+    close = 0.2 if args.precision == "bf16" else 2e-3  # nats
+    generator, clipped = torch.Generator().manual_seed(2), torch.zeros(2)
+    for rewards in ([[1, 0, 0], [1, 1, 1], [0, 0, 1], [1, 1, 0]], [[0, 0, 0]] * 3 + [[0, 1, 0]]):
+        advantages = train_grpo.grpo_advantages(torch.tensor(rewards))  # (4, 3)
+        keep = advantages.flatten() != 0
+        rows = make_rows(generator, len(keep))
+        with torch.no_grad():
+            old = [dense_logprobs(twins.dense, row, args.temperature) for row in rows]
+        scores = twins.engine.eval_logprobs(rows, args.temperature, keep)
+        expected = pad_completions([each.tolist() for each in old], rows) * keep[:, None]
+        torch.testing.assert_close(scores.cpu(), expected, rtol=0, atol=close)
+        for start in range(0, 4, size):
+            part, piece = slice(start, start + size), slice(3 * start, 3 * (start + size))
+            flat = advantages[part].flatten().tolist()
+            loss, low, high = dense_grpo_loss(twins.dense, rows[piece], flat, old[piece], args)
+            old_part = scores.view(4, 3, -1)[part] if steps_per_batch > 1 else None
+            stats = train_grpo.update(twins.engine, rows[piece], advantages[part], old_part, args)
+            live = [row for row, advantage in zip(rows[piece], flat, strict=True) if advantage]
+            assert stats["skipped_sequences"] == 3 * size - len(live), stats
+            twins.compare(loss, stats)
+            if args.precision == "bf16":
+                return
+            tokens = sum(len(row.response_ids) for row in live)
+            assert stats["clipped_low_share"] * tokens == pytest.approx(low), (stats, low)
+            assert stats["clipped_high_share"] * tokens == pytest.approx(high), (stats, high)
+            assert (stats["approx_kl"] > 1e-6) == (start > 0 and bool(live)), stats
+            clipped += torch.tensor([low, high])
+    assert steps_per_batch == 1 or clipped.min() > 0, "no token was ever clipped"
+
+
+# a row, some rows, and all rows in a micro-batch
+SPLITS = [partial(compare_oswft, max_tokens_per_micro_batch=n) for n in (1, 60, 10_000)]
+SPLITS += [partial(compare_grpo, max_tokens_per_micro_batch=n) for n in (1, 60, 10_000)]
+SETTINGS_OF_A_RUN = [
+    partial(compare_oswft, tied=False),
+    *[partial(compare_oswft, zero_stage=stage, normalizer="sequence") for stage in (1, 2)],
+    *[partial(compare_oswft, zero_stage=stage, precision="bf16") for stage in (1, 2, 3)],
+    partial(compare_oswft, gradient_checkpointing=True),
+    partial(compare_oswft, tied=False, cpu_offload=True),
+    partial(compare_grpo, steps_per_batch=1),
+    partial(compare_grpo, steps_per_batch=4, tied=False, zero_stage=2, clip_low=0.9, clip_high=1.1),
+    # so large matrices that ZeRO-3 shards them anew after every pass, also after scoring
+    partial(compare_grpo, zero_stage=3, vocabulary=4000, gradient_checkpointing=True),
+    partial(compare_grpo, precision="bf16"),
+]
+
+
+def compare_gradients(*comparisons: partial) -> None:
+    """On every rank. On a GPU the reference stays on the CPU."""
+    if not dist.is_initialized():
+        init_training()
+    if torch.cuda.is_available():
+        assert not torch.backends.cuda.cudnn_sdp_enabled()  # vLLM is not imported here
+    with pytest.MonkeyPatch.context() as patch:
+        for compare in comparisons:
+            print(compare, flush=True)  # the last one, if it fails
+            compare(patch)
+
+
+# ---- The state -----------------------------------------------------------------------------------
+
+LEARNING_RATE = 1e-3
+Weights = dict[str, torch.Tensor]
+
+
+def open_engine(folder: Path, precision: str, zero_stage: int, cpu_offload=False) -> Engine:
+    settings = {"precision": precision, "zero_stage": zero_stage, "cpu_offload": cpu_offload}
+    return load_engine(str(folder), 64, **settings)
+
+
+def take_step(engine: Engine, number: int) -> dict[str, float]:
+    generator = torch.Generator().manual_seed(number)
+    ids = lambda: torch.randint(40, (9,), generator=generator).tolist()  # noqa: E731
+    rows = [Trajectory("id", ids(), ids()) for _ in range(5)]
+    args = train_sft.Args(model="", data="", learning_rate=LEARNING_RATE)
+    return train_sft.update(engine, rows, torch.ones(len(rows)), args)
+
+
+def weights_of(engine: Engine) -> Weights:
+    """The fp32 ones."""
+    names = dict(engine.model.named_parameters())
+    return {name: engine._get_state(names[name], "master").cpu().clone() for name in names}
+
+
+def assert_close(ours: Weights, theirs: Weights, tolerance: float = 0.0) -> None:
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(ours[name], tensor, rtol=0, atol=tolerance)
+
+
+def save_states(folder: Path) -> dict[str, tuple[Weights, Weights]]:
+    """In each precision two steps, a state, and a third step; returns the weights after both."""
+    init_training()
+    steps = {}
+    for precision in ("fp32", "bf16"):
+        engine = open_engine(folder / "model", precision, zero_stage=3)
+        for number in range(2):
+            take_step(engine, number)
+        engine.save_state(folder / precision)
+        engine.save_model(load_tokenizer(str(folder / "model")), folder / precision)
+        at_two = weights_of(engine)
+        take_step(engine, 2)
+        steps[precision] = at_two, weights_of(engine)
+    return steps
+
+
+def go_on(folder: Path, steps: dict[str, tuple[Weights, Weights]]) -> None:
+    """With each ZeRO stage, and with offload, from the saved states to the same third step."""
+    init_training()
+    for precision, (at_two, at_three) in steps.items():
+        for stage in (1, 2, 3):
+            take_third_step(folder / precision, at_two, at_three, precision, stage)
+    for stage in (1, 3):  # the weights are rounded, too
+        take_third_step(folder / precision, at_two, at_three, precision, stage, cpu_offload=True)
+
+
+def take_third_step(folder: Path, at_two: Weights, at_three: Weights, *settings, **more) -> None:
+    engine = open_engine(folder, *settings, **more)
+    engine.load_state(folder)
+    assert engine.num_steps == 2, engine.num_steps
+    saved = {path.stem: load_file(path) for path in (folder / "state").iterdir()}
+    names = dict(engine.model.named_parameters())
+    assert saved.keys() == names.keys()
+    for name, tensors in saved.items():
+        assert tensors.keys() == set(STATE_KEYS)
+        for key, tensor in tensors.items():  # every number of the state, to the last bit
+            ours = engine._get_state(names[name], key).cpu()
+            assert torch.equal(ours, tensor), (settings, more, name, key)
+    assert_close(weights_of(engine), at_two)
+    for name, weight in engine.named_parameters():  # what the model computes with: rounded from it
+        assert torch.equal(weight.cpu(), at_two[name].to(weight.dtype)), (settings, more, name)
+    take_step(engine, 2)
+    share = 0.02 if engine.model.dtype == torch.float32 else 0.6
+    assert_close(weights_of(engine), at_three, share * LEARNING_RATE)
+    take_no_step_without_a_finite_gradient(engine)
+
+
+def take_no_step_without_a_finite_gradient(engine: Engine) -> None:
+    adam = [value for state in engine.adam.state.values() for value in state.values()]
+    before, adam_before = weights_of(engine), copy.deepcopy(adam)
+    for batch in engine.micro_batches([Trajectory("bad", [1, 2], [3])]):
+        loss = engine.logprobs(batch).sum()
+        engine.backward((0 * loss).sqrt(), batch.is_last)  # its value is 0, its gradient NaN
+    with pytest.raises(FloatingPointError, match=r"step 4: the gradient is (inf|nan)"):
+        engine.step(LEARNING_RATE)
+    assert_close(weights_of(engine), before)
+    assert all(map(torch.equal, adam, adam_before)), "a moment of Adam has changed"
+
+
+# ---- vLLM ----------------------------------------------------------------------------------------
+
+TEMPERATURE = 0.8
+TOLERANCE = {"fp32": 1e-3, "bf16": 0.15}  # nats, of one token
+
+
+def follow_the_trainer(tiny: str, folder: str, tied: bool, precision: str) -> str:
+    """On every rank; returns what the test on a GPU prints. There vLLM sleeps between samples."""
+    init_training()
+    tokenizer = load_tokenizer(tiny)
+    torch.manual_seed(0)
+    config = AutoConfig.from_pretrained(tiny)
+    config.tie_word_embeddings, config.initializer_range = tied, 0.1
+    model = AutoModelForCausalLM.from_config(config)
+    if dist.get_rank() == 0:
+        model.save_pretrained(folder)
+    dist.barrier()
+    # so large a rate that the second model has nothing to do with the first
+    args = train_oswft.Args(model=folder, data="", learning_rate=0.05)
+    engine = Engine(model, precision=precision, max_tokens_per_micro_batch=200)
+    settings = {"temperature": TEMPERATURE, "vllm_memory": 0.1, "vllm_sleep": True}
+    sampler = Rollout(folder, tokenizer, 512, precision=precision, **settings)
+
+    # Long prompts with a common beginning: several blocks that the prefix cache would keep.
+    generator = torch.Generator().manual_seed(1)
+    shared = torch.randint(8, 28, (300,), generator=generator).tolist()
+    prompts = [shared + torch.randint(8, 28, (n,), generator=generator).tolist() for n in (3, 1, 5)]
+    queries = [Trajectory("id", prompt, []) for prompt in prompts]
+
+    def sample(*seeds: int) -> list[Completion]:
+        options = {"seeds": seeds, "temperature": TEMPERATURE, "logprobs": 3}
+        mine = sampler.generate(prompts, 2, max_tokens=40, **options)
+        return sorted(gather(mine), key=lambda completion: completion.query)
+
+    def largest_gap(completions: list[Completion]) -> float:
+        rows = [Trajectory("id", prompts[c.query], c.token_ids) for c in completions]
+        vllms = pad_completions([c.logprobs for c in completions], rows).to(engine.device)
+        return float((engine.eval_logprobs(rows, TEMPERATURE) - vllms).abs().max())
+
+    sampler.load_parameters(engine.named_parameters())
+    first = sample(1, 2, 3)
+    assert [completion.query for completion in first] == [0, 0, 1, 1, 2, 2], first
+    assert first[0].token_ids != first[1].token_ids, "two samples of one prompt are the same"
+    freed = reload(sampler, engine.named_parameters())
+    again = sample(1, 2, 3)  # with an empty prefix cache, too: a full one rounds otherwise
+    same = [ours.token_ids == theirs.token_ids for ours, theirs in zip(first, again, strict=True)]
+    assert all(same), f"the same seeds gave other samples: {same}"
+    assert sample(4, 5, 6) != first, "other seeds gave the same samples"
+    for completions in (first, again):
+        gap = largest_gap(completions)
+        assert gap < TOLERANCE[precision], gap
+    for c in first:
+        stopped = c.token_ids[-1] in sampler.stop_token_ids
+        assert stopped == (c.finish_reason == "stop"), c
+        assert stopped or len(c.token_ids) == 40, c
+
+    sampler.sleep()
+    for _ in range(3):
+        rows = [Trajectory("id", prompt[:50], prompt[50:99]) for prompt in prompts]
+        train_oswft.update(engine, rows, torch.ones(3), args)
+    assert largest_gap(first) > 3, "the update was not large: this test shows nothing"
+    with pytest.raises(InputError, match="vLLM samples from another model than is trained"):
+        check_vllm(engine, sampler, queries, [[c] for c in first], strict=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.GATHER_BYTES", 20_000)  # several buckets
+        sampler.load_parameters(engine.named_parameters())
+    second = sample(1, 2, 3)
+    assert second != first, "the weights are the old ones"
+    gap = largest_gap(second)
+    assert gap < TOLERANCE[precision], gap
+    shown = check_vllm(engine, sampler, queries, [[c] for c in second], strict=True)
+    assert 0 <= shown["vllm_gap_mean"] <= shown["vllm_gap_max"] < TOLERANCE[precision], shown
+    return f"gap {gap:.2g} nats, {engine.device.type}, {sampler.model_runner}, {freed}"
+
+
+def reload(sampler: Rollout, weights: Iterator[tuple[str, torch.Tensor]]) -> str:
+    """On a GPU after a sleep, with what an update leaves behind; returns what came back."""
+    if not sampler.sleeps:
+        sampler.load_parameters(weights)
+        return "no sleep"
+    cache = kv_cache_bytes(sampler.model, sampler.max_length, sampler.precision)  # of one sequence
+    before = torch.cuda.mem_get_info()[0]
+    sampler.sleep()
+    freed = torch.cuda.mem_get_info()[0] - before
+    assert freed > 0.9 * cache, f"{freed / 2**20:.0f} of {cache / 2**20:.0f} MiB came back"
+    reserved = torch.cuda.memory_reserved()
+    torch.empty(2**30, dtype=torch.uint8, device="cuda")  # an update's activations: freed, kept
+    sampler.load_parameters(weights)
+    assert torch.cuda.memory_reserved() < reserved + 2**29, "beside it vLLM would not fit"
+    return f"{freed / 2**30:.1f} GiB came back"
+
+
+# ---- Memory --------------------------------------------------------------------------------------
+
+
+def rss() -> int:
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed before must not look like free memory
+    return psutil.Process().memory_info().rss
+
+
+def held_by_a_step(folder: str, length: int, rows_per_rank: int) -> dict[str, int]:
+    """Bytes of a rank: on a CPU by part, as `memory.memory` names them; on a GPU the peak."""
+    init_training()
+    on_gpu = torch.cuda.is_available()
+    passes = 1 + on_gpu  # the second adds to the gradients of the first
+    num_rows = passes * rows_per_rank * dist.get_world_size()
+    rows = random_rows([(1, length - 1)] * num_rows, range(1000))
+    settings = {"max_tokens_per_micro_batch": rows_per_rank * length}
+    settings["zero_stage"] = 2 if on_gpu else 3  # on one GPU 3 runs as 2
+    engine = load_engine(folder, length, **settings)
+    between_steps = torch.cuda.memory_allocated() if on_gpu else 0
+    resident = []  # after the embedding, and before the log-probabilities
+    network = engine.model.base_model
+    network.layers[0].register_forward_pre_hook(lambda *_: resident.append(rss()))
+    network.norm.register_forward_hook(lambda *_: resident.append(rss()))
+
+    def update(rows) -> None:
+        weights, args = torch.ones(len(rows)), train_sft.Args(model="", data="")
+        train_sft.update(engine, rows, weights, args)
+
+    update(rows[: dist.get_world_size()])  # Adam's state exists from here
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+        update(rows)
+        free, total = torch.cuda.mem_get_info()
+        peak = {"allocated": torch.cuda.max_memory_allocated(), "of the GPU": total - free}
+        return {**peak, "between steps": between_steps}
+    resident.clear()
+    update(rows)
+    zero = engine.engine.optimizer
+    states = [x for state in engine.adam.state.values() for x in state.values()]
+    assert all(torch.isfinite(p.ds_tensor).all() for p in engine.model.parameters())
+    return {
+        "weights": sum(p.ds_tensor.nbytes for p in engine.model.parameters()),
+        "gradients": zero.grad_partitions_flat_buffer.nbytes,
+        "reduce bucket": sum(bucket.buffer.nbytes for bucket in zero.ipg_buckets.values()),
+        "optimizer": sum(x.nbytes for x in [*zero.fp32_partitioned_groups_flat, *states]),
+        "activations": resident[1] - resident[0],
+    }
