@@ -44,7 +44,7 @@ class InputError(ValueError):
 
 
 @contextmanager
-def named(what: str, kinds: tuple = (Exception,)) -> Iterator[None]:
+def blame(what: str, kinds: tuple = (Exception,)) -> Iterator[None]:
     """Turn these kinds of errors into an InputError: one line that begins with `what`."""
     try:
         yield
@@ -104,7 +104,7 @@ def read_rows(path_or_hub_id: str, split: str = "train") -> Iterator[tuple[str, 
         import datasets  # takes seconds to import, and only hub ids need it
 
         name, _, config = path_or_hub_id.partition(":")
-        with named(f"{name}: no such file, and as a hub id"):
+        with blame(f"{name}: no such file, and as a hub id"):
             rows = datasets.load_dataset(name, config or None, split=split)
         for number, row in enumerate(rows, start=1):
             yield f"{path_or_hub_id}:{number}", row
@@ -194,7 +194,7 @@ def prompt_text(tokenizer: Tokenizer, question: str, ask: str) -> str:
 def render(tokenizer: Tokenizer, turns: list[dict], **options) -> str:
     """What the chat template makes of the turns. Raises InputError if it fails."""
     options |= {"tokenize": False, "strftime_now": TODAY.strftime}
-    with named(f"{tokenizer.name_or_path}: the chat template fails"):
+    with blame(f"{tokenizer.name_or_path}: the chat template fails"):
         return tokenizer.apply_chat_template(turns, **options)
 
 
@@ -204,13 +204,13 @@ def load_tokenizer(path_or_hub_id: str) -> Tokenizer:
     from transformers.utils import has_file
 
     nothing = f"{path_or_hub_id}: no folder, nor a hub id in reach, with a tokenizer.json"
-    with named(nothing):  # a tokenizer made from other files may give other ids
+    with blame(nothing):  # a tokenizer made from other files may give other ids
         found = has_file(path_or_hub_id, "tokenizer.json")
     if not found:
         inside = sorted(Path(path_or_hub_id).glob("*/tokenizer.json"))
         raise InputError(f"{nothing}; {inside[-1].parent}?" if inside else nothing)
     options = {"clean_up_tokenization_spaces": False}  # what is graded is what was sampled
-    with named(f"{path_or_hub_id}: its tokenizer cannot be loaded"):
+    with blame(f"{path_or_hub_id}: its tokenizer cannot be loaded"):
         tokenizer = PreTrainedTokenizerFast.from_pretrained(path_or_hub_id, **options)
     end = end_of_turn_id(tokenizer)
     if end not in tokenizer(tokenizer.decode(end), add_special_tokens=False).input_ids:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import cpu
-from data import InputError, MicroBatch, Trajectory, collate, named, split_rows, stop_token_ids
+from data import InputError, MicroBatch, Trajectory, blame, collate, split_rows, stop_token_ids
 from logprobs import LogprobModel
 from ranks import gather, init_ranks
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 GATHER_BYTES = 2**30  # of parameters that ZeRO-3 gathers at a time
 STATE_KEYS = ("master", "exp_avg", "exp_avg_sq")  # the fp32 weight, and Adam's moments
-# A rank without rows reads it, and learns nothing; at length 1 a compiled layer has other graphs.
+# A rank without rows reads this. For one token a compiled layer would need graphs of its own.
 IDLE = Trajectory("idle", [0, 0, 0, 0], [])
 
 
@@ -50,7 +50,7 @@ def load_config(model: str, max_length: int) -> PreTrainedConfig:
     """Load a config. Raises InputError if the model cannot read such a length."""
     from transformers import AutoConfig
 
-    with named(model):  # transformers may not know its type, or it has code of its own
+    with blame(model):  # transformers may not know its type, or it has code of its own
         config = AutoConfig.from_pretrained(model, trust_remote_code=False)
     if config.get_text_config() is not config:
         raise InputError(f"{model}: reads more than text ({config.model_type})")
@@ -64,7 +64,7 @@ def load_config(model: str, max_length: int) -> PreTrainedConfig:
 
 
 def load_model(path_or_hub_id: str, max_length: int, precision: str = "auto") -> PreTrainedModel:
-    """Load a causal language model. Raises InputError if that would silently be another one."""
+    """Load a causal language model. Raises InputError if transformers would load another one."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import cached_file, has_file
     from transformers.utils.logging import disable_progress_bar
@@ -80,7 +80,7 @@ def load_model(path_or_hub_id: str, max_length: int, precision: str = "auto") ->
             setattr(config, name, 0.0)
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}.get(precision, "auto")
     options = {"config": config, "output_loading_info": True, "trust_remote_code": False}
-    with named(path_or_hub_id):  # a file may be cut off
+    with blame(path_or_hub_id):  # a file may be cut off
         model, report = AutoModelForCausalLM.from_pretrained(path_or_hub_id, dtype=dtype, **options)
     for kind in "missing", "unexpected":  # it makes up the first, and drops the second
         if names := sorted(report[f"{kind}_keys"]):
@@ -89,8 +89,7 @@ def load_model(path_or_hub_id: str, max_length: int, precision: str = "auto") ->
     names = tensor_names(Path(cached_file(path_or_hub_id, "config.json")).parent)
     left_out = [name for name in names if ".mtp." in f".{name}"]  # they predict later tokens
     if left_out and os.environ.get("RANK", "0") == "0":
-        reason = f"{left_out[0]} and others are not trained, and final/ lacks them"
-        print(f"note: {reason}", file=sys.stderr)
+        print(f"note: {left_out[0]} and others: not trained, nor in final/", file=sys.stderr)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     tied = getattr(config, "tie_word_embeddings", False)
     if tied and head and head.weight is not embedding.weight:  # vLLM would tie them
@@ -108,7 +107,7 @@ def tensor_names(folder: Path) -> Iterable[str]:
     placed = json.loads(index.read_text())["weight_map"] if index.exists() else {}
     files = {folder / name for name in placed.values()} or {*folder.glob("*.safetensors")}
     for path in sorted(files | {one} if one.exists() else files):
-        with named(str(path)), safe_open(path, "pt") as file:
+        with blame(str(path)), safe_open(path, "pt") as file:
             for name in sorted(file.keys()):
                 if (place := placed.setdefault(name, path.name)) != path.name:
                     raise InputError(f"{name} is in {place}, too: delete one of the two files")
@@ -133,8 +132,8 @@ def compile_layers(model: PreTrainedModel) -> None:
         raise InputError("--compile: TORCHDYNAMO_DISABLE or TORCH_COMPILE_DISABLE is set")
     if dist.get_rank() == 0:
         print("compiling the layers: at the first start this takes a minute", file=sys.stderr)
-    # ZeRO-1 and 2 add the ranks' gradients up in the order in which they come, and eager mode has
-    # another one: a rank that fell back to it would silently get wrong ones. `fullgraph` raises.
+    # ZeRO-1 and 2 add the ranks' gradients up in the order in which they come. A rank that fell
+    # back to eager mode would have another order, and silently wrong gradients: `fullgraph` raises.
     torch._dynamo.config.recompile_limit = 64
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer):  # a graph for all of them and all lengths
@@ -143,11 +142,13 @@ def compile_layers(model: PreTrainedModel) -> None:
 
 def load_engine(model: str, max_length: int, checkpoint: Path | None = None, **options) -> Engine:
     """An `Engine` with its options, for a model or continued from a checkpoint. A collective."""
-    precision = options.get("precision", "bf16")
     advice = f"if {checkpoint} is damaged, delete it: the one before it is resumed then"
-    with named(advice, (InputError,) if checkpoint else ()):
-        engine = Engine(load_model(str(checkpoint or model), max_length, precision), **options)
-        if checkpoint:
+    with blame(advice, (InputError,) if checkpoint else ()):
+        precision = options.get("precision", "bf16")
+        loaded = load_model(str(checkpoint or model), max_length, precision)
+    engine = Engine(loaded, **options)
+    if checkpoint:
+        with blame(advice, (InputError,)):
             engine.load_state(checkpoint)
     return engine
 
@@ -187,7 +188,7 @@ class Engine:
     def __init__(
         self,
         model: PreTrainedModel,
-        *,
+        *,  # the others are arguments of the scripts, by these names (see `keywords`)
         precision: Literal["bf16", "fp32"] = "bf16",
         max_tokens_per_micro_batch: int = 8192,
         max_grad_norm: float = 1.0,
@@ -204,7 +205,7 @@ class Engine:
         if torch.cuda.is_available():
             model.cuda()  # first: all ranks' fp32 copies would fill the host's memory
         cast_parameters(model, torch.float32)  # `checked` compares without rounding
-        with named(model.name_or_path, (ValueError, ImportError)):
+        with blame(model.name_or_path, (ValueError, ImportError)):
             model = LogprobModel.checked(model)
             cast_parameters(model, torch.bfloat16 if bf16 else torch.float32)
             model.model.generation_config.validate(strict=True)  # or the first save would fail
@@ -236,7 +237,7 @@ class Engine:
         self.total_loss = torch.zeros((), device=self.device)  # of this rank's micro-batches so far
         self.num_steps = 0  # optimizer steps done
         failures = (torch._dynamo.exc.BackendCompilerFailed,) if compile else ()
-        with named("--compile needs a C++ compiler and Python.h", failures):
+        with blame("--compile needs a C++ compiler and Python.h", failures):
             self._allocate_moments(compile)
 
     def micro_batches(
@@ -278,7 +279,7 @@ class Engine:
         """
         self.total_loss += loss.detach()
         self.engine.set_gradient_accumulation_boundary(is_last)
-        # DeepSpeed averages over the ranks, and ours is their sum.
+        # DeepSpeed averages over the ranks; this gives the sum. gas: gradient accumulation steps.
         self.engine.backward(loss * dist.get_world_size(), scale_wrt_gas=False)
 
     def step(self, learning_rate: float) -> dict[str, float]:
@@ -352,7 +353,7 @@ class Engine:
         yield {name: buffer.clone() for name, buffer in buffers if name in persistent}
 
     def save_model(self, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-        """Write a plain Hugging Face folder that stops at the end of turn. A collective."""
+        """Write a plain Hugging Face folder, whose model stops at the end of turn. A collective."""
         weights = {}
         for bucket in self._gather():
             if dist.get_rank() == 0:
@@ -361,7 +362,7 @@ class Engine:
             sampling = self.model.generation_config
             sampling.eos_token_id = stop_token_ids(tokenizer, sampling.eos_token_id)
             rope = getattr(self.model.config, "rope_parameters", None) or {}
-            if rope.get("rope_type") == "default":  # version 4 reads it here, or takes 10,000
+            if rope.get("rope_type") == "default":  # transformers 4 reads it here
                 self.model.config.rope_theta = rope["rope_theta"]
             self.model.save_pretrained(folder, state_dict=weights)
             tokenizer.save_pretrained(folder)
@@ -398,7 +399,7 @@ class Engine:
         """Read what `save_state` wrote; the model has to be loaded from there. A collective."""
         for name, parameter in self.model.named_parameters():
             path = folder / "state" / f"{name}.safetensors"
-            with named(str(path)), safe_open(path, "pt") as file:  # it may be lost, or cut off
+            with blame(str(path)), safe_open(path, "pt") as file:  # it may be lost, or cut off
                 for key in STATE_KEYS:
                     self._set_state(parameter, key, file.get_tensor(key))
                 num_steps = int(file.metadata()["step"])

@@ -29,13 +29,13 @@ from data import (
     Example,
     InputError,
     Tokenizer,
+    blame,
     derive_seed,
     get_texts,
     instruction,
     load_examples,
     load_tokenizer,
     messages,
-    named,
     prompt_text,
     read_rows,
     refuse_special_tokens,
@@ -160,7 +160,7 @@ def load_benchmark(name: str, data_dir: Path | None = None) -> list[Example]:
     benchmark = BENCHMARKS[name]
     source = str(data_dir / f"{name}.jsonl") if data_dir else benchmark.hub_id
     advice = "--data_dir takes copies, --benchmark_file problems of your own"
-    with named(advice, () if data_dir else (InputError,)):
+    with blame(advice, () if data_dir else (InputError,)):
         problems = read_benchmark(name, read_rows(source, benchmark.split))
     if len(problems) != benchmark.num_problems:
         reason = f"has {len(problems)} problems, but {name} has {benchmark.num_problems}"
@@ -356,7 +356,7 @@ def answer_missing(
     on_rank_0(lambda: loaded.append(load_model(args.model, longest, args.precision)))
     path = folder / f"samples.rank{dist.get_rank()}.jsonl"
     verifier = Verifier(args.verifier_workers, reward=args.reward)
-    with verifier, named(str(path), (OSError,)), path.open("ab") as out:  # the disk may be full
+    with verifier, blame(str(path), (OSError,)), path.open("ab") as out:  # the disk may be full
         out.truncate(path.read_bytes().rfind(b"\n") + 1)  # a kill may leave half a row
         options = {"precision": args.precision, "vllm_memory": args.vllm_memory}
         options |= {"rollout_batch_size": len(missing), "load_from_disk": True}
@@ -391,9 +391,9 @@ def answer_missing(
 def refuse_gap(rollout: Rollout, model: torch.nn.Module, prompt: Sequence[int]) -> None:
     """Raise InputError, as training does, if vLLM samples from another model than this."""
     gaps = []
-    with named(rollout.model, (ValueError,)):
+    with blame(rollout.model, (ValueError,)):
         model = LogprobModel(model)
-    for answer in rollout.generate([prompt], 4, 32, [0], temperature=1.0, logprobs=1):
+    for answer in rollout.generate([prompt], 4, 32, [0], temperature=1.0, with_logprobs=1):
         tokens = torch.tensor([*prompt, *answer.token_ids])
         positions = torch.arange(len(prompt) - 1, len(tokens) - 1)
         own = model(tokens[None, :-1], tokens[len(prompt) :], positions)

@@ -6,12 +6,13 @@ A rank is one process, on one GPU if there are any; a host is a machine with som
 import contextlib
 import itertools
 import os
+import signal
 import socket
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import NoReturn
 
@@ -33,7 +34,7 @@ def init_ranks(backend: str, timeout: timedelta = timedelta(minutes=30)) -> None
     if alone:
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     cpu.share_cores()
-    warnings.filterwarnings("ignore", category=FutureWarning)  # torch warns of others' calls
+    warnings.filterwarnings("ignore", category=FutureWarning)  # of calls in DeepSpeed and vLLM
     if torch.cuda.is_available():  # without it each rank opens GPU 0, too
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     store = dist.HashStore() if alone else next(dist.rendezvous("env://", timeout=timeout))[0]
@@ -79,7 +80,7 @@ def watch_hosts() -> None:
 
     def beat() -> None:
         seen = {}
-        with contextlib.suppress(RuntimeError):  # the first host, which keeps the store, is gone
+        try:
             for count in itertools.count():
                 if leads:
                     store.set(f"beat {rank}", str(count))
@@ -87,6 +88,8 @@ def watch_hosts() -> None:
                     if (value := store.get(f"beat {first}")) != seen.get(first):
                         seen[first], heard[first] = value, time.monotonic()
                 time.sleep(BEAT_S)
+        except RuntimeError:  # the first host, which keeps the store, is gone
+            heard[0] = min(heard.values())
 
     def watch() -> None:
         while all(time.monotonic() - last < SILENT_S for last in heard.values()):
@@ -101,6 +104,24 @@ def watch_hosts() -> None:
         threading.Thread(target=task, daemon=True).start()
 
 
+def tell_others(signals: Sequence[int]) -> None:
+    """Put one of these signals into the store: DeepSpeed's launcher gives it to one rank at a time.
+
+    A thread does it, as Python runs no handler while a rank waits in a collective.
+    """
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write)  # Python writes the number of each signal to it
+
+    def tell() -> None:
+        while os.read(read, 1)[0] not in signals:
+            pass
+        with contextlib.suppress(RuntimeError):  # rank 0, which keeps the store, has ended
+            _get_default_store().set("stop", "")
+
+    threading.Thread(target=tell, daemon=True).start()
+
+
 def finish(status: int) -> NoReturn:
     """End this rank, at once: Python's own end would take four seconds."""
     sys.stdout.flush()
@@ -110,13 +131,13 @@ def finish(status: int) -> NoReturn:
 
 def fail(reason: str, status: int = 1) -> NoReturn:
     """End this rank; if it is the first that fails, say why. The launcher ends the others."""
-    with contextlib.suppress(OSError, RuntimeError):  # rank 0, which keeps the store, has ended
-        first = os.environ.get("LOCAL_RANK", "0") == "0"  # one of each host speaks
+    with contextlib.suppress(OSError, RuntimeError):  # rank 0 has ended: it or the launcher spoke
+        speaks = os.environ.get("LOCAL_RANK", "0") == "0"  # one of each host
         if dist.is_initialized() and dist.get_world_size() > 1:
-            store = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-            socket.create_connection(store, timeout=10).close()
-            first = _get_default_store().add("failed", 1) == 1
-        if first:
+            server = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            socket.create_connection(server, timeout=10).close()
+            speaks = _get_default_store().add("failed", 1) == 1
+        if speaks:
             print(f"error: {reason}", file=sys.stderr)
     finish(status)
 

@@ -18,8 +18,8 @@ from data import (
     TokenizedExample,
     Tokenizer,
     Trajectory,
+    blame,
     derive_seed,
-    named,
     stop_token_ids,
 )
 from engine import Engine, load_config
@@ -31,9 +31,9 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 MAX_SEQUENCES = {"cpu": 256, "cuda": 512}  # at once; vLLM has no CUDA graph for more
-SHARE = 0.3  # of the memory is vLLM's, unless --vllm_memory or --vllm_sleep says otherwise
+VLLM_SHARE = 0.3  # of the memory is vLLM's, unless --vllm_memory or --vllm_sleep says otherwise
 MARGIN = 2 * 2**30  # bytes of a GPU stay free for what vLLM does not count (a guess)
-CHECKED = 8  # queries that `check_vllm` compares: each step of vLLM that has one is slower
+NUM_CHECKED = 8  # queries that `check_vllm` compares: each step of vLLM that has one is slower
 MAX_VLLM_GAP = {"bf16": 0.1, "fp32": 1e-4}  # nats a token; rounding gives 0.01 and 3e-7
 
 
@@ -71,7 +71,7 @@ class Rollout:
         tokenizer: Tokenizer,
         max_length: int,  # tokens of prompt and completion together
         load_from_disk: bool = False,  # start with the model's own parameters, to evaluate it
-        *,
+        *,  # the others are arguments of the scripts, by these names (see `keywords`)
         rollout_batch_size: int = 2**20,  # prompts of all ranks, answered at a time
         num_rollouts: int = 1,  # completions of a query that `sample` gives
         max_completion_length: int | None = None,  # tokens of such a completion; None: no limit
@@ -96,7 +96,7 @@ class Rollout:
         if torch.cuda.is_available():
             options = gpu_options(vllm_memory, self.sleeps, cache)
         else:
-            options = cpu.vllm_options(vllm_memory or SHARE, cache, max_length)
+            options = cpu.vllm_options(vllm_memory or VLLM_SHARE, cache, max_length)
         self.llm = llm_class(
             model=model,
             skip_tokenizer_init=True,  # it gets token ids, and gives token ids
@@ -141,17 +141,17 @@ class Rollout:
             self.llm.sleep(level=2)
 
     def sample(
-        self, queries: Sequence, batch: int, stop: Callable | None = None
+        self, queries: Sequence, number: int, stop: Callable | None = None
     ) -> list[Completion]:
-        """This rank's share of K completions a query, fewer if `stop()` turns true; then sleep."""
+        """This rank's share: K completions a query, or fewer if `stop()`. Then vLLM sleeps."""
         completions = self.generate(
             [query.prompt_ids for query in queries],
             num_samples=self.num_rollouts,
             max_tokens=self.max_completion_length or self.max_length,
-            seeds=[derive_seed(self.seed, batch, n, q.id) for n, q in enumerate(queries)],
+            seeds=[derive_seed(self.seed, number, n, q.id) for n, q in enumerate(queries)],
             stop=stop,
             temperature=self.temperature,
-            logprobs=CHECKED,
+            with_logprobs=NUM_CHECKED,
         )
         self.sleep()  # the update and a checkpoint need the memory
         return completions
@@ -167,7 +167,7 @@ class Rollout:
         num_samples: int,
         max_tokens: int,
         seeds: Sequence[int],
-        logprobs: int = 0,
+        with_logprobs: int = 0,
         stop: Callable[[], bool] | None = None,
         **sampling: float,
     ) -> Iterator[list[Completion]]:
@@ -179,13 +179,13 @@ class Rollout:
         Args:
             max_tokens: of a completion; prompt and completion together fit into `max_length`.
             seeds: one per prompt.
-            logprobs: how many prompts' completions carry log-probabilities. These take time.
+            with_logprobs: how many prompts' completions carry log-probabilities. These take time.
             stop: asked after each step of vLLM whether to leave the rest.
             sampling: temperature, top_p, top_k.
         """
         share = range(dist.get_rank(), len(prompts), dist.get_world_size())
         # Penalties, logit bias and bad words cannot be used: vLLM's sleep discards their tensors.
-        with named("vLLM"):  # e.g. a temperature above 2
+        with blame("vLLM"):  # e.g. a temperature above 2
             params = [
                 self.vllm.SamplingParams(
                     **sampling,
@@ -193,7 +193,7 @@ class Rollout:
                     max_tokens=min(max_tokens, self.max_length - len(prompts[index])),
                     stop_token_ids=self.stop_token_ids,
                     seed=seeds[index],
-                    logprobs=0 if index < logprobs else None,  # 0: the sampled token's alone
+                    logprobs=0 if index < with_logprobs else None,  # 0: the sampled token's alone
                     flat_logprobs=True,  # a list of numbers comes back, not an object for each
                     detokenize=False,
                 )
@@ -276,10 +276,10 @@ def check_vllm(
 ) -> dict[str, float]:
     """How far apart vLLM's and the trainer's log-probabilities of some answers are. A collective.
 
-    Compares one answer to each of the first `CHECKED` queries, token by token. Returns the mean and
-    the largest difference, in nats. With `strict`, raises InputError if the mean is too large.
+    Compares one answer to each of the first `NUM_CHECKED` queries, token by token. Returns the mean
+    and the largest difference, in nats. With `strict`, raises InputError if the mean is too large.
     """
-    checked = [group[:1] for group in completions[:CHECKED]]
+    checked = [group[:1] for group in completions[:NUM_CHECKED]]
     rows = trajectories(queries, checked)
     sampled = pad_completions([c.logprobs for [c] in checked], rows).to(engine.device)
     trained = engine.eval_logprobs(rows, rollout.temperature)
@@ -309,7 +309,7 @@ def gpu_options(memory_share: float | None, sleeps: bool, cache_bytes: int) -> d
     """What vLLM needs to be told on a GPU; its KV cache can use `cache_bytes` at most."""
     torch.cuda.empty_cache()  # vLLM compares its share with what is free when it starts
     free, total = torch.cuda.mem_get_info()
-    share = memory_share or ((free - MARGIN) / total if sleeps else SHARE)
+    share = memory_share or ((free - MARGIN) / total if sleeps else VLLM_SHARE)
     if share <= 0:
         raise InputError("the trainer leaves vLLM no memory: prepare.memory says what fits")
     return {
@@ -320,7 +320,7 @@ def gpu_options(memory_share: float | None, sleeps: bool, cache_bytes: int) -> d
 
 
 def kv_cache_bytes(model: str, max_length: int, precision: str) -> int:
-    """Of one sequence of `max_length` tokens, in whole blocks of 128."""
+    """Bytes that a sequence of `max_length` tokens takes, in whole blocks of 128."""
     config = load_config(model, max_length)
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads

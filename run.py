@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -26,12 +25,13 @@ from data import (
     TokenizedExample,
     Tokenizer,
     batch_indices,
-    named,
+    blame,
     read_rows,
     write_json,
     write_rows,
 )
 from engine import Engine
+from ranks import tell_others
 from rollout import Rollout
 
 import torch
@@ -88,7 +88,7 @@ def hash_examples(examples: Iterable[TokenizedExample]) -> str:
 def read_args(folder: Path) -> dict:
     """A folder's args.json; empty if it has none. Raises InputError if it is damaged."""
     path = folder / "args.json"
-    with named(f"{path}: not JSON", (ValueError,)):  # a power cut may leave it empty
+    with blame(f"{path}: not JSON", (ValueError,)):  # a power cut may leave it empty
         return json.loads(path.read_bytes()) if path.exists() else {}
 
 
@@ -134,7 +134,7 @@ def start_logger(name: str, folder: Path, run_id: str, config: dict):
         options |= {"id": run_id, "name": folder.name, "dir": folder}
     else:  # trackio reads the variable when it is imported
         os.environ.setdefault("TRACKIO_DIR", str(folder.absolute() / "trackio"))
-    with named(f"--logger {name}"):
+    with blame(f"--logger {name}"):
         logger = importlib.import_module(name)
         logger.init(**options)
     return logger
@@ -143,7 +143,7 @@ def start_logger(name: str, folder: Path, run_id: str, config: dict):
 class Run(contextlib.AbstractContextManager):
     """A run: its batches, its metrics, its checkpoints, and whether it has been asked to stop.
 
-    At the end of its `with` block it saves a finished run's model or a stopped run's checkpoint,
+    At the end of its `with` block it saves a checkpoint, and if it is finished its model as final/,
     and prints a table; after an error it only closes its files.
     """
 
@@ -156,8 +156,8 @@ class Run(contextlib.AbstractContextManager):
         tokenizer: Tokenizer,
         examples: list[TokenizedExample],
         rollout: Rollout | None = None,
-        *,
-        batch_size: int,  # queries whose answers are sampled together; of SFT those of a step
+        *,  # the others are arguments of the scripts, by these names (see `keywords`)
+        batch_size: int,  # queries whose answers are sampled together; in SFT those of a step
         train_batch_size: int | None,  # queries of an optimizer step; None: the batch's
         num_epochs: int,
         max_steps: int | None,
@@ -179,7 +179,7 @@ class Run(contextlib.AbstractContextManager):
         self.saved_step = self.step  # of the newest checkpoint; 0: there is none
         # If the last batch is not full, it is not used.
         batches = len(examples) * num_epochs // batch_size
-        self.num_steps = max_steps or batches * self.steps_per_batch
+        self.total_steps = max_steps or batches * self.steps_per_batch
         self.log = None  # the logger's module
         self.writes = dist.get_rank() == 0
         if self.writes:
@@ -189,10 +189,10 @@ class Run(contextlib.AbstractContextManager):
         for number in STOP_SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores one
                 signal.signal(number, self._interrupt)
-        tell_others_of_stop()
+        tell_others(STOP_SIGNALS)
         every = 0.5 if sys.stderr.isatty() else 10  # seconds between redraws
         shown = {"unit": "step", "mininterval": every, "miniters": 0, "disable": not self.writes}
-        self.bar = tqdm(total=self.num_steps, initial=self.step, **shown)
+        self.bar = tqdm(total=self.total_steps, initial=self.step, **shown)
         self.last_lap = time.perf_counter()
         self.seconds = {}  # this step's, by phase
 
@@ -205,7 +205,9 @@ class Run(contextlib.AbstractContextManager):
         record["prompt"] = PROMPT
         record["data_hash"] = before.get("data_hash") or hash_examples(self.examples)
         write_args(self.folder, **record)
-        print(f"{self.num_steps} steps; {self.folder}/args.json has the arguments", file=sys.stderr)
+        print(
+            f"{self.total_steps} steps; {self.folder}/args.json has the arguments", file=sys.stderr
+        )
         path, rows = self.folder / "metrics.jsonl", {}
         for line in path.read_bytes().split(b"\n") if path.exists() else ():
             with contextlib.suppress(ValueError):  # a kill or a power cut may leave half a row
@@ -241,7 +243,7 @@ class Run(contextlib.AbstractContextManager):
             print(*sorted(self.folder.glob("[!.]*")), sep="\n")
             if not self.finished:
                 again = f"launch it again with --resume {shlex.quote(str(self.folder))}"
-                print(f"stopped after step {self.step} of {self.num_steps}: {again}")
+                print(f"stopped after step {self.step} of {self.total_steps}: {again}")
 
     @property
     def at_start(self) -> bool:
@@ -250,7 +252,7 @@ class Run(contextlib.AbstractContextManager):
 
     @property
     def finished(self) -> bool:
-        return self.step >= self.num_steps
+        return self.step >= self.total_steps
 
     def batches(self) -> Iterator[tuple[int, list[TokenizedExample]]]:
         """Yield (number, queries) of each batch that is left; save a checkpoint if one is due."""
@@ -320,8 +322,8 @@ class Run(contextlib.AbstractContextManager):
         if self.step == 0 and (right := rewards.mean()) < 0.05:  # then nearly all weights are 1
             advice = "are prompt, references and lengths as you meant them?"
             print(f"\nwarning: {right:.0%} of the first answers right: {advice}", file=sys.stderr)
-        own = self.settings.get("reward")  # a function of the user's
-        verdicts = {"reward": rewards} if own else {"correct": rewards.bool()}
+        graded = self.settings.get("reward")  # by the user's function
+        verdicts = {"reward": rewards} if graded else {"correct": rewards.bool()}
         values = {"pass_rate": rewards.mean(1), **values, **verdicts}
         columns = {
             name: value.reshape(len(queries), -1).expand(rewards.shape).flatten().tolist()
@@ -369,8 +371,8 @@ class Run(contextlib.AbstractContextManager):
         self.bar.disable = True  # the terminal may be gone
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait
 
-    def stop_sampling(self) -> bool:
-        """Whether this rank, or a second ago another one, was asked to stop. No collective."""
+    def stop_requested(self) -> bool:
+        """Whether this or, up to a second ago, another rank was asked to stop. No collective."""
         if not self.interrupted and time.monotonic() > self.next_look:
             self.next_look = time.monotonic() + 1
             self.interrupted = _get_default_store().check(["stop"])
@@ -381,24 +383,6 @@ class Run(contextlib.AbstractContextManager):
         flag = torch.tensor([float(self.interrupted)], device=self.engine.device)
         dist.all_reduce(flag)
         return bool(flag)
-
-
-def tell_others_of_stop() -> None:
-    """Put a signal to stop into the store: DeepSpeed's launcher gives it to one rank at a time.
-
-    A thread does it, as Python runs no handler while a rank waits in a collective.
-    """
-    read, write = os.pipe()
-    os.set_blocking(write, False)
-    signal.set_wakeup_fd(write)  # Python writes the number of each signal to it
-
-    def tell() -> None:
-        while os.read(read, 1)[0] not in STOP_SIGNALS:
-            pass
-        with contextlib.suppress(RuntimeError):  # rank 0, which keeps the store, has ended
-            _get_default_store().set("stop", "")
-
-    threading.Thread(target=tell, daemon=True).start()
 
 
 def metrics_table(rows: list[dict]) -> str:

@@ -174,14 +174,14 @@ def main(args: Args) -> int:
             # ---- rollout: G completions of each query, from the current parameters
             rollout.load_parameters(engine.named_parameters())
             run.lap("sync_s")
-            own = rollout.sample(queries, number, stop=run.stop_sampling)  # this rank's share
+            own_completions = rollout.sample(queries, number, stop=run.stop_requested)  # a share
             if run.should_stop():  # sampling was cut short, and `run` saves a checkpoint
                 break
             run.lap("rollout_s")
 
             # ---- verify: which are right?
-            completions, rewards = judge(verifier, queries, own)  # all ranks', (B, G)
-            # Do vLLM and the trainer agree? A difference in the first batch ends the run.
+            completions, rewards = judge(verifier, queries, own_completions)  # all ranks', (B, G)
+            # Do vLLM and the trainer agree? Too large a difference ends the run in its first batch.
             gap = check_vllm(engine, rollout, queries, completions, strict=run.at_start)
 
             # ---- weigh: how much better than its group is an answer?

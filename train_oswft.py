@@ -9,7 +9,7 @@ If all K are right, the solution is not trained on; if none is, it has full weig
 flows through the weight, and none ever comes from a sampled answer. Deviations from the paper's
 text: the normalizer is the number of solution tokens in the global batch, so that weight 1 gives
 standard token-mean SFT (`--normalizer sequence` divides by the number of queries, as Algorithm 1
-does); gradients are clipped at norm 1; ZeRO's stage is 2.
+does); ZeRO's stage is 2. On clipping the paper is silent: gradients are clipped at norm 1.
 
     deepspeed --quiet train_oswft.py --model Qwen/Qwen3-0.6B-Base --data data/train.jsonl
     python train_oswft.py ...                               # one process, no launcher
@@ -37,13 +37,13 @@ class Args(RolloutArgs):
 
     # The method
     num_rollouts: int = 2  # K, answers sampled per query
-    temperature: float = 1.0  # temperature of sampling
+    temperature: float = 1.0  # of sampling; evaluation has its own
     weighting: Literal["oswft", "hard", "random"] = "oswft"  # the method, or a control
     normalizer: Literal["token", "sequence"] = "token"  # divide by tokens, or by queries
 
     # Optimization
     learning_rate: float = 1e-5  # learning rate of AdamW, constant
-    rollout_batch_size: int = 128  # queries that are answered and weighed together
+    rollout_batch_size: int = 128  # queries that are answered before the next update
     train_batch_size: int | None = None  # queries per optimizer step; default: the rollout batch
 
 
@@ -129,14 +129,14 @@ def main(args: Args) -> int:
             # ---- rollout: K completions of each query, from the current parameters
             rollout.load_parameters(engine.named_parameters())
             run.lap("sync_s")
-            own = rollout.sample(queries, number, stop=run.stop_sampling)  # this rank's share
+            own_completions = rollout.sample(queries, number, stop=run.stop_requested)  # a share
             if run.should_stop():  # sampling was cut short, and `run` saves a checkpoint
                 break
             run.lap("rollout_s")
 
             # ---- verify: which are right?
-            completions, rewards = judge(verifier, queries, own)  # all ranks', (B, K)
-            # Do vLLM and the trainer agree? A difference in the first batch ends the run.
+            completions, rewards = judge(verifier, queries, own_completions)  # all ranks', (B, K)
+            # Do vLLM and the trainer agree? Too large a difference ends the run in its first batch.
             gap = check_vllm(engine, rollout, queries, completions, strict=run.at_start)
 
             # ---- weigh: w = 1 - p̂

@@ -2,7 +2,7 @@
 
 The baseline of the paper. Weight 1 in place of OSW-FT's 1 - p̂, no rollouts, no verifier:
 
-    loss = - sum over the batch of  log pi(o* | q)  /  completion tokens of the global batch
+    loss = - sum over the batch of  log pi(o* | q)  /  solution tokens of the global batch
 
 `--weight_column weight` takes each solution's weight from the data: with 1 - p̂ from answers of the
 base model that is OSW-FT's offline form (docs/study.md).
@@ -45,10 +45,11 @@ def sft_loss(
 
     Args:
         logprobs: (B, T) log pi of each token of the expert solutions.
-        mask: (B, T), true on the solutions' tokens, false on prompt and padding.
-        weights: (B,) ones, or the solutions' own.
-        normalizer: solution tokens of the *global* batch.
+        mask: (B, T), true on these tokens, false on prompt and padding.
+        weights: (B,) from `get_weights`.
+        normalizer: solution tokens of the whole step, on all ranks, also of weight 0.
     """
+    assert weights.shape == logprobs.shape[:1], "one weight for each row"  # (B, 1) would broadcast
     sequence_logprobs = torch.where(mask.bool(), logprobs, 0).sum(dim=1)  # (B, T) -> (B,)
     return -(weights * sequence_logprobs).sum() / normalizer
 
@@ -60,7 +61,7 @@ def get_weights(queries: Sequence[TokenizedExample], column: str | None) -> torc
         weight = query.example.columns.get(column) if column else 1.0
         if type(weight) not in (int, float) or not 0 <= weight < math.inf:
             where = f"{query.example.where}: field '{column}'"
-            raise InputError(f"{where} must be a number of 0 or more")
+            raise InputError(f"{where} must be a number of 0 or more, not {weight!r}")
         weights.append(float(weight))
     return torch.tensor(weights)
 

@@ -121,7 +121,7 @@ def rollouts(repetitions: int, model: Path, data: Path) -> list[str]:
         found.extend(sample for output in outputs for sample in output.outputs)
 
     def ours() -> None:
-        found.extend(rollout.generate(prompts, 2, MAX_TOKENS, seeds, logprobs=4))
+        found.extend(rollout.generate(prompts, 2, MAX_TOKENS, seeds, with_logprobs=4))
 
     def per_token(call: Callable, turn: int) -> float:
         rollout.llm.reset_prefix_cache()

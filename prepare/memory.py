@@ -15,7 +15,7 @@ from arguments import TrainArgs
 from bench.measure import markdown_table, print_section
 from engine import GATHER_BYTES, load_config
 from logprobs import MAX_LOGITS, LogprobModel
-from rollout import MARGIN, SHARE, kv_cache_bytes
+from rollout import MARGIN, VLLM_SHARE, kv_cache_bytes
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -121,7 +121,7 @@ def memory(args: Args) -> dict[str, dict[str, float]]:
     end["reduce bucket"] = bucket + min(count, REDUCE_BUCKET) * 4
     total = args.gpu_memory * 2**30
     left = max(0, total - sum(held.values()) - CONTEXT - MARGIN)
-    vllm = left if args.vllm_sleep else SHARE * total
+    vllm = left if args.vllm_sleep else VLLM_SHARE * total
     if args.vllm_memory:
         vllm = args.vllm_memory * total
     gathered = {"gathered weights": min(count, LIVE_PARAMETERS) * size} if stage == 3 else {}

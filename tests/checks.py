@@ -301,7 +301,7 @@ def follow_the_trainer(tiny: str, folder: str, tied: bool, precision: str) -> st
     queries = [Trajectory("id", prompt, []) for prompt in prompts]
 
     def sample(*seeds: int) -> list[Completion]:
-        options = {"seeds": seeds, "temperature": TEMPERATURE, "logprobs": 3}
+        options = {"seeds": seeds, "temperature": TEMPERATURE, "with_logprobs": 3}
         mine = sampler.generate(prompts, 2, max_tokens=40, **options)
         return sorted(gather(mine), key=lambda completion: completion.query)
 

@@ -138,7 +138,7 @@ def compare_vllm(engine: Engine, query: TokenizedExample, model: str) -> str:
         rollout = Rollout(model, make_tokenizer(), 200, precision="fp32", vllm_memory=0.05)
         for _ in range(2):  # the second time vLLM has packed weights
             rollout.load_parameters(engine.named_parameters())
-        completions = rollout.generate([query.prompt_ids] * 4, 1, 60, [0, 1, 2, 3], logprobs=4)
+        completions = rollout.generate([query.prompt_ids] * 4, 1, 60, [0, 1, 2, 3], with_logprobs=4)
         groups = [[completion] for completion in completions]
         gap = check_vllm(engine, rollout, [query] * 4, groups, strict=True)
         return show(gap["vllm_gap_mean"], gap["vllm_gap_max"])

@@ -27,8 +27,8 @@ from conftest import (
     wait_for_rows,
 )
 from data import write_rows
-from ranks import init_ranks
-from run import Run, checkpoints, read_args, tell_others_of_stop
+from ranks import init_ranks, tell_others
+from run import STOP_SIGNALS, Run, checkpoints, read_args
 from train_grpo import grpo_advantages
 from train_oswft import oswft_weights
 
@@ -284,15 +284,15 @@ def test_a_stop_while_sampling_saves_at_once_and_the_run_continues(whole_runs, t
 def ask_the_rank_that_waits() -> None:
     """Rank 0 waits in a collective; rank 1 has to see that rank 0 was asked, while it samples."""
     init_ranks("gloo")
-    tell_others_of_stop()
+    tell_others(STOP_SIGNALS)
     signal.signal(signal.SIGTERM, lambda *_: None)
     dist.barrier()
     if dist.get_rank() == 0:
         threading.Timer(1, os.kill, [os.getpid(), signal.SIGTERM]).start()
     else:
         run, deadline = object.__new__(Run), time.monotonic() + 60
-        run.interrupted = False
-        while not run.stop_sampling():
+        run.interrupted, run.next_look = False, 0.0
+        while not run.stop_requested():
             assert time.monotonic() < deadline
             time.sleep(0.1)
     dist.barrier()  # as `should_stop`
