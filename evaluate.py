@@ -16,7 +16,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal
@@ -298,7 +298,7 @@ def open_folder(
     ids = tokenize_prompts(tokenizer, problems)
     config = load_config(args.model, max(map(len, ids)) + args.max_completion_length)
     check_stops(tokenizer, args.model, config)
-    check_ids(tokenizer, config, problems, ids)
+    check_ids(tokenizer, config, [replace(p, solution="") for p in problems], ids)
 
     claim(folder)
     before, samples = read_args(folder), read_samples(folder)
