@@ -89,7 +89,8 @@ def watch_hosts() -> None:
                         seen[first], heard[first] = value, time.monotonic()
                 time.sleep(BEAT_S)
         except RuntimeError:  # the first host, which keeps the store, is gone
-            heard[0] = min(heard.values())
+            if own:
+                heard[0] = min(heard.values())
 
     def watch() -> None:
         while all(time.monotonic() - last < SILENT_S for last in heard.values()):

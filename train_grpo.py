@@ -174,7 +174,7 @@ def main(args: Args) -> int:
             # ---- rollout: G completions of each query, from the current parameters
             rollout.load_parameters(engine.named_parameters())
             run.lap("sync_s")
-            own_completions = rollout.sample(queries, number, stop=run.stop_requested)  # a share
+            own_completions = rollout.sample(queries, number, stop=run.stop_requested)
             if run.should_stop():  # sampling was cut short, and `run` saves a checkpoint
                 break
             run.lap("rollout_s")
