@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Literal, NoReturn
 
 from data import (
-    Example,
     InputError,
     TokenizedExample,
     Tokenizer,
@@ -222,7 +221,11 @@ def load_training_data(args: TrainArgs) -> tuple[Tokenizer, list[TokenizedExampl
         config = load_config(args.model, args.max_length)
         check_stops(tokenizer, args.model, config)
         whole = (np.concatenate([e.prompt_ids, e.response_ids]) for e in examples)
-        check_ids(tokenizer, config, [e.example for e in examples], whole)
+        texts = [
+            (e.where, e.question, e.solution.strip().removeprefix("<think>").lstrip())
+            for e in (row.example for row in examples)  # the template may write the <think>
+        ]
+        check_ids(tokenizer, config, texts, whole)
         before = read_args(Path(args.output_dir)).get("data_hash")
         if before and before != hash_examples(examples):
             raise InputError(f"{args.data} and these lengths give other rows than before")
@@ -248,27 +251,27 @@ def check_stops(tokenizer: Tokenizer, model: str, config) -> None:
 
 
 def check_ids(
-    tokenizer: Tokenizer, config, examples: Sequence[Example], rows: Iterable[Sequence[int]]
+    tokenizer: Tokenizer, config, texts: Sequence[tuple], rows: Iterable[Sequence[int]]
 ) -> None:
-    """Raise InputError if a row of token ids, one for each example, has one that the model lacks.
+    """Raise InputError if a row of token ids has one that the model lacks.
 
-    Says how many rows hold another text than their example does.
+    Says how many rows lack text that they were made of; `texts` has ("file:line", text, ...) for
+    each row.
     """
     altered = []
-    for example, ids in zip(examples, rows, strict=True):
+    for (where, *made_of), ids in zip(texts, rows, strict=True):
         if (largest := int(max(ids))) >= config.vocab_size:
             token = f"{tokenizer.convert_ids_to_tokens(largest)!r} (id {largest})"
             reason = f"holds {token}, but the model embeds {config.vocab_size} ids"
-            raise InputError(f"{example.where}: {reason}")
+            raise InputError(f"{where}: {reason}")
         read = tokenizer.decode(ids)
-        solution = example.solution.strip().removeprefix("<think>").lstrip()
-        altered += [(example.where, t) for t in (example.question, solution) if t not in read][:1]
+        altered += [(where, text) for text in made_of if text not in read][:1]
     if altered:
         where, text = altered[0]
         read = tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids).lstrip(" ")
         same = next((n for n in range(len(text)) if text[: n + 1] != read[: n + 1]), 0)
         shown = f"{text[same : same + 60]!r} is read as {read[same : same + 60]!r}"
-        count = f"{len(altered):,} of {len(examples):,} rows lose text"
+        count = f"{len(altered):,} of {len(texts):,} rows lose text"
         print(f"warning: {count} in the tokenizer, as {where}: {shown}", file=sys.stderr)
 
 

@@ -2,8 +2,8 @@
 
     deepspeed --quiet evaluate.py --model runs/oswft/final        # all seven, into runs/oswft/eval
     python evaluate.py --model ... --benchmark_file mine.jsonl    # rows with question and answer
-    python -m look.tables table runs/*/eval                      # Markdown, like Table 1
-    python -m look.tables compare runs/sft/eval runs/oswft/eval  # paired difference, p-value
+    python -m look.tables table runs/*/eval                       # Markdown, like Table 1
+    python -m look.tables compare runs/sft/eval runs/oswft/eval   # paired difference, p-value
 
 The protocol is the paper's (section 4.1): temperature 0.6, top-p 0.95, top-k 20, up to 8k tokens;
 16 answers to each competition problem, one to each of MATH-500 and GPQA-Diamond. samples.*.jsonl
@@ -16,7 +16,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal
@@ -298,7 +298,7 @@ def open_folder(
     ids = tokenize_prompts(tokenizer, problems)
     config = load_config(args.model, max(map(len, ids)) + args.max_completion_length)
     check_stops(tokenizer, args.model, config)
-    check_ids(tokenizer, config, [replace(p, solution="") for p in problems], ids)
+    check_ids(tokenizer, config, [(p.where, p.question) for p in problems], ids)
 
     claim(folder)
     before, samples = read_args(folder), read_samples(folder)

@@ -123,6 +123,11 @@ def tell_others(signals: Sequence[int]) -> None:
     threading.Thread(target=tell, daemon=True).start()
 
 
+def told_to_stop() -> bool:
+    """Whether a rank has put such a signal into the store. No collective."""
+    return _get_default_store().check(["stop"])
+
+
 def finish(status: int) -> NoReturn:
     """End this rank, at once: Python's own end would take four seconds."""
     sys.stdout.flush()

@@ -31,12 +31,11 @@ from data import (
     write_rows,
 )
 from engine import Engine
-from ranks import tell_others
+from ranks import tell_others, told_to_stop
 from rollout import Rollout
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _get_default_store
 from tqdm import tqdm
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -205,9 +204,8 @@ class Run(contextlib.AbstractContextManager):
         record["prompt"] = PROMPT
         record["data_hash"] = before.get("data_hash") or hash_examples(self.examples)
         write_args(self.folder, **record)
-        print(
-            f"{self.total_steps} steps; {self.folder}/args.json has the arguments", file=sys.stderr
-        )
+        said = f"{self.total_steps} steps; {self.folder}/args.json has the arguments"
+        print(said, file=sys.stderr)
         path, rows = self.folder / "metrics.jsonl", {}
         for line in path.read_bytes().split(b"\n") if path.exists() else ():
             with contextlib.suppress(ValueError):  # a kill or a power cut may leave half a row
@@ -375,7 +373,7 @@ class Run(contextlib.AbstractContextManager):
         """Whether this or, up to a second ago, another rank was asked to stop. No collective."""
         if not self.interrupted and time.monotonic() > self.next_look:
             self.next_look = time.monotonic() + 1
-            self.interrupted = _get_default_store().check(["stop"])
+            self.interrupted = told_to_stop()
         return self.interrupted
 
     def should_stop(self) -> bool:
