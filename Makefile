@@ -68,8 +68,8 @@ test-gpu: $(DEV_INSTALLED)
 	python -m pytest -rs --durations 0 tests/test_gpu.py
 
 bench: $(DEV_INSTALLED)
-	(set -e; python -m bench; python -m bench.step; python -m bench.parts; \
-	  $(if $(findstring cpu,$(REQUIREMENTS)),,python -m bench.gpu)) > BENCHMARKS.new
+	(set -e; python -m bench; python -m bench.$(if $(findstring cpu,$(REQUIREMENTS)),step,gpu); \
+	  python -m bench.parts) > BENCHMARKS.new
 	mv BENCHMARKS.new BENCHMARKS.md
 
 lint: $(DEV_INSTALLED)

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, NoReturn
 
+import cpu
 from data import (
     InputError,
     TokenizedExample,
@@ -83,7 +84,7 @@ class TrainArgs:
 
     def check(self) -> None:
         """Raise InputError for what cannot work, before anything is written or loaded."""
-        check_numbers(self)
+        check_args(self)
         if self.resume and Path(self.output_dir) != Path(self.resume):
             reason = "is continued in its own folder: leave out --output_dir"
             raise InputError(f"{self.resume} {reason}")
@@ -117,14 +118,16 @@ class RolloutArgs(TrainArgs):
             raise InputError("VLLM_BATCH_INVARIANT replaces functions of torch that train")
 
 
-def check_numbers(args: object, may_be_0: Sequence[str] = ("seed",)) -> None:
-    """Raise InputError for a number among the arguments that is too small, or too large a share."""
+def check_args(args: object, may_be_0: Sequence[str] = ("seed",)) -> None:
+    """Raise InputError for a number that is too small, or too large a share; warn of slow bf16."""
     for name, value in vars(args).items():
         allowed = "0 or more" if name in may_be_0 else "above 0"
         if type(value) in (int, float) and not (value > 0 or (value == 0 and name in may_be_0)):
             raise InputError(f"--{name} must be {allowed}, got {value}")
         if name in ("vllm_memory", "top_p") and (value or 0) > 1:
             raise InputError(f"--{name} is a share, at most 1, got {value}")
+    if args.precision == "bf16" and cpu.bf16_is_slow():
+        print("warning: bf16 is slow on a CPU without AVX-512: --precision fp32", file=sys.stderr)
 
 
 def keywords(args: object, callee: Callable) -> dict:

@@ -26,6 +26,11 @@ def share_cores() -> None:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"].partition(",")[0]))  # it may be "8,2"
 
 
+def bf16_is_slow() -> bool:
+    """Whether a product in bf16 takes some ten times as long here as one in fp32."""
+    return not torch.cuda.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX2"
+
+
 def keep_freed_memory() -> None:
     """Let glibc keep freed memory for the next micro-batch: new pages take a tenth of an update."""
     trim_threshold, mmap_threshold = -1, -3  # of malloc.h

@@ -21,7 +21,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
-from arguments import check_hosts, check_ids, check_numbers, check_stops, run_script
+from arguments import check_args, check_hosts, check_ids, check_stops, run_script
 from data import (
     ASK_FREE,
     ASK_LETTER,
@@ -293,7 +293,7 @@ def open_folder(
     args: Args, folder: Path, tokenizer: Tokenizer, problems: Sequence[Example]
 ) -> tuple[dict, dict[str, list[dict]]]:
     """Check all, and lock a folder of this protocol: its args.json, and its samples."""
-    check_numbers(args, may_be_0=("temperature", "top_k", "seed"))
+    check_args(args, may_be_0=("temperature", "top_k", "seed"))
     refuse_special_tokens(tokenizer, ((problem.where, problem.question) for problem in problems))
     ids = tokenize_prompts(tokenizer, problems)
     config = load_config(args.model, max(map(len, ids)) + args.max_completion_length)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.measure import compare, extra_memory, print_section, timed
-from cpu import share_cores
+from cpu import bf16_is_slow, share_cores
 from data import TokenizedExample, load_examples, load_tokenizer, tokenize_examples
 from demo.tiny import copy
 from logprobs import LogprobHead
@@ -144,9 +144,7 @@ def main(
     """Measure; returns Markdown."""
     share_cores()
     lines = ["## parts", *start(repetitions), *verifier(repetitions, solutions)]
-    # With AVX2 alone torch takes hours for products of this size in bf16.
-    slow = torch.backends.cpu.get_cpu_capability() == "AVX2"
-    for precision in ["fp32"] + ["bf16"] * (not slow):
+    for precision in ["fp32"] + ["bf16"] * (not bf16_is_slow()):  # it would take hours
         lines += logprobs(min(3, repetitions), tokens, vocabulary, precision)
     return lines + rollouts(repetitions, model, data)
 

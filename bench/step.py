@@ -17,7 +17,7 @@ from pathlib import Path
 from bench.measure import compare, print_section, timed
 from bench.parts import DATA, MAX_LENGTH, MAX_TOKENS, MODEL, QUERIES, load_rows
 from cpu import share_cores
-from data import TokenizedExample, load_tokenizer, stop_token_ids
+from data import InputError, TokenizedExample, load_tokenizer, stop_token_ids
 from ranks import init_ranks
 from recipes.oswft_mixin import Query
 from recipes.trainer_run import RolloutWeights, to_columns
@@ -153,6 +153,8 @@ def trl_grpo(model: Path, rows: list[TokenizedExample]) -> Callable:
 
 def main(model: Path = MODEL, data: Path = DATA, repetitions: int = 5) -> list[str]:
     """Measure; returns Markdown."""
+    if torch.cuda.is_available():  # ours would use it; the plain loop and `generate` would not
+        raise InputError("this comparison is for machines without a GPU: take bench.gpu")
     share_cores()
     ours, part = partial(step_seconds, model=model, data=data), load_rows(model, data)[:QUERIES]
     sampled = partial(ours, rollout_batch_size=QUERIES)

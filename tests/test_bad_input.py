@@ -102,6 +102,17 @@ def test_arguments_that_cannot_work_are_refused(args_class, bad, monkeypatch):
         args_class(model="m", data="d", **bad).check()
 
 
+@pytest.mark.parametrize(
+    ("capability", "precision", "warns"),
+    [("AVX2", "bf16", True), ("AVX2", "fp32", False), ("AVX512", "bf16", False)],
+)
+def test_slow_bf16_is_said(capability, precision, warns, monkeypatch, capsys):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    Args(model="m", data="d", precision=precision).check()
+    assert ("--precision fp32" in capsys.readouterr().err) == warns
+
+
 def test_a_tilde_in_an_argument_is_the_home_folder(monkeypatch):
     monkeypatch.setenv("HOME", "/me")
     monkeypatch.setattr(sys, "argv", ["x", "~/a", "--data=~/b=~", "--data", "~", "--data=a~/b"])
