@@ -49,7 +49,10 @@ IDLE = Trajectory("idle", [0, 0, 0, 0], [])
 def load_config(model: str, max_length: int) -> PreTrainedConfig:
     """Load a config. Raises InputError if the model cannot read such a length."""
     from transformers import AutoConfig
+    from transformers.utils import has_file
 
+    if has_file(model, "adapter_config.json"):  # peft would load it, on another base
+        raise InputError(f"{model}: adapter_config.json names an adapter: merge it first")
     with blame(model):  # transformers may not know its type, or it has code of its own
         config = AutoConfig.from_pretrained(model, trust_remote_code=False)
     if config.get_text_config() is not config:
@@ -66,15 +69,12 @@ def load_config(model: str, max_length: int) -> PreTrainedConfig:
 def load_model(path_or_hub_id: str, max_length: int, precision: str = "auto") -> PreTrainedModel:
     """Load a causal language model. Raises InputError if transformers would load another one."""
     from transformers import AutoModelForCausalLM
-    from transformers.utils import cached_file, has_file
-    from transformers.utils.logging import disable_progress_bar
+    from transformers.utils import cached_file, logging
 
-    disable_progress_bar()
+    logging.disable_progress_bar()
     config = load_config(path_or_hub_id, max_length)
     if getattr(config, "quantization_config", None):  # the cast to fp32 would lose the scales
         raise InputError(f"{path_or_hub_id}: is quantized: take the model it was made from")
-    if has_file(path_or_hub_id, "adapter_config.json"):  # peft would load it
-        raise InputError(f"{path_or_hub_id}: adapter_config.json names an adapter: merge it first")
     for name, value in vars(config).items():
         if "drop" in name and isinstance(value, float):  # checkpointed layers are in train mode
             setattr(config, name, 0.0)
