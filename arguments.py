@@ -49,7 +49,7 @@ class TrainArgs:
     learning_rate: float
     train_batch_size: int | None
     num_epochs: int = 1  # times that each row is read
-    max_steps: int | None = None  # in place of num_epochs; the last batch is finished
+    max_steps: int | None = None  # in place of num_epochs; a batch that has begun is finished
     max_grad_norm: float = 1.0  # gradients are clipped to this norm
 
     # Lengths
@@ -69,7 +69,7 @@ class TrainArgs:
     # What is kept
     save_every: int = 50  # optimizer steps between checkpoints
     keep_checkpoints: int = 2  # how many of the newest checkpoints are kept
-    keep_models: bool = False  # of older ones, too, the model; only their state is deleted
+    keep_models: bool = False  # of older ones only the training state is deleted, not the model
     logger: Literal["none", "wandb", "trackio"] = "none"  # where the metrics go, too
 
     @property
@@ -115,7 +115,7 @@ class RolloutArgs(TrainArgs):
             sizes = f"{self.train_batch_size}, --rollout_batch_size {self.rollout_batch_size}"
             raise InputError(f"--train_batch_size is {sizes}: the first must divide the second")
         if os.environ.get("VLLM_BATCH_INVARIANT", "0") != "0":
-            raise InputError("VLLM_BATCH_INVARIANT replaces functions of torch that train")
+            raise InputError("unset VLLM_BATCH_INVARIANT: it replaces what training uses of torch")
 
 
 def check_args(args: object, may_be_0: Sequence[str] = ("seed",)) -> None:
@@ -189,9 +189,11 @@ def find_checkpoint(args: TrainArgs) -> Path | None:
         if any(path.name != ".lock" for path in folder.iterdir()):
             raise InputError(f"{folder} is not empty: choose another --output_dir, or --resume it")
         return None
-    step, checkpoint = max(checkpoints(folder).items(), default=(0, None))
-    if step * (args.train_batch_size or args.batch_size) % args.batch_size:
-        raise InputError(f"{checkpoint} ends within a batch of answers: keep its batch sizes")
+    _, checkpoint = max(checkpoints(folder).items(), default=(0, None))
+    then = type(args)(**read_args(folder)["args"], output_dir=args.output_dir)
+    sizes, now = ((a.batch_size, a.train_batch_size or a.batch_size) for a in (then, args))
+    if checkpoint and sizes != now:
+        raise InputError(f"{checkpoint}: its step tells which rows were read: keep batch sizes")
     return checkpoint
 
 

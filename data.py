@@ -151,7 +151,7 @@ class Example:
 def load_examples(path_or_hub_id: str, **fixed: str) -> list[Example]:
     """Read a training file. Raises InputError that says which row is bad, and why.
 
-    `fixed` fields are the same in all; a row's own stay in `columns`. No row needs an id.
+    `fixed` fields are the same in all; a row's own stay in `columns`. Then no row needs an id.
     """
     examples, seen = [], {}
     names = [name for name in FIELDS if name not in fixed]

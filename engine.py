@@ -126,7 +126,7 @@ def compile_layers(model: PreTrainedModel) -> None:
 
     linear = "linear_attention" in (getattr(model.config, "layer_types", None) or ())
     if linear or not model._can_compile_fullgraph:  # linear: 15 graphs, which take 4 minutes
-        raise InputError(f"--compile: {type(model).__name__} is not compiled: leave it out")
+        raise InputError(f"--compile: {type(model).__name__} is not compiled: leave the flag out")
     off = [os.environ.get(f"TORCH{name}_DISABLE") == "1" for name in ("DYNAMO", "_COMPILE")]
     if any(gather(off)):
         raise InputError("--compile: TORCHDYNAMO_DISABLE or TORCH_COMPILE_DISABLE is set")

@@ -183,15 +183,15 @@ class Run(contextlib.AbstractContextManager):
         self.writes = dist.get_rank() == 0
         if self.writes:
             self._open_files(logger, rollout)
+        every = 0.5 if sys.stderr.isatty() else 10  # seconds between redraws
+        shown = {"unit": "step", "mininterval": every, "miniters": 0, "disable": not self.writes}
+        self.bar = tqdm(total=self.total_steps, initial=self.step, **shown)
         self.interrupted = False
         self.next_look = 0.0  # when the store is asked for a stop again
         for number in STOP_SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores one
                 signal.signal(number, self._interrupt)
         tell_others(STOP_SIGNALS)
-        every = 0.5 if sys.stderr.isatty() else 10  # seconds between redraws
-        shown = {"unit": "step", "mininterval": every, "miniters": 0, "disable": not self.writes}
-        self.bar = tqdm(total=self.total_steps, initial=self.step, **shown)
         self.last_lap = time.perf_counter()
         self.seconds = {}  # this step's, by phase
 
@@ -285,7 +285,7 @@ class Run(contextlib.AbstractContextManager):
         if not self.writes:
             return
         if self.step == self.start_step + 1 and (cut := row.get("truncated_share", 0)) > 0.5:
-            advice = "raise --max_completion_length, or look why they do not end"
+            advice = "raise --max_completion_length, or find out why they do not end"
             print(f"\nwarning: {cut:.0%} of the answers were cut off: {advice}", file=sys.stderr)
         shown = {name: f"{row[name]:.3f}" for name in self.SHOWN if name in row}
         self.bar.set_postfix(shown, refresh=False)

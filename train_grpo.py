@@ -7,11 +7,11 @@ checked; an answer is reinforced by how much better it is than its group, token 
     ratio = pi(token) / pi_old(token)
     loss = - sum over the batch's tokens of  min(ratio * A, clip(ratio, 0.8, 1.28) * A)  /  tokens
 
-As in the paper, the loss is a mean over all tokens of the global batch (DAPO), the clipping is
-asymmetric, and there is neither a KL term nor a reference model. What the paper leaves open: std is
-that of a sample (divided by G - 1); pi_old is the training model's own, before the batch's first
-update, at the sampling temperature; groups that are all right or all wrong have A = 0: they
-are not computed, but their tokens count in the divisor.
+As in the paper, the loss is token-level (DAPO), the clipping is asymmetric, and there is neither a
+KL term nor a reference model. What the paper leaves open: the loss is divided by all tokens of the
+global batch; std is that of a sample (divided by G - 1); pi_old is computed by the trainer, not by
+vLLM, before the batch's first update, at the sampling temperature; groups that are all right or all
+wrong have A = 0: they are not computed, but their tokens count in the divisor.
 
     deepspeed --quiet train_grpo.py --model Qwen/Qwen3-0.6B-Base --data data/train.jsonl
     deepspeed --quiet train_grpo.py --resume runs/grpo    # more ways to start: train_oswft.py

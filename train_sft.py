@@ -5,7 +5,7 @@ The baseline of the paper. Weight 1 in place of OSW-FT's 1 - p̂, no rollouts, n
     loss = - sum over the batch of  log pi(o* | q)  /  solution tokens of the global batch
 
 `--weight_column weight` takes each solution's weight from the data: with 1 - p̂ from answers of the
-base model that is OSW-FT's offline form (docs/study.md).
+base model that is OSW-FT's offline form (docs/training-set.md).
 
     deepspeed --quiet train_sft.py --model Qwen/Qwen3-0.6B-Base --data data/train.jsonl
     deepspeed --quiet train_sft.py --resume runs/sft      # more ways to start: train_oswft.py

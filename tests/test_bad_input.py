@@ -159,10 +159,11 @@ def test_a_run_goes_on_from_its_newest_checkpoint_if_any(one_rank, tmp_path, mon
     write_args(tmp_path, args={**args.settings, "seed": 3}, world_size=2)
     assert claim_or_resume(args) is None
     assert "without a checkpoint: resumed; changed: seed 3 -> 0" in capsys.readouterr().err
-    (tmp_path / "checkpoint-000003").mkdir()
-    with pytest.raises(InputError, match="within a batch"):
-        claim_or_resume(args)
+    (tmp_path / "checkpoint-000002").mkdir()
     (tmp_path / "checkpoint-000004").mkdir()
+    for other in {"train_batch_size": 32}, {"train_batch_size": None}, {"rollout_batch_size": 64}:
+        with pytest.raises(InputError, match=r"000004: .* keep batch sizes"):
+            claim_or_resume(replace(args, **other))
     assert claim_or_resume(args) == tmp_path / "checkpoint-000004"
     assert "resumed; changed: seed 3 -> 0, world_size 2 -> 1\n" in capsys.readouterr().err
 
