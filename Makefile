@@ -68,8 +68,8 @@ test-gpu: $(DEV_INSTALLED)
 	python -m pytest -rs --durations 0 tests/test_gpu.py
 
 bench: $(DEV_INSTALLED)
-	(set -e; python -m bench; python -m bench.$(if $(findstring cpu,$(REQUIREMENTS)),step,gpu); \
-	  python -m bench.parts) > BENCHMARKS.new
+	(python -m bench && for section in $(if $(findstring cpu,$(REQUIREMENTS)),step,gpu gpu_trl) parts; \
+	  do python -m bench.$$section || exit; done) > BENCHMARKS.new
 	mv BENCHMARKS.new BENCHMARKS.md
 
 lint: $(DEV_INSTALLED)

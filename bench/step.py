@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from bench.measure import compare, print_section, timed
@@ -43,16 +44,22 @@ load = partial(AutoModelForCausalLM.from_pretrained, dtype=torch.bfloat16)
 COLD = 2  # a process's first steps, which are slower and do not count
 
 
-def step_seconds(script: str, seed: int, model: Path, data: Path, **flags) -> float:
-    """Of a training script's optimizer step after `COLD` others."""
+def warm_steps(script: str, steps: int = 1, **flags) -> list[dict[str, float]]:
+    """The seconds by phase of a training script's steps after `COLD` others."""
     with tempfile.TemporaryDirectory() as folder:
-        flags |= {"max_length": MAX_LENGTH, "max_completion_length": MAX_TOKENS, "seed": seed}
-        flags |= {"model": model, "data": data, "output_dir": f"{folder}/run"}
-        flags |= {"max_steps": COLD + 1, "learning_rate": 1e-12}  # the model hardly moves
-        words = [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
-        subprocess.run([sys.executable, script, *words], check=True)
-        last = Path(folder, "run", "metrics.jsonl").read_text().splitlines()[-1]
-    return sum(value for name, value in json.loads(last).items() if name.endswith("_s"))
+        flags |= {"output_dir": f"{folder}/run", "max_steps": COLD + steps}
+        flags |= {"learning_rate": 1e-12}  # the model hardly moves
+        words = [
+            [f"--{name}"] + [str(value)] * (value is not True) for name, value in flags.items()
+        ]
+        subprocess.run([sys.executable, script, *chain(*words)], check=True)
+        rows = Path(folder, "run", "metrics.jsonl").read_text().splitlines()[COLD:]
+    return [{k: v for k, v in json.loads(row).items() if k.endswith("_s")} for row in rows]
+
+
+def step_seconds(script: str, seed: int, **flags) -> float:
+    flags |= {"max_length": MAX_LENGTH, "max_completion_length": MAX_TOKENS, "seed": seed}
+    return sum(warm_steps(script, **flags)[0].values())
 
 
 def plain_loop(model: Path, rows: list[TokenizedExample]) -> Callable:
@@ -79,31 +86,38 @@ def plain_loop(model: Path, rows: list[TokenizedExample]) -> Callable:
 # ---- TRL's trainers ------------------------------------------------------------------------------
 
 
-def by_trl(trainer_class: type, model: Path, columns: dict, config, answers: int = 1, **more):
-    """Seconds of an epoch of one step; `answers` are the rows of a query."""
-    config.per_device_train_batch_size = AT_ONCE
-    config.gradient_accumulation_steps = QUERIES * answers // AT_ONCE
+def batch(rows: int, at_once: int = AT_ONCE) -> dict[str, int]:
+    """A step of so many rows."""
+    return {"per_device_train_batch_size": at_once, "gradient_accumulation_steps": rows // at_once}
+
+
+def make_trainer(trainer_class: type, model: Path, columns: dict, config, **more):
+    """One of TRL's trainers, and the clock that sees its steps."""
     more |= {"train_dataset": Dataset.from_dict(columns), "callbacks": [clock := Clock()]}
     more |= {"processing_class": load_tokenizer(str(model))}
-    trainer = trainer_class(load(model), args=config, **more)
+    return trainer_class(load(model), args=config, **more), clock
 
-    def epoch(seed: int) -> float:
-        trainer.args.seed = seed
-        transformers.set_seed(seed)
-        trainer.train()
-        return clock.seconds
 
-    return epoch
+def one_step(trainer, clock: "Clock", seed: int) -> float:
+    """Seconds of an epoch of one step."""
+    trainer.args.seed = seed
+    transformers.set_seed(seed)
+    trainer.train()
+    return clock.seconds[0]
 
 
 class Clock(transformers.TrainerCallback):
-    """Seconds from an epoch's begin to the end of its last step: without the preparations."""
+    """Seconds of each step of the last epoch, without the preparations."""
 
     def on_epoch_begin(self, *_, **__) -> None:
-        self.began = time.perf_counter()
+        self.seconds, self.began = [], time.perf_counter()
 
     def on_step_end(self, *_, **__) -> None:
-        self.seconds = time.perf_counter() - self.began
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        self.seconds.append(now - self.began)
+        self.began = now
 
 
 def by_vllm(model: Path) -> Callable:
@@ -135,7 +149,8 @@ def by_generate(model: Path) -> Callable:
     return weigh
 
 
-def trl_grpo(model: Path, rows: list[TokenizedExample]) -> Callable:
+def make_grpo_trainer(model: Path, rows: list[TokenizedExample], answers: int, **options):
+    """`options` are of TRL's config; a batch is what one step trains on."""
     tokenizer, verifier = load_tokenizer(str(model)), Verifier(num_workers=2)
 
     def reward(completions: list, answer: list, **_) -> list[float]:
@@ -143,9 +158,9 @@ def trl_grpo(model: Path, rows: list[TokenizedExample]) -> Callable:
 
     columns = {"prompt": [tokenizer.decode(row.prompt_ids) for row in rows]}
     columns["answer"] = [row.example.answer for row in rows]
-    options = {"max_completion_length": MAX_TOKENS, "num_generations": 4, "top_k": 0}
-    config = trl.GRPOConfig(generation_batch_size=4 * QUERIES, **options, **SETTINGS)
-    return by_trl(trl.GRPOTrainer, model, columns, config, answers=4, reward_funcs=reward)
+    options |= {"num_generations": answers, "top_k": 0}
+    config = trl.GRPOConfig(**options, **SETTINGS)
+    return make_trainer(trl.GRPOTrainer, model, columns, config, reward_funcs=reward)
 
 
 # ---- The page ------------------------------------------------------------------------------------
@@ -154,15 +169,15 @@ def trl_grpo(model: Path, rows: list[TokenizedExample]) -> Callable:
 def main(model: Path = MODEL, data: Path = DATA, repetitions: int = 5) -> list[str]:
     """Measure; returns Markdown."""
     if torch.cuda.is_available():  # ours would use it; the plain loop and `generate` would not
-        raise InputError("this comparison is for machines without a GPU: take bench.gpu")
+        raise InputError("this comparison is for machines without a GPU: take bench.gpu_trl")
     share_cores()
     ours, part = partial(step_seconds, model=model, data=data), load_rows(model, data)[:QUERIES]
     sampled = partial(ours, rollout_batch_size=QUERIES)
 
     def trl_sft(trainer: type = trl.SFTTrainer, **more) -> Callable:
-        config = trl.SFTConfig(max_length=None, **SETTINGS)
+        config = trl.SFTConfig(max_length=None, **batch(QUERIES), **SETTINGS)
         config.train_sampling_strategy = "group_by_length"
-        return by_trl(trainer, model, to_columns(part), config, **more)
+        return partial(one_step, *make_trainer(trainer, model, to_columns(part), config, **more))
 
     sft = {
         "`train_sft.py`": partial(ours, "train_sft.py", train_batch_size=QUERIES),
@@ -174,9 +189,10 @@ def main(model: Path = MODEL, data: Path = DATA, repetitions: int = 5) -> list[s
         "TRL + vLLM": trl_sft(WeightedSFTTrainer, weigh=by_vllm(model)),
         "TRL + `generate`": trl_sft(WeightedSFTTrainer, weigh=by_generate(model)),
     }
+    step_of_grpo = {"max_completion_length": MAX_TOKENS, **batch(4 * QUERIES)}
     grpo = {
         "`train_grpo.py`": partial(sampled, "train_grpo.py", num_rollouts=4),
-        "TRL + `generate`": trl_grpo(model, part),
+        "TRL + `generate`": partial(one_step, *make_grpo_trainer(model, part, 4, **step_of_grpo)),
     }
     return [
         "## step",
