@@ -1,23 +1,25 @@
 """Whole steps of SFT, OSW-FT (K = 2) and GRPO (G = 4) beside TRL's: python -m bench.step
 
-On a real model and real word problems in bf16: runs/real/sft/final and data/svamp-train.jsonl of
-docs/real-model.md. TRL's models are in bf16 throughout; ours also keep fp32 weights.
+On a real model and real word problems: runs/real/sft/final and data/svamp-train.jsonl of
+docs/real-model.md. In bf16 TRL's models are bf16 throughout; ours also keep fp32 weights.
 """
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 
 from bench.measure import compare, print_section, timed
 from bench.parts import DATA, MAX_LENGTH, MAX_TOKENS, MODEL, QUERIES, load_rows
-from cpu import share_cores
+from cpu import bf16_is_slow, share_cores
 from data import InputError, TokenizedExample, load_tokenizer, stop_token_ids
 from ranks import init_ranks
 from recipes.oswft_mixin import Query
@@ -40,7 +42,9 @@ SETTINGS |= {"bf16": False, "gradient_checkpointing": False, "save_strategy": "n
 SETTINGS |= {"logging_strategy": "no", "report_to": "none", "disable_tqdm": True}
 SETTINGS |= {"output_dir": tempfile.gettempdir()}  # nothing is saved
 AT_ONCE = 8  # rows to a micro-batch
-load = partial(AutoModelForCausalLM.from_pretrained, dtype=torch.bfloat16)
+PRECISION = "fp32" if bf16_is_slow() else "bf16"
+DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}[PRECISION]
+load = partial(AutoModelForCausalLM.from_pretrained, dtype=DTYPE)
 COLD = 2  # a process's first steps, which are slower and do not count
 
 
@@ -48,7 +52,7 @@ def warm_steps(script: str, steps: int = 1, **flags) -> list[dict[str, float]]:
     """The seconds by phase of a training script's steps after `COLD` others."""
     with tempfile.TemporaryDirectory() as folder:
         flags |= {"output_dir": f"{folder}/run", "max_steps": COLD + steps}
-        flags |= {"learning_rate": 1e-12}  # the model hardly moves
+        flags |= {"precision": PRECISION, "learning_rate": 1e-12}  # the model hardly moves
         words = [
             [f"--{name}"] + [str(value)] * (value is not True) for name, value in flags.items()
         ]
@@ -123,7 +127,8 @@ class Clock(transformers.TrainerCallback):
 def by_vllm(model: Path) -> Callable:
     """Weights from two answers of vLLM in this process, as rollout.py sets it up."""
     init_ranks("gloo")
-    rollout = Rollout(str(model), load_tokenizer(str(model)), MAX_LENGTH, vllm_memory=0.2)
+    options = {"vllm_memory": 0.2, "precision": PRECISION}
+    rollout = Rollout(str(model), load_tokenizer(str(model)), MAX_LENGTH, **options)
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):  # of this process, not of the runs it starts
         del os.environ[name]
     return RolloutWeights(rollout, Verifier(num_workers=2), 2, MAX_TOKENS)
@@ -163,6 +168,28 @@ def make_grpo_trainer(model: Path, rows: list[TokenizedExample], answers: int, *
     return make_trainer(trl.GRPOTrainer, model, columns, config, reward_funcs=reward)
 
 
+@cache
+def grpo_on_data(model: Path, data: Path, vllm: bool):
+    options = {"max_completion_length": MAX_TOKENS, **batch(4 * QUERIES)}
+    if vllm:
+        options |= {"use_vllm": True, "vllm_importance_sampling_correction": False}
+        options |= {"vllm_gpu_memory_utilization": 0.2, "vllm_max_model_length": MAX_LENGTH}
+    return make_grpo_trainer(model, load_rows(model, data)[:QUERIES], 4, **options)
+
+
+def grpo_step(model: Path, data: Path, vllm: bool, turn: int) -> float:
+    trainer, clock = grpo_on_data(model, data, vllm)
+    trainer._last_loaded_step = -1  # else only the first turn would load weights into vLLM
+    return one_step(trainer, clock, turn)
+
+
+def apart(case: Callable) -> Callable:
+    """The case in a process of its own, which lasts: two of vLLM's engines do not fit into one."""
+    process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+    process.submit(abs, 0).result()  # it starts now, before this process has vLLM's settings
+    return lambda turn: process.submit(case, turn).result()
+
+
 # ---- The page ------------------------------------------------------------------------------------
 
 
@@ -184,20 +211,21 @@ def main(model: Path = MODEL, data: Path = DATA, repetitions: int = 5) -> list[s
         "TRL's SFTTrainer": trl_sft(),
         "a plain loop": plain_loop(model, part),
     }
+    grpo = {
+        "`train_grpo.py`": partial(sampled, "train_grpo.py", num_rollouts=4),
+        "TRL + vLLM": apart(partial(grpo_step, model, data, True)),
+        "TRL + `generate`": apart(partial(grpo_step, model, data, False)),
+    }
     oswft = {
         "`train_oswft.py`": partial(sampled, "train_oswft.py"),
         "TRL + vLLM": trl_sft(WeightedSFTTrainer, weigh=by_vllm(model)),
         "TRL + `generate`": trl_sft(WeightedSFTTrainer, weigh=by_generate(model)),
     }
-    step_of_grpo = {"max_completion_length": MAX_TOKENS, **batch(4 * QUERIES)}
-    grpo = {
-        "`train_grpo.py`": partial(sampled, "train_grpo.py", num_rollouts=4),
-        "TRL + `generate`": partial(one_step, *make_grpo_trainer(model, part, 4, **step_of_grpo)),
-    }
     return [
         "## step",
-        f"SmolLM2-135M-Instruct after an epoch of SFT, real word problems, bf16, {QUERIES} queries "
-        f"a step, answers of at most {MAX_TOKENS} tokens; TRL + vLLM is set up as rollout.py.",
+        f"SmolLM2-135M-Instruct after an epoch of SFT, real word problems, {PRECISION}, {QUERIES} "
+        f"queries a step, answers of at most {MAX_TOKENS} tokens. OSW-FT's TRL + vLLM is set up as "
+        f"rollout.py, GRPO's as TRL does.",
         compare("SFT, s", sft, repetitions, {"a plain loop": 0.97}),
         compare("OSW-FT, s", oswft, repetitions, {"TRL + vLLM": 1.3, "TRL + `generate`": 4}),
         compare("GRPO, s", grpo, max(1, repetitions // 2), {"TRL + `generate`": 4}),
