@@ -1,13 +1,9 @@
-"""Tables and picture of docs/study/plan5.md, from its rows: python -m paper.fifth
-
-Draws docs/study/fifth.png. While a triple is missing it says which, and nothing else; `--ended`
-says that no run will follow.
-"""
+"""Tables of docs/study/plan5.md, and docs/study/fifth.png, from its rows: python -m paper.fifth"""
 
 from pathlib import Path
 
 from arguments import one_line_errors
-from data import InputError, read_rows
+from data import read_rows
 from look.plot import STYLE
 
 import matplotlib.pyplot as plt
@@ -31,16 +27,12 @@ TESTS = {
 }
 
 
-def read_points(rows: list[dict], ended: bool = False) -> pd.DataFrame:
-    """Scores in percent of each checkpoint and base. Raises InputError if a triple is missing."""
+def read_points(rows: list[dict]) -> pd.DataFrame:
+    """Scores in percent of each checkpoint and base."""
     bases = {row["base_hash"]: row for row in rows if row["arm"] == "base"}
     runs = {(f"{r['regime']}{r['seed']}", r["arm"]): r for r in rows if r["arm"] in ARMS}
-    triples = [f"{regime}{seed}" for regime in GOAL for seed in SEEDS]
-    missing = [name for name in triples if any((name, arm) not in runs for arm in ARMS)]
-    if missing and not ended:
-        raise InputError(f"missing, so nothing is read: {' '.join(missing)}")
     points = []
-    for name in (name for name in triples if name not in missing):
+    for name in (f"{regime}{seed}" for regime in GOAL for seed in SEEDS):
         found = {arm: runs[name, arm] for arm in ARMS}
         [base] = {row["base_hash"] for row in found.values()}  # one for all three
         for arm, row in {"base": {"checkpoints": [bases[base]]}, **found}.items():
@@ -94,14 +86,14 @@ def test_table(x: dict[str, list[float]]) -> pd.DataFrame:
     return table
 
 
-def main(ended: bool = False) -> None:
-    points = read_points([row for _, row in read_rows(str(ROWS))], ended)
+def main() -> None:
+    points = read_points([row for _, row in read_rows(str(ROWS))])
     for regime, part in points[points.step.isin((0, *STEPS))].groupby("regime", sort=False):
         print(f"\nregime {regime}: means over the seeds and steps {STEPS}; greedy: the last alone")
         means = part.groupby("arm", sort=False).mean(numeric_only=True).rename(index=ARMS)
         means = means.drop(columns="step").dropna(axis="columns", how="all")
         print(means.T.to_string(float_format="{:,.1f}".format))
-    x = {name: values for name in TESTS if len(values := differences(name, points)) > 1}
+    x = {name: differences(name, points) for name in TESTS}
     table = test_table(x)
     table.insert(0, "OSW-FT less", [f"{ARMS[TESTS[n][1]]} at equal {TESTS[n][2]}" for n in x])
     print("", table.to_string(float_format="{:.3g}".format), sep="\n")
