@@ -84,8 +84,7 @@ def load_model(path_or_hub_id: str, max_length: int, precision: str = "auto") ->
         model, report = AutoModelForCausalLM.from_pretrained(path_or_hub_id, dtype=dtype, **options)
     for kind in "missing", "unexpected":  # it makes up the first, and drops the second
         if names := sorted(report[f"{kind}_keys"]):
-            reason = f"{len(names)} weights are {kind}: {names[0]} ..."
-            raise InputError(f"{path_or_hub_id}: {reason}")
+            raise InputError(f"{path_or_hub_id}: {len(names)} weights are {kind}: {names[0]} ...")
     names = tensor_names(Path(cached_file(path_or_hub_id, "config.json")).parent)
     left_out = [name for name in names if ".mtp." in f".{name}"]  # they predict later tokens
     if left_out and os.environ.get("RANK", "0") == "0":
@@ -135,6 +134,8 @@ def compile_layers(model: PreTrainedModel) -> None:
     # ZeRO-1 and 2 add the ranks' gradients up in the order in which they come. A rank that fell
     # back to eager mode would have another order, and silently wrong gradients: `fullgraph` raises.
     torch._dynamo.config.recompile_limit = 64
+    # This pass gave silently wrong gradients (pytorch #193061), and compiles anew for long rows.
+    torch._inductor.config.triton.mix_order_reduction = False
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer):  # a graph for all of them and all lengths
             layer.compile(fullgraph=True, dynamic=True)
@@ -298,12 +299,9 @@ class Engine:
         if not math.isfinite(grad_norm):
             raise FloatingPointError(f"step {self.num_steps + 1}: the gradient is {grad_norm}")
         self.num_steps += 1
-        return {
-            "loss": loss,
-            "grad_norm": grad_norm,
-            "clipped": float(grad_norm > self.max_grad_norm),
-            "learning_rate": learning_rate,
-        }
+        clipped = float(grad_norm > self.max_grad_norm)
+        stats = {"loss": loss, "grad_norm": grad_norm, "clipped": clipped}
+        return stats | {"learning_rate": learning_rate}
 
     @torch.no_grad()
     def eval_logprobs(
@@ -410,10 +408,12 @@ class Engine:
         """Adam makes its moments at its first step: take that step, on a gradient of zero.
 
         Compiled layers make their graphs: for one row and for several, without a gradient and with.
+        Kernels are planned for the length that comes first, so the rows are not short.
         """
-        most = 2 if compiled else 1
+        most, length = (2, min(512, self.max_tokens // 2)) if compiled else (1, len(IDLE))
+        rows = [Trajectory("-", [0] * length, [])] * most
         for count in range(1, most + 1):
-            batch = collate([IDLE] * count, range(count)).to(self.device)
+            batch = collate(rows, range(count)).to(self.device)
             if compiled:
                 with torch.no_grad():
                     self.logprobs(batch)

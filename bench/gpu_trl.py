@@ -3,18 +3,22 @@
 A random Qwen3-0.6B on made-up rows of the paper's lengths, so that nearly all answers reach their
 limit. Each trainer has a process of its own, as two of vLLM's engines do not fit into one. TRL's
 models are in bf16 throughout; ours also keep fp32 weights. TRL does not score its answers again.
+Its SFT may take cuDNN's attention, which vLLM turns off, and so do our scripts.
 """
 
 import json
 import multiprocessing
+import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
+from typing import Literal
 
 from bench.gpu import QWEN3
 from bench.measure import markdown_table, print_section, spread
@@ -65,7 +69,7 @@ def sft_by_trl(model: Path, data: Path, queries: int, **options) -> Seconds:
 
 def grpo_by_trl(model: Path, data: Path, queries: int, **options) -> Seconds:
     options |= {"use_vllm": True, "vllm_importance_sampling_correction": False}
-    options |= batch(2 * queries, at_once=4)
+    options |= batch(2 * queries, at_once=4)  # 8,500 tokens
     trainer, clock = make_grpo_trainer(model, load_rows(model, data), 2, **options)
     vllm, calls = trainer.vllm_generation, []
 
@@ -86,13 +90,22 @@ def grpo_by_trl(model: Path, data: Path, queries: int, **options) -> Seconds:
 
 
 def measure(title: str, cases: dict[str, Callable[[], Seconds]]) -> str:
-    """A table of what each case takes in a process of its own, beside the first."""
+    """A table of what each case takes in a process of its own, beside the first.
+
+    Rows are also printed on stderr, as soon as they are known.
+    """
     table, first = [], None
     for name, case in cases.items():
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            steps, in_vllm = zip(*process.submit(case).result(), strict=True)
-        first = first or median(steps)
-        row = [name, spread(steps, ".3g"), spread(in_vllm, ".3g"), f"{median(steps) / first:.2f}"]
+            try:
+                steps, in_vllm = zip(*process.submit(case).result(), strict=True)
+                first = first if table else median(steps)
+                ratio = f"{median(steps) / first:.2f}" if first else ""
+                row = [name, spread(steps, ".3g"), spread(in_vllm, ".3g"), ratio]
+            except Exception as error:  # a compiler's, or no memory: the others still count
+                traceback.print_exception(error)
+                row = [name, "failed", "", ""]
+        print(*row, sep=" | ", file=sys.stderr, flush=True)
         table.append(row)
     return markdown_table([title, "a step", "of it in vLLM", "÷ ours"], table)
 
@@ -103,6 +116,7 @@ def main(
     length: int = LENGTH,
     max_tokens: int = MAX_TOKENS,
     steps: int = 3,
+    only: Literal["sft", "whole"] | None = None,
 ) -> Iterator[str]:
     """Measure; yields Markdown, table by table.
 
@@ -112,36 +126,41 @@ def main(
         length: of a solution, in tokens.
         max_tokens: of an answer.
         steps: that count, after two others.
+        only: one of the tables; whole: steps of OSW-FT and GRPO.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_files(folder, tokenizer, queries * (COLD + steps), length, QWEN3)
-        shared = {"model": folder / "model", "data": folder / "data.jsonl"}
-        theirs, answers = {**shared, "queries": queries}, {"max_completion_length": max_tokens}
-        script = {**shared, **answers, "max_length": length + 1000, "train_batch_size": queries}
+        files = {"model": folder / "model", "data": folder / "data.jsonl"}
+        answers, fits = {"max_completion_length": max_tokens}, length + 1000
+        flags = {**files, **answers, "max_length": fits, "train_batch_size": queries}
+        vllm = {**answers, "vllm_max_model_length": fits}
+        script = partial(ours, steps=steps, **flags)
         sft = {
-            "`train_sft.py`": partial(ours, "train_sft.py", steps, **script),
-            "TRL's SFTTrainer": partial(sft_by_trl, **theirs),
+            "`train_sft.py`": partial(script, "train_sft.py"),
+            "TRL's SFTTrainer": partial(sft_by_trl, **files, queries=queries),
         }
-        script["rollout_batch_size"] = queries
         whole = {
-            "`train_oswft.py`": partial(ours, "train_oswft.py", steps, **script),
-            "TRL's GRPOTrainer, vLLM": partial(grpo_by_trl, **theirs, **answers),
+            "`train_oswft.py`": partial(script, "train_oswft.py", rollout_batch_size=queries),
+            "TRL's GRPOTrainer, vLLM": partial(grpo_by_trl, **files, queries=queries, **vllm),
         }
         if gpu := torch.cuda.is_available():
             for cases in (sft, whole):
-                script, trainer = list(cases)
-                cases[f"{script} --compile"] = partial(cases[script], compile=True)
+                our, their = list(cases)
+                cases[f"{our} --compile"] = partial(cases[our], compile=True)
                 if find_spec("liger_kernel"):
-                    cases[f"{trainer}, Liger"] = partial(cases[trainer], use_liger_kernel=True)
+                    cases[f"{their}, Liger"] = partial(cases[their], use_liger_kernel=True)
+                cases[f"{their}, torch_compile"] = partial(cases[their], torch_compile=True)
         yield "## gpu_trl"
         yield (
             f"{torch.cuda.get_device_name() if gpu else 'No GPU'}; TRL {trl.__version__}; random "
             f"Qwen3-0.6B, bf16, {queries} solutions of {length:,} tokens a step; two answers of "
             f"{max_tokens:,} tokens to each question. GRPO trains on the answers."
         )
-        yield measure("SFT, s", sft)
-        yield measure("whole steps, s", whole)
+        if only != "whole":
+            yield measure("SFT, s", sft)
+        if only != "sft":
+            yield measure("whole steps, s", whole)
 
 
 if __name__ == "__main__":

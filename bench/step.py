@@ -1,19 +1,18 @@
 """Whole steps of SFT, OSW-FT (K = 2) and GRPO (G = 4) beside TRL's: python -m bench.step
 
 On a real model and real word problems: runs/real/sft/final and data/svamp-train.jsonl of
-docs/real-model.md. In bf16 TRL's models are bf16 throughout; ours also keep fp32 weights.
+docs/real-model.md. In bf16 TRL's models are bf16 throughout; ours also keep fp32 weights. GRPO by
+TRL samples with `generate`: with TRL's vLLM its steps took a third longer (fp32, AVX2, two turns).
 """
 
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from functools import cache, partial
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -168,33 +167,11 @@ def make_grpo_trainer(model: Path, rows: list[TokenizedExample], answers: int, *
     return make_trainer(trl.GRPOTrainer, model, columns, config, reward_funcs=reward)
 
 
-@cache
-def grpo_on_data(model: Path, data: Path, vllm: bool):
-    options = {"max_completion_length": MAX_TOKENS, **batch(4 * QUERIES)}
-    if vllm:
-        options |= {"use_vllm": True, "vllm_importance_sampling_correction": False}
-        options |= {"vllm_gpu_memory_utilization": 0.2, "vllm_max_model_length": MAX_LENGTH}
-    return make_grpo_trainer(model, load_rows(model, data)[:QUERIES], 4, **options)
-
-
-def grpo_step(model: Path, data: Path, vllm: bool, turn: int) -> float:
-    trainer, clock = grpo_on_data(model, data, vllm)
-    trainer._last_loaded_step = -1  # else only the first turn would load weights into vLLM
-    return one_step(trainer, clock, turn)
-
-
-def apart(case: Callable) -> Callable:
-    """The case in a process of its own, which lasts: two of vLLM's engines do not fit into one."""
-    process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-    process.submit(abs, 0).result()  # it starts now, before this process has vLLM's settings
-    return lambda turn: process.submit(case, turn).result()
-
-
 # ---- The page ------------------------------------------------------------------------------------
 
 
-def main(model: Path = MODEL, data: Path = DATA, repetitions: int = 5) -> list[str]:
-    """Measure; returns Markdown."""
+def main(model: Path = MODEL, data: Path = DATA, repetitions: int = 5) -> Iterator[str]:
+    """Measure; yields Markdown, table by table."""
     if torch.cuda.is_available():  # ours would use it; the plain loop and `generate` would not
         raise InputError("this comparison is for machines without a GPU: take bench.gpu_trl")
     share_cores()
@@ -206,30 +183,32 @@ def main(model: Path = MODEL, data: Path = DATA, repetitions: int = 5) -> list[s
         config.train_sampling_strategy = "group_by_length"
         return partial(one_step, *make_trainer(trainer, model, to_columns(part), config, **more))
 
+    yield "## step"
+    yield (
+        f"SmolLM2-135M-Instruct after an epoch of SFT, real word problems, {PRECISION}, "
+        f"{QUERIES} queries a step, answers of at most {MAX_TOKENS} tokens; TRL + vLLM is set up "
+        "as rollout.py."
+    )
     sft = {
         "`train_sft.py`": partial(ours, "train_sft.py", train_batch_size=QUERIES),
         "TRL's SFTTrainer": trl_sft(),
         "a plain loop": plain_loop(model, part),
     }
-    grpo = {
-        "`train_grpo.py`": partial(sampled, "train_grpo.py", num_rollouts=4),
-        "TRL + vLLM": apart(partial(grpo_step, model, data, True)),
-        "TRL + `generate`": apart(partial(grpo_step, model, data, False)),
-    }
+    yield compare("SFT, s", sft, repetitions, {"a plain loop": 0.97})
+    del sft  # its models
     oswft = {
         "`train_oswft.py`": partial(sampled, "train_oswft.py"),
         "TRL + vLLM": trl_sft(WeightedSFTTrainer, weigh=by_vllm(model)),
         "TRL + `generate`": trl_sft(WeightedSFTTrainer, weigh=by_generate(model)),
     }
-    return [
-        "## step",
-        f"SmolLM2-135M-Instruct after an epoch of SFT, real word problems, {PRECISION}, {QUERIES} "
-        f"queries a step, answers of at most {MAX_TOKENS} tokens. OSW-FT's TRL + vLLM is set up as "
-        f"rollout.py, GRPO's as TRL does.",
-        compare("SFT, s", sft, repetitions, {"a plain loop": 0.97}),
-        compare("OSW-FT, s", oswft, repetitions, {"TRL + vLLM": 1.3, "TRL + `generate`": 4}),
-        compare("GRPO, s", grpo, max(1, repetitions // 2), {"TRL + `generate`": 4}),
-    ]
+    yield compare("OSW-FT, s", oswft, repetitions, {"TRL + vLLM": 1.3, "TRL + `generate`": 4})
+    del oswft
+    options = {"max_completion_length": MAX_TOKENS, **batch(4 * QUERIES)}
+    grpo = {
+        "`train_grpo.py`": partial(sampled, "train_grpo.py", num_rollouts=4),
+        "TRL + `generate`": partial(one_step, *make_grpo_trainer(model, part, 4, **options)),
+    }
+    yield compare("GRPO, s", grpo, max(1, repetitions // 2), {"TRL + `generate`": 4})
 
 
 if __name__ == "__main__":
