@@ -2,7 +2,7 @@
 
 On a real model and real word problems: runs/real/sft/final and data/svamp-train.jsonl of
 docs/real-model.md. In bf16 TRL's models are bf16 throughout; ours also keep fp32 weights. GRPO by
-TRL samples with `generate`: with TRL's vLLM its steps took a third longer (fp32, AVX2, two turns).
+TRL samples with `generate`: with TRL's vLLM its steps took 30 % longer (fp32, AVX2, two turns).
 """
 
 import json
