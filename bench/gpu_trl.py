@@ -6,7 +6,6 @@ models are in bf16 throughout; ours also keep fp32 weights. TRL does not score i
 Its SFT may take cuDNN's attention, which vLLM turns off, and so do our scripts.
 """
 
-import json
 import multiprocessing
 import sys
 import tempfile
@@ -22,8 +21,9 @@ from typing import Literal
 
 from bench.gpu import QWEN3
 from bench.measure import markdown_table, print_section, spread
+from bench.parts import load_rows
 from bench.step import COLD, SETTINGS, batch, make_grpo_trainer, make_trainer, warm_steps
-from data import TokenizedExample, load_examples, load_tokenizer, tokenize_examples
+from data import load_tokenizer, write_rows
 from recipes.trainer_run import to_columns
 
 import torch
@@ -31,19 +31,18 @@ import trl
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 Seconds = list[tuple[float, float]]  # of each step: in all, and of it in vLLM
-QUERIES, LENGTH, MAX_TOKENS = 32, 3900, 2048  # of a step, of a solution, of an answer
+ANY_LENGTH = 2**20
 
 
-def make_files(folder: Path, tokenizer: str, queries: int, length: int, sizes: dict) -> None:
+def make_files(folder: Path, tokenizer: str, queries: int, length: int) -> None:
     """Write model/, and data.jsonl with solutions of `length` tokens."""
     words = load_tokenizer(tokenizer)
-    config = Qwen3Config(**sizes, eos_token_id=words.eos_token_id)
+    config = Qwen3Config(**QWEN3, eos_token_id=words.eos_token_id)
     Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder / "model")
     words.save_pretrained(folder / "model")
     solution = words.decode(words.encode("7 " * length, add_special_tokens=False)[:length])
     row = {"question": "7 + 8", "solution": solution, "answer": "15", "source": "bench"}
-    lines = [json.dumps({"id": str(number), **row}) + "\n" for number in range(queries)]
-    (folder / "data.jsonl").write_text("".join(lines))
+    write_rows([{"id": str(number), **row} for number in range(queries)], folder / "data.jsonl")
 
 
 # ---- The contestants -----------------------------------------------------------------------------
@@ -54,14 +53,10 @@ def ours(script: str, steps: int, **flags) -> Seconds:
     return [(sum(row.values()), row.get("sync_s", 0) + row.get("rollout_s", 0)) for row in rows]
 
 
-def load_rows(model: Path, data: Path) -> list[TokenizedExample]:
-    return tokenize_examples(load_examples(str(data)), load_tokenizer(str(model)), 2**20, 0)[0]
-
-
 def sft_by_trl(model: Path, data: Path, queries: int, **options) -> Seconds:
     options |= batch(queries, at_once=2)  # 8,192 tokens, as ours
     config = trl.SFTConfig(max_length=None, **options, **SETTINGS)
-    columns = to_columns(load_rows(model, data))
+    columns = to_columns(load_rows(model, data, ANY_LENGTH))
     trainer, clock = make_trainer(trl.SFTTrainer, model, columns, config)
     trainer.train()
     return [(seconds, 0) for seconds in clock.seconds[COLD:]]
@@ -70,7 +65,7 @@ def sft_by_trl(model: Path, data: Path, queries: int, **options) -> Seconds:
 def grpo_by_trl(model: Path, data: Path, queries: int, **options) -> Seconds:
     options |= {"use_vllm": True, "vllm_importance_sampling_correction": False}
     options |= batch(2 * queries, at_once=4)  # 8,500 tokens
-    trainer, clock = make_grpo_trainer(model, load_rows(model, data), 2, **options)
+    trainer, clock = make_grpo_trainer(model, load_rows(model, data, ANY_LENGTH), 2, **options)
     vllm, calls = trainer.vllm_generation, []
 
     def clocked(call: Callable, *args, **kwargs):
@@ -112,9 +107,9 @@ def measure(title: str, cases: dict[str, Callable[[], Seconds]]) -> str:
 
 def main(
     tokenizer: str = "Qwen/Qwen3-0.6B-Base",
-    queries: int = QUERIES,
-    length: int = LENGTH,
-    max_tokens: int = MAX_TOKENS,
+    queries: int = 32,
+    length: int = 3900,
+    max_tokens: int = 2048,
     steps: int = 3,
     only: Literal["sft", "whole"] | None = None,
 ) -> Iterator[str]:
@@ -130,7 +125,7 @@ def main(
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_files(folder, tokenizer, queries * (COLD + steps), length, QWEN3)
+        make_files(folder, tokenizer, queries * (COLD + steps), length)
         files = {"model": folder / "model", "data": folder / "data.jsonl"}
         answers, fits = {"max_completion_length": max_tokens}, length + 1000
         flags = {**files, **answers, "max_length": fits, "train_batch_size": queries}
