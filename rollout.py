@@ -1,4 +1,4 @@
-"""How the model answers: vLLM inside the training process. The only file that imports vllm.
+"""How the model answers: vLLM inside the training process.
 
 Every rank runs its own engine on its own share of the prompts.
 """

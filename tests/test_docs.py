@@ -188,6 +188,17 @@ def test_every_file_module_flag_function_and_test_that_is_named_exists(page):
         assert not missing and Path(path).stem == module, f"{path}: {module}: {missing}"
 
 
+def test_every_picture_is_shown_and_names_functions_that_exist():
+    defined = set().union(*map(definitions, ROOT.glob("*.py")))
+    shown = "".join(map(Path.read_text, [*PAGES, ROOT / "docs/lesson.ipynb"]))
+    drawings, pictures = ([*ROOT.glob(f"docs/**/*.{kind}")] for kind in ("svg", "png"))
+    for picture in drawings + pictures:
+        assert f"{picture.name})" in shown, picture
+    for drawing in drawings:
+        for name in re.findall(r"(\w+)\(\)", drawing.read_text()):
+            assert name in defined, f"{drawing}: {name}"
+
+
 def test_the_readmes_loss_runs_when_pasted_and_is_that_of_the_script():
     pasted = {"torch": torch}
     exec(blocks(README, "python")[0], pasted)
