@@ -355,9 +355,9 @@ def answer_missing(
     loaded = []  # rank 0 gets the model as training has it
     on_rank_0(lambda: loaded.append(load_model(args.model, longest, args.precision)))
     path = folder / f"samples.rank{dist.get_rank()}.jsonl"
-    verifier = Verifier(args.verifier_workers, reward=args.reward)
-    with verifier, blame(str(path), (OSError,)), path.open("ab") as out:  # the disk may be full
+    with path.open("ab") as out:
         out.truncate(path.read_bytes().rfind(b"\n") + 1)  # a kill may leave half a row
+    with Verifier(args.verifier_workers, reward=args.reward) as verifier:
         options = {"precision": args.precision, "vllm_memory": args.vllm_memory}
         options |= {"rollout_batch_size": len(missing), "load_from_disk": True}
         rollout = Rollout(args.model, tokenizer, longest, **options)
@@ -370,21 +370,21 @@ def answer_missing(
             asked = [missing[completion.query] for completion in completions]
             references = [p.columns if args.reward else p.answer for p, _ in asked]
             grades = verifier.grade([c.text for c in completions], references)
-            for (problem, n), completion, grade in zip(asked, completions, grades, strict=True):
-                row = {
-                    "benchmark": problem.source,
-                    "id": problem.id,
-                    "sample": n,  # which answer to the problem, counted from 0
-                    "correct": grade.correct == 1,
-                    **({"reward": grade.correct} if args.reward else {}),
-                    "extracted": grade.extracted,  # what was read in the text, if anything
-                    "answer": problem.answer,  # the reference
-                    "finish_reason": completion.finish_reason,  # "stop", or "length": cut off
-                    "tokens": len(completion.token_ids),
-                    "text": completion.text,
-                }
-                out.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-            out.flush()
+            with blame(str(path), (OSError,)), path.open("ab") as out:  # the disk may be full
+                for (problem, n), completion, grade in zip(asked, completions, grades, strict=True):
+                    row = {
+                        "benchmark": problem.source,
+                        "id": problem.id,
+                        "sample": n,  # which answer to the problem, counted from 0
+                        "correct": grade.correct == 1,
+                        **({"reward": grade.correct} if args.reward else {}),
+                        "extracted": grade.extracted,  # what was read in the text, if anything
+                        "answer": problem.answer,  # the reference
+                        "finish_reason": completion.finish_reason,  # "stop", or "length": cut off
+                        "tokens": len(completion.token_ids),
+                        "text": completion.text,
+                    }
+                    out.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
 
 
 @torch.no_grad()

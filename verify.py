@@ -285,6 +285,8 @@ class _Worker:
         self.pipe, theirs = Pipe()
         self.process = subprocess.Popen(
             [sys.executable, os.path.abspath(__file__), str(theirs.fileno()), *self.options],
+            # In 2 GiB of address space numpy has no room for the threads of many cores.
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=2,  # what a reward function prints goes to stderr

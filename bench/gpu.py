@@ -37,10 +37,10 @@ def random_rows(lengths: list[tuple[int, int]], vocabulary: range) -> list[Token
     return [TokenizedExample("-", draw(first), draw(then), example) for first, then in lengths]
 
 
-def matrix_rate(size: int, repetitions: int = 20) -> float:
+def matrix_rate(size: int) -> float:
     """FLOP/s of a bf16 matrix product, the best of several."""
     a, b = torch.randn(2, size, size, device="cuda", dtype=torch.bfloat16)
-    return 2 * size**3 / min(timed(lambda: a @ b) for _ in range(repetitions))
+    return 2 * size**3 / min(timed(lambda: a @ b) for _ in range(20))
 
 
 def train_on_lengths(

@@ -29,11 +29,9 @@ IMPORTS = "from transformers import AutoModelForCausalLM; from vllm import LLM; 
 IMPORTS += "os._exit(0)"  # Python's own end would take seconds
 
 
-def load_rows(
-    model: Path, data: Path, max_length: int = MAX_LENGTH, max_tokens: int = MAX_TOKENS
-) -> list[TokenizedExample]:
+def load_rows(model: Path, data: Path, max_length: int = MAX_LENGTH) -> list[TokenizedExample]:
     tokenizer = load_tokenizer(str(model))
-    return tokenize_examples(load_examples(str(data)), tokenizer, max_length, max_tokens)[0]
+    return tokenize_examples(load_examples(str(data)), tokenizer, max_length, MAX_TOKENS)[0]
 
 
 def start(repetitions: int) -> list[str]:

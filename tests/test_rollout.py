@@ -28,7 +28,7 @@ def test_after_a_large_update_vllm_agrees_with_the_trainer(tied, precision, tiny
 def bare_rollout(**attributes) -> Rollout:
     """Without a vLLM of its own."""
     made = object.__new__(Rollout)
-    defaults = {"sleeps": False, "replica": 0, "member": 0, "num_replicas": 1, "num_rollouts": 2}
+    defaults = {"sleeps": False, "num_rollouts": 2}
     defaults |= {"max_length": 128, "max_completion_length": 64, "temperature": 1.0, "seed": 0}
     vars(made).update({**defaults, "stop_token_ids": [], **attributes})
     return made

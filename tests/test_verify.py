@@ -376,6 +376,13 @@ def test_a_reward_function_that_fails_ends_the_scoring_with_its_traceback(reward
         assert verifier.score(values, rows[:5]) == [1, 0, 1, 0.25, 0.5]
 
 
+def test_a_reward_function_has_one_thread_as_many_would_fill_its_memory(rewards, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "64")  # as cpu.py sets it on a host with 64 cores
+    with Verifier(1, reward=f"{rewards}:echo") as verifier:
+        one = "__import__('os').environ['OMP_NUM_THREADS'] == '1'"
+        assert verifier.score([one], [{"id": "q"}]) == [1]
+
+
 def test_a_reward_function_that_hangs_or_crashes_gives_0(rewards, tmp_path, monkeypatch):
     monkeypatch.setattr(verify, "WAITING_S", 2)
     kinds = ["good", "endless", "good", "memory", "depth", "sleep", "exit", "crash", "good"]
