@@ -46,7 +46,7 @@ def run(real) -> Path:
     """A run of OSW-FT of three steps. The model solves few problems: nearly all weights are 1."""
     call = ["train_oswft.py", "--model", real / "model", "--data", real / "words.jsonl"]
     call += ["--output_dir", real / "run", *LENGTHS, *PRECISION, "--learning_rate", "1e-4"]
-    flags = ["--rollout_batch_size", 8, "--num_rollouts", 2, "--max_steps", 3]
+    flags = ["--rollout_batch_size", 4, "--num_rollouts", 2, "--max_steps", 3]
     flags += ["--vllm_memory", 0.05]  # the cache of 256 answers would take gigabytes
     launch(*call, *flags)
     return real / "run"
