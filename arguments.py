@@ -110,7 +110,8 @@ class RolloutArgs(TrainArgs):
     def check(self) -> None:
         super().check()
         if self.max_completion_length >= self.max_length:
-            raise InputError("--max_completion_length leaves no room for a prompt in --max_length")
+            lengths = f"{self.max_completion_length}, --max_length {self.max_length}"
+            raise InputError(f"--max_completion_length is {lengths}: no room for a prompt")
         if self.rollout_batch_size % (self.train_batch_size or 1):
             sizes = f"{self.train_batch_size}, --rollout_batch_size {self.rollout_batch_size}"
             raise InputError(f"--train_batch_size is {sizes}: the first must divide the second")
@@ -190,6 +191,8 @@ def find_checkpoint(args: TrainArgs) -> Path | None:
             raise InputError(f"{folder} is not empty: choose another --output_dir, or --resume it")
         return None
     _, checkpoint = max(checkpoints(folder).items(), default=(0, None))
+    if not checkpoint and (folder / "final").exists():  # else all of it would be overwritten
+        raise InputError(f"{folder} is finished, and has no checkpoint: choose another folder")
     then = type(args)(**read_args(folder)["args"], output_dir=args.output_dir)
     sizes, now = ((a.batch_size, a.train_batch_size or a.batch_size) for a in (then, args))
     if checkpoint and sizes != now:
@@ -214,7 +217,9 @@ def load_training_data(args: TrainArgs) -> tuple[Tokenizer, list[TokenizedExampl
     lengths = args.max_length, args.max_completion_length
     examples, dropped = tokenize_examples(read, tokenizer, *lengths)
     count = count_examples(examples, dropped)
-    if not examples or (not args.max_steps and len(examples) * args.num_epochs < args.batch_size):
+    if not examples:
+        raise InputError(f"{args.data}: no row fits: {count}: raise --max_length")
+    if not args.max_steps and len(examples) * args.num_epochs < args.batch_size:
         left = f"{count} are too few for batches of {args.batch_size}"
         kind = "rollout" if hasattr(args, "rollout_batch_size") else "train"
         raise InputError(f"{args.data}: {left}: lower --{kind}_batch_size")
@@ -306,7 +311,8 @@ def saved_args(args_class: type) -> dict:
         return {}
     record, parent = read_args(Path(folder)), Path(folder).parent
     if "args" not in record:
-        advice = f"--resume {parent}?" if read_args(parent) else "leave out --resume"
+        exists = "leave out --resume" if Path(folder).is_dir() else "no such folder"
+        advice = f"--resume {parent}?" if read_args(parent) else exists
         raise InputError(f"{folder}: there is no run in it: {advice}")
     if not record["args"].keys() <= args_class.__dataclass_fields__.keys():
         raise InputError(f"{folder}: was made by {record.get('script', 'another script')}")

@@ -143,7 +143,7 @@ def compile_layers(model: PreTrainedModel) -> None:
 
 def load_engine(model: str, max_length: int, checkpoint: Path | None = None, **options) -> Engine:
     """An `Engine` with its options, for a model or continued from a checkpoint. A collective."""
-    advice = f"if {checkpoint} is damaged, delete it: the one before it is resumed then"
+    advice = f"{checkpoint} (if it is damaged, delete it: the one before it is resumed)"
     with blame(advice, (InputError,) if checkpoint else ()):
         precision = options.get("precision", "bf16")
         loaded = load_model(str(checkpoint or model), max_length, precision)

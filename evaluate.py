@@ -64,7 +64,7 @@ class Args:
     output_dir: Path | None = None  # default: eval/ in the run's folder, else runs/<model>/eval
 
     # The protocol
-    num_samples: int | None = None  # answers to a problem; default: 16 (math500, gpqa_diamond: 1)
+    num_samples: int | None = None  # per problem; default: 16 (math500, gpqa_diamond, greedy: 1)
     temperature: float = 0.6  # of sampling; 0 takes the likeliest token
     top_p: float = 0.95  # of sampling
     top_k: int = 20  # of sampling; 0 for all tokens
@@ -159,8 +159,7 @@ def load_benchmark(name: str, data_dir: Path | None = None) -> list[Example]:
     """The problems of a benchmark, from the hub or from `<data_dir>/<name>.jsonl`."""
     benchmark = BENCHMARKS[name]
     source = str(data_dir / f"{name}.jsonl") if data_dir else benchmark.hub_id
-    advice = "--data_dir takes copies, --benchmark_file problems of your own"
-    with blame(advice, () if data_dir else (InputError,)):
+    with blame(f"{name} (--data_dir takes a copy)", () if data_dir else (InputError,)):
         problems = read_benchmark(name, read_rows(source, benchmark.split))
     if len(problems) != benchmark.num_problems:
         reason = f"has {len(problems)} problems, but {name} has {benchmark.num_problems}"
@@ -331,6 +330,7 @@ def find_missing(
             raise InputError(f"{folder} has other problems of {name}: choose another folder")
         done = {(row["id"], row["sample"]) for row in rows}
         default = BENCHMARKS[name].num_samples if name in BENCHMARKS else 16
+        default = default if args.temperature else 1  # greedy answers are all alike
         count = max([args.num_samples or default, *(n + 1 for _, n in done)])  # for all problems
         asked[name] = {"problems": len(part), "samples": count, "fingerprint": mark}
         missing += [(p, n) for n in range(count) for p in part if (p.id, n) not in done]

@@ -202,6 +202,10 @@ class Run(contextlib.AbstractContextManager):
         if rollout:
             record["vllm_runner"] = rollout.model_runner
         record["prompt"] = PROMPT
+        earlier = before.get("earlier_args", [])
+        if before and before["args"] != self.settings:  # they held until this step
+            earlier = [*earlier, {"step": self.step, **before["args"]}]
+        record["earlier_args"] = earlier
         record["data_hash"] = before.get("data_hash") or hash_examples(self.examples)
         write_args(self.folder, **record)
         said = f"{self.total_steps} steps; {self.folder}/args.json has the arguments"

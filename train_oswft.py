@@ -64,7 +64,7 @@ def oswft_loss(
         logprobs: (B, T) log pi of each token of the expert solutions.
         mask: (B, T), true on these tokens, false on prompt and padding.
         weights: (B,) from `oswft_weights`.
-        normalizer: solution tokens (or queries) of the whole step, on all ranks, also of weight 0.
+        normalizer: solution tokens (or queries) of the whole step: all ranks, weight 0 included.
             It is never the sum of the weights: dividing by that would undo the weighting.
     """
     assert weights.shape == logprobs.shape[:1], "one weight for each row"  # (B, 1) would broadcast
@@ -76,7 +76,7 @@ def update(
     engine: Engine, queries: Sequence[TokenizedExample], weights: torch.Tensor, args: Args
 ) -> dict[str, float]:
     """One optimizer step on all ranks' queries, with weights (B,); returns its metrics."""
-    num_tokens = sum(len(query.response_ids) for query in queries)
+    num_tokens = sum(len(query.response_ids) for query in queries)  # of the solutions
     normalizer = num_tokens if args.normalizer == "token" else len(queries)
     weights = weights.to(engine.device)
     for batch in engine.micro_batches(queries, keep=weights > 0):  # this rank's share

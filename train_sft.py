@@ -47,7 +47,7 @@ def sft_loss(
         logprobs: (B, T) log pi of each token of the expert solutions.
         mask: (B, T), true on these tokens, false on prompt and padding.
         weights: (B,) from `get_weights`.
-        normalizer: solution tokens of the whole step, on all ranks, also of weight 0.
+        normalizer: solution tokens of the whole step: all ranks, weight 0 included.
     """
     assert weights.shape == logprobs.shape[:1], "one weight for each row"  # (B, 1) would broadcast
     sequence_logprobs = torch.where(mask.bool(), logprobs, 0).sum(dim=1)  # (B, T) -> (B,)

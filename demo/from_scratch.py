@@ -1,8 +1,8 @@
 """SFT, OSW-FT and GRPO in one file, to be read from top to bottom.
 
-It imports none of our files, and takes the same steps as train_*.py. Only demo.tiny needs tyro.
+It imports none of our files. From the same batches and answers it takes the steps of train_*.py.
 
-    pip install torch transformers tyro
+    pip install torch transformers tyro              # demo.tiny needs tyro
     python -m demo.tiny copy --output_dir runs/tiny  # train.jsonl and heldout/*.jsonl
     python -m demo.from_scratch --method oswft       # half a minute; grpo takes longer
     python -m demo.from_scratch --model FOLDER_OR_HUB_ID --data FILE --gain FILE --retention FILE

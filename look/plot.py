@@ -26,7 +26,7 @@ FIGURES = {  # name -> what the y axis shows, over the optimizer steps
     "mean_weight": "mean weight 1 − p̂",
     "reward": "mean reward (share of answers right)",
     "pass_rate": "pass rate p̂ (share right)",
-    "loss": "loss (nats)",
+    "loss": "loss (nats; OSW-FT: weighted)",
 }
 REACH = 5  # optimizer steps on either side of a moving average
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))

@@ -52,7 +52,8 @@ def test_bad_input_is_refused_once_and_nothing_is_written(tiny, write, tmp_path)
     ("bad", "named"),
     [
         ({"model": "/absent"}, "/absent"),
-        ({"data": "few.jsonl"}, "few.jsonl"),  # than make a batch
+        ({"data": "few.jsonl"}, "few.jsonl: 5 examples are too few"),  # to make a batch
+        ({"max_length": 8}, "no row fits: 0 examples"),
         ({"output_dir": "used"}, "used"),
         ({"output_dir": "few.jsonl/run"}, "few.jsonl/run"),
         ({"max_length": 513}, "512 tokens, not 513: lower --max_completion_length"),
@@ -159,6 +160,9 @@ def test_a_run_goes_on_from_its_newest_checkpoint_if_any(one_rank, tmp_path, mon
     write_args(tmp_path, args={**args.settings, "seed": 3}, world_size=2)
     assert claim_or_resume(args) is None
     assert "without a checkpoint: resumed; changed: seed 3 -> 0" in capsys.readouterr().err
+    (tmp_path / "final").mkdir()
+    with pytest.raises(InputError, match="is finished, and has no checkpoint"):
+        claim_or_resume(args)  # it would train anew over what is there
     (tmp_path / "checkpoint-000002").mkdir()
     (tmp_path / "checkpoint-000004").mkdir()
     for other in {"train_batch_size": 32}, {"train_batch_size": None}, {"rollout_batch_size": 64}:

@@ -122,7 +122,8 @@ def test_the_readmes_row_can_be_read_and_is_right(tmp_path):
 
 def test_what_the_page_converts_can_be_read(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("mine.csv").write_text("question,solution,answer\n1+1=,\\boxed{2},2\n")
+    rows = "question,solution,answer\n1+1=,\\boxed{2},2\n"
+    Path("mine.csv").write_text(rows, encoding="utf-8-sig")  # as Excel writes it
     turns = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "\\boxed{2}"}]
     Path("chats.jsonl").write_text(json.dumps({"messages": turns}))
     for code in blocks(ROOT / "docs" / "training-set.md", "python"):
@@ -172,7 +173,7 @@ def test_every_file_module_flag_function_and_test_that_is_named_exists(page):
     arguments = {n for path in sources for n in re.findall(r"^ *(\w+): ", path.read_text(), re.M)}
     arguments |= {"dry_run", "tiny", "hostfile", "help"}
     arguments |= {"no_ssh", "node_rank", "master_addr", "master_port", "num_gpus", "venv_script"}
-    arguments |= {"quiet", "module"}  # of the launchers
+    arguments |= {"quiet", "module", "shutdown_timeout"}  # of the launchers
     for code in re.findall(r"`([^`\n]+)`", prose(page)):
         for flag in re.findall(r"(?:^| )--(\w+)", code):
             assert flag in arguments, f"`{code}`: no script has this argument"

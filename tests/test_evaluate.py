@@ -272,6 +272,12 @@ def find_missing(tiny: Path, folder: Path, **changes) -> list[tuple[Example, int
     return evaluate.find_missing(args, args.output_dir, load_tokenizer(args.model), problems)
 
 
+@pytest.mark.parametrize(("temperature", "count"), [(0.6, 16), (0.0, 1)])
+def test_greedy_answers_are_alike_so_the_default_is_one(temperature, count, tiny, tmp_path):
+    missing = find_missing(tiny, tmp_path, num_samples=None, temperature=temperature)
+    assert len(missing) == 48 * count
+
+
 def test_each_model_is_evaluated_into_a_folder_of_its_own(tmp_path, monkeypatch):
     run, model = tmp_path / "runs" / "oswft", tmp_path / "models" / "A"
     write_args(run, args={})

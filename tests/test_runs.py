@@ -322,4 +322,6 @@ def test_a_run_that_changes_shape_is_the_same_run_up_to_rounding(whole_runs, tmp
     assert record["world_size"] == 2
     typed = {"max_tokens_per_micro_batch": 500, "zero_stage": 3}
     typed |= {"gradient_checkpointing": True, "cpu_offload": True}
-    assert record["args"] == {**read_args(whole)["args"], **typed}
+    before = read_args(whole)["args"]
+    assert record["args"] == {**before, **typed}
+    assert record["earlier_args"] == [{"step": 6, **before}]
