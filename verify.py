@@ -153,7 +153,7 @@ REWRITTEN = (  # what Math-Verify misreads, and how it is written instead
     (r"\d", lambda digit: str(int(digit[0]))),  # full-width
     (r"(?:√|\\?(?<![A-Za-z])sqrt) ?\(([^()]*)\)|√ ?(\d+|\w)", r"\\sqrt{\1\2}"),
     (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi "),
-    (r"\^\{\\text\{(?:st|nd|rd|th)\}\}", ""),
+    (r"\^\{\\(?:text|mathrm)\{(?:st|nd|rd|th)\}\}", ""),
     (r"(?<=\d)[eE]([+-]?\d+)", r"\\times 10^{\1}"),
     (r"\.(?=[\s$}\])\\]*$)", ""),  # at the end
     (rf"^(\\boxed\{{-?\d[\d.,/]*) (?!{NO_UNIT})[A-Za-z]{{3}}[A-Za-z ]*\}}$", r"\1}"),  # 12 hours
@@ -177,8 +177,9 @@ SAID = re.compile(  # The answer is (C) | the closest option would be C | 答案
     r"| most likely| probably)*"
     r"[(\[]*([A-J])(?![A-Za-z0-9'’]|[(\[]\w| ?[=^_+*/]|[)\]]* ?是?[错不])"  # 选项B是错误的
 )
-LABEL = re.compile(  # a line: C | So C. | (C) 12 | C. none of these
-    r"(?:.*(?:[.!?:#] ?|\b(?i:so|thus|hence|therefore),? ))?[(\[]?([A-J](?:[)\].]+ .*|[)\].]*))"
+LABEL = re.compile(  # a line: C | So C. | (C)12 | C. none of these
+    r"(?:.*(?:[.!?:#] ?|\b(?i:so|thus|hence|therefore),? ))?"
+    r"[(\[]?([A-J](?:\).*|[)\].]+ .*|[)\].]*))"
 )
 
 

@@ -97,7 +97,7 @@ def make_examples(
 def spoil(rows: Sequence[dict], rng: np.random.Generator) -> list[dict]:
     """The rows; a tenth of them, `spoiled`, has a wrong answer and a solution that leads to it."""
     spoiled = [row | {"spoiled": False} for row in rows]
-    for n in rng.choice(len(rows), size=len(rows) // 10, replace=False):
+    for n in rng.choice(len(rows), size=round(len(rows) / 10), replace=False):
         question, right = rows[n]["question"], rows[n]["answer"]
         wrong = right
         while wrong == right:  # a slip may not show in the end: times 0

@@ -70,7 +70,8 @@ Therefore B.⏎No, the correct option is C.|Is it C or D? The answer is C.
 The answer is C because A and B are too small.|No way the answer is C.|Is the answer C? No.
 The answer is most likely C.|The answer is probably (C).|The correct option letter is C
 The correct letter is C.|The answer letter: C|选项 (C) 正确。|正确选项为C
-The answer is (C) Vitamin D|C. Lisbon|(C) 40 m|The pair⏎⏎**C) A and B**|(C) A.|7⏎⏎C|C)⏎C) 12"""),
+The answer is (C) Vitamin D|C. Lisbon|(C) 40 m|The pair⏎⏎**C) A and B**|(C) A.|7⏎⏎C|C)⏎C) 12
+C)400|So (C)$5$."""),
 )
 def test_a_closing_without_a_box_names_the_letter(closing):
     assert said_letter(closing) == "C"
@@ -90,7 +91,7 @@ The answer is \boxed{C|The answer is not C.|The answer isn’t (C).|The answer i
 It is not true that C is correct.|Option C is incorrect.|C is not the answer.
 答案不是C|答案：C、D|【答案】: C和D|选项C是错误的|选项 (C) 不正确。|选项C错误
 A. 3⏎C. 4|(C) or (D)|A: C is no answer|The answer is C) red or D) blue.|C. 12⏎as said|I. 3⏎II. 4
-c|Option C|<answer> C </answer>|故选C。|So it is C|C is correct, as 12 is even."""),
+A)5⏎C)6|c|Option C|<answer> C </answer>|故选C。|So it is C|C is correct, as 12 is even."""),
 )
 def test_a_closing_without_a_box_names_no_letter(closing):
     assert said_letter(closing) is None
@@ -136,7 +137,7 @@ x \geq 3 => x \ge 3 | \{2, 1\} => \{1,2\} | (2,1) ≠> (1,2) | [1,2] ≠> (1,2) 
 √7 => \sqrt{7} | 5√3 + 6 => 5\sqrt{3}+6 | 5√3 + 6 ≠> 6 | 3 + sqrt(5), 3 - sqrt(5) ≠> 3 | ½ => 0.5
 8*√(x+1)/3 => \frac{8\sqrt{x+1}}{3} | 5½ => 5.5 | 3x² => 3x^2 | x² ≠> 2 | (-∞, 2] => (-\infty,2]
 90° => 90^\circ | 7*pi => 7\pi
-12^{\text{th}} => 12 | \begin{cases} 3 & x>0 \\ 5 & x<0 \end{cases} ≠> 5
+12^{\text{th}} => 12 | 12^{\mathrm{th}} => 12 | \begin{cases} 3 & x>0 \\ 5 & x<0 \end{cases} ≠> 5
 12 weeks => 12 | 2000 calories. => 2000 | 30 miles per hour => 30 | 1,000 euros => 1000 | €45 => 45
 12 million ≠> 12 | 2 dozen ≠> 2 | 2 thirds ≠> 2 | 5 or 6 ≠> 5 | 2 sin x ≠> 2 | 12 weeks ≠> 13
 119.99999999999999 => 120 | 120 => 119.99999999999999 | 4.00001 ≠> 4 | x - y = 0 ≠> 2x - y = 0
