@@ -120,14 +120,17 @@ class RolloutArgs(TrainArgs):
 
 
 def check_args(args: object, may_be_0: Sequence[str] = ("seed",)) -> None:
-    """Raise InputError for a number that is too small, or too large a share; warn of slow bf16."""
+    """Raise InputError for a number that is too small, or too large a share."""
     for name, value in vars(args).items():
         allowed = "0 or more" if name in may_be_0 else "above 0"
         if type(value) in (int, float) and not (value > 0 or (value == 0 and name in may_be_0)):
             raise InputError(f"--{name} must be {allowed}, got {value}")
         if name in ("vllm_memory", "top_p") and (value or 0) > 1:
             raise InputError(f"--{name} is a share, at most 1, got {value}")
-    if args.precision == "bf16" and cpu.bf16_is_slow():
+
+
+def warn_of_slow_bf16(precision: str) -> None:
+    if precision == "bf16" and cpu.bf16_is_slow():
         print("warning: bf16 is slow on a CPU without AVX-512: --precision fp32", file=sys.stderr)
 
 
@@ -148,6 +151,7 @@ def claim_or_resume(args: TrainArgs) -> Path | None:
 
     def begin() -> Path | None:
         args.check()
+        warn_of_slow_bf16(args.precision)
         claim(Path(args.output_dir))
         checkpoint = find_checkpoint(args)
         if args.resume:
@@ -311,8 +315,9 @@ def saved_args(args_class: type) -> dict:
         return {}
     record, parent = read_args(Path(folder)), Path(folder).parent
     if "args" not in record:
-        exists = "leave out --resume" if Path(folder).is_dir() else "no such folder"
-        advice = f"--resume {parent}?" if read_args(parent) else exists
+        advice = "leave out --resume" if Path(folder).is_dir() else "no such folder"
+        if read_args(parent):
+            advice = f"--resume {parent}?"
         raise InputError(f"{folder}: there is no run in it: {advice}")
     if not record["args"].keys() <= args_class.__dataclass_fields__.keys():
         raise InputError(f"{folder}: was made by {record.get('script', 'another script')}")

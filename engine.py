@@ -143,13 +143,13 @@ def compile_layers(model: PreTrainedModel) -> None:
 
 def load_engine(model: str, max_length: int, checkpoint: Path | None = None, **options) -> Engine:
     """An `Engine` with its options, for a model or continued from a checkpoint. A collective."""
-    advice = f"{checkpoint} (if it is damaged, delete it: the one before it is resumed)"
-    with blame(advice, (InputError,) if checkpoint else ()):
+    named = f"{checkpoint} (if it is damaged, delete it: the one before it is resumed)"
+    with blame(named, (InputError,) if checkpoint else ()):
         precision = options.get("precision", "bf16")
         loaded = load_model(str(checkpoint or model), max_length, precision)
     engine = Engine(loaded, **options)
     if checkpoint:
-        with blame(advice, (InputError,)):
+        with blame(named, (InputError,)):
             engine.load_state(checkpoint)
     return engine
 

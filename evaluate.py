@@ -21,7 +21,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
-from arguments import check_args, check_hosts, check_ids, check_stops, run_script
+from arguments import check_args, check_hosts, check_ids, check_stops, run_script, warn_of_slow_bf16
 from data import (
     ASK_FREE,
     ASK_LETTER,
@@ -293,6 +293,7 @@ def open_folder(
 ) -> tuple[dict, dict[str, list[dict]]]:
     """Check all, and lock a folder of this protocol: its args.json, and its samples."""
     check_args(args, may_be_0=("temperature", "top_k", "seed"))
+    warn_of_slow_bf16(args.precision)
     refuse_special_tokens(tokenizer, ((problem.where, problem.question) for problem in problems))
     ids = tokenize_prompts(tokenizer, problems)
     config = load_config(args.model, max(map(len, ids)) + args.max_completion_length)
@@ -307,8 +308,7 @@ def open_folder(
         print(f"note: {run} was trained with another prompt than that of data.py", file=sys.stderr)
     if before and "benchmarks" not in before:
         raise InputError(f"{folder} holds a training run: choose another folder")
-    if not samples:  # an earlier call ended before its first answer
-        before = {}
+    before = before if samples else {}  # an earlier call ended before its first answer
     then = before.get("args", now)
     other = [name for name in (*PROTOCOL, "model_version") if then.get(name) != now[name]]
     other += ["prompt"] if before.get("prompt", PROMPT) != PROMPT else []

@@ -142,8 +142,7 @@ def memory(args: Args) -> dict[str, dict[str, float]]:
 
 def check_fit(args: Args) -> tuple[dict[str, dict[str, float]], list[str], float]:
     """Bytes by phase and part, what does not fit, and how many sequences vLLM's share holds."""
-    # Not RolloutArgs.check: no memory depends on the rest. fp32: bf16 may be slow on this CPU.
-    TrainArgs.check(replace(args, precision="fp32"))
+    TrainArgs.check(args)  # RolloutArgs.check asks for more, on which no memory depends
     phases, complaints = memory(args), []
     for phase, parts in phases.items():
         # asleep, vLLM takes exactly what is left, up to rounding

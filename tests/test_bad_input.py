@@ -107,10 +107,11 @@ def test_arguments_that_cannot_work_are_refused(args_class, bad, monkeypatch):
     ("capability", "precision", "warns"),
     [("AVX2", "bf16", True), ("AVX2", "fp32", False), ("AVX512", "bf16", False)],
 )
-def test_slow_bf16_is_said(capability, precision, warns, monkeypatch, capsys):
+def test_slow_bf16_is_said(capability, precision, warns, one_rank, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    Args(model="m", data="d", precision=precision).check()
+    monkeypatch.setenv("LOCAL_SIZE", "1")
+    claim_or_resume(Args(model="m", data="d", precision=precision, output_dir=str(tmp_path)))
     assert ("--precision fp32" in capsys.readouterr().err) == warns
 
 
