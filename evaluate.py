@@ -45,7 +45,7 @@ from engine import load_config, load_model
 from logprobs import LogprobModel
 from ranks import init_ranks, on_rank_0
 from rollout import MAX_VLLM_GAP, Rollout
-from run import claim, model_version, read_args, write_args
+from run import claim, model_version, read_args, warn_of_ungraded, write_args
 from verify import Verifier, extract
 
 import numpy as np
@@ -379,6 +379,7 @@ def answer_missing(
                         "correct": grade.correct == 1,
                         **({"reward": grade.correct} if args.reward else {}),
                         "extracted": grade.extracted,  # what was read in the text, if anything
+                        "ungraded": grade.ungraded,  # wrong: grading raised, or took too long
                         "answer": problem.answer,  # the reference
                         "finish_reason": completion.finish_reason,  # "stop", or "length": cut off
                         "tokens": len(completion.token_ids),
@@ -419,6 +420,7 @@ def summarize(rows: Sequence[dict]) -> dict:
         "truncated_share": len(truncated) / len(rows),
         "truncated_right_share": sum(row["correct"] for row in truncated) / len(rows),
         "without_box_share": sum(read is None for read in found) / len(rows),
+        "ungraded_share": sum(row.get("ungraded", False) for row in rows) / len(rows),
         "completion_length_mean": sum(row["tokens"] for row in rows) / len(rows),
     }
 
@@ -428,6 +430,7 @@ def score_and_print(folder: Path) -> None:
     samples = complete_samples(folder)
     results = {name: summarize(rows) for name, rows in samples.items()}
     write_json(results, folder / "results.json")
+    warn_of_ungraded(max(r["ungraded_share"] for r in results.values()))
 
     print(f"\n{'':16}problems answers truncated (right) no box tokens  pass@k in % [95 % interval]")
     for name, r in results.items():

@@ -9,7 +9,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import cpu
@@ -44,6 +44,7 @@ class Completion:
     text: str  # without the end of turn
     finish_reason: str  # "stop", or "length" if the token limit cut it off
     logprobs: list[float]  # of each token, where it was sampled; or empty
+    ungraded: bool = False  # `judge` sets it: wrong because the verifier could not grade it
 
 
 def import_vllm():
@@ -242,11 +243,11 @@ def judge(
     """
     examples = [queries[c.query].example for c in completions]
     references = [example.columns if verifier.reward else example.answer for example in examples]
-    verdicts = verifier.score([c.text for c in completions], references)
+    grades = verifier.grade([c.text for c in completions], references)
     groups, rewards = [[] for _ in queries], [[] for _ in queries]
-    for completion, verdict in gather(list(zip(completions, verdicts, strict=True))):
-        groups[completion.query].append(completion)
-        rewards[completion.query].append(float(verdict))
+    for completion, grade in gather(list(zip(completions, grades, strict=True))):
+        groups[completion.query].append(replace(completion, ungraded=grade.ungraded))
+        rewards[completion.query].append(float(grade.correct))
     return groups, torch.tensor(rewards)
 
 
@@ -254,10 +255,12 @@ def completion_stats(completions: Groups) -> dict[str, float]:
     """What the metrics say about completions (b, K); lengths in tokens."""
     lengths = [len(c.token_ids) for group in completions for c in group]
     truncated = [c.finish_reason == "length" for group in completions for c in group]
+    ungraded = [c.ungraded for group in completions for c in group]
     return {
         "completion_length_mean": sum(lengths) / len(lengths),
         "completion_length_max": max(lengths),
         "truncated_share": sum(truncated) / len(truncated),
+        "ungraded_share": sum(ungraded) / len(ungraded),
         "rollout_tokens": sum(lengths),
     }
 

@@ -288,9 +288,9 @@ class Run(contextlib.AbstractContextManager):
         self.seconds = dict.fromkeys(self.seconds, 0.0)
         if not self.writes:
             return
-        if self.step == self.start_step + 1 and (cut := row.get("truncated_share", 0)) > 0.5:
-            advice = "raise --max_completion_length, or find out why they do not end"
-            print(f"\nwarning: {cut:.0%} of the answers were cut off: {advice}", file=sys.stderr)
+        if self.step == self.start_step + 1:
+            warn_of_truncated(row.get("truncated_share", 0))
+            warn_of_ungraded(row.get("ungraded_share", 0))
         shown = {name: f"{row[name]:.3f}" for name in self.SHOWN if name in row}
         self.bar.set_postfix(shown, refresh=False)
         self.bar.update(1)
@@ -385,6 +385,18 @@ class Run(contextlib.AbstractContextManager):
         flag = torch.tensor([float(self.interrupted)], device=self.engine.device)
         dist.all_reduce(flag)
         return bool(flag)
+
+
+def warn_of_truncated(share: float) -> None:
+    if share > 0.5:
+        advice = "raise --max_completion_length, or find out why they do not end"
+        print(f"\nwarning: {share:.0%} of the answers were cut off: {advice}", file=sys.stderr)
+
+
+def warn_of_ungraded(share: float) -> None:
+    if share > 0.01:
+        reason = "count as wrong, as grading raised or ran into a limit (see docs/verdicts.md)"
+        print(f"\nwarning: {share:.1%} of the answers {reason}", file=sys.stderr)
 
 
 def metrics_table(rows: list[dict]) -> str:

@@ -5,7 +5,8 @@ r"""What counts as right: one completion, one reference answer -> bool.
 
 Completions are hostile input: `\boxed{9^{9^{9^{9}}}}` keeps a computer algebra system busy forever.
 So a `Verifier` grades in processes with a limit on CPU time and memory. An answer that exceeds one
-kills its process, and is wrong. docs/verdicts.md has the rules, and reward functions of your own.
+kills its process. It is wrong, and so is one at which the algebra raises: both are `ungraded`, and
+counted. docs/verdicts.md has the rules, and reward functions of your own.
 """
 
 import contextlib
@@ -43,6 +44,10 @@ class RewardError(ValueError):
 class Grade(NamedTuple):
     correct: bool | float  # a number in [0, 1] if a reward function gave it
     extracted: str | None  # the answer that was read out of the completion
+    ungraded: bool = False  # wrong because grading it raised, or ran into a limit
+
+
+UNGRADED = Grade(False, None, ungraded=True)
 
 
 # ---- One completion ------------------------------------------------------------------------------
@@ -72,12 +77,15 @@ def grade(completion: str, reference: str, limit_s: int | None = None) -> Grade:
     pair = [rf"\boxed{{{reference}}}", closing if read is None else rf"\boxed{{{read}}}"]
     if len(pair[1]) > MAX_CHARS or "{cases}" in pair[1]:  # of cases it would read the first value
         return Grade(False, read)
-    gold, parsed = (parse_values(text, limit_s) for text in pair)
-    right = are_equal(gold, parsed, limit_s)
-    if not right and "%" in "".join(pair):  # 35.0\% is 35, too
-        pair = [re.sub(r"\\?%", "", text) for text in pair]
-        right = are_equal(*(parse_values(text, limit_s) for text in pair), limit_s)
-    return Grade(right, str(parsed[-1]) if read is None and parsed else read)
+    try:
+        gold, parsed = (parse_values(text, limit_s) for text in pair)
+        right = are_equal(gold, parsed, limit_s)
+        if not right and "%" in "".join(pair):  # 35.0\% is 35, too
+            pair = [re.sub(r"\\?%", "", text) for text in pair]
+            right = are_equal(*(parse_values(text, limit_s) for text in pair), limit_s)
+        return Grade(right, str(parsed[-1]) if read is None and parsed else read)
+    except Exception:  # sympy raises errors of any kind: of a sum that diverges, of 1/0 in a sine
+        return Grade(False, read, ungraded=True)
 
 
 def are_equal(gold: list, parsed: list, limit_s: int | None) -> bool:
@@ -258,9 +266,9 @@ class Verifier(contextlib.AbstractContextManager):
         return [graded.correct for graded in self.grade(completions, references)]
 
     def grade(self, completions: Sequence[str], references: Sequence[str | dict]) -> list[Grade]:
-        """Like `score`, and which answers were read: None for one that exceeds a limit."""
+        """Like `score`, which answers were read, and which are `ungraded`."""
         pairs = list(zip(completions, references, strict=True))
-        grades, places = [Grade(False, None)] * len(pairs), iter(range(len(pairs)))
+        grades, places = [UNGRADED] * len(pairs), iter(range(len(pairs)))
 
         def work(worker: _Worker) -> None:
             for n in places:  # all workers take from the same iterator
@@ -311,7 +319,7 @@ class _Worker:
         except (EOFError, OSError):  # it died of this answer, or waits for too long
             self.end()
             self._start()
-            return Grade(False, None)
+            return UNGRADED
         if isinstance(reply, str):
             raise RewardError(reply)
         return Grade(*reply)
@@ -351,8 +359,8 @@ def _reply(
     try:
         return tuple(grader(completion, reference))
     except (MemoryError, RecursionError):
-        return False, None
-    except Exception:  # ours, or the reward function's: it ends the run
+        return tuple(UNGRADED)
+    except Exception:  # the reward function's own, which ends the run
         row = reference.get("id") if isinstance(reference, dict) else reference
         return f"{reward or 'the verifier'}, row {row!r}:\n{traceback.format_exc()}"
     finally:
@@ -379,7 +387,7 @@ def _serve(pipe: Connection, timeout_s: float, reward: str | None = None) -> Non
         while not reward and (child := os.fork()):  # a fork grades: a new one costs nothing
             if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != -signal.SIGPROF:
                 return  # the trainer has ended, or will start us again
-            pipe.send((False, None))
+            pipe.send(tuple(UNGRADED))
         while True:
             completion, reference = pipe.recv()
             reply = None
