@@ -205,6 +205,8 @@ class Engine:
         bf16 = precision == "bf16"
         if torch.cuda.is_available():
             model.cuda()  # first: all ranks' fp32 copies would fill the host's memory
+        # transformers sets it to the pad token, whose row would get no gradient where it is read.
+        model.get_input_embeddings().padding_idx = None
         cast_parameters(model, torch.float32)  # `checked` compares without rounding
         with blame(model.name_or_path, (ValueError, ImportError)):
             model = LogprobModel.checked(model)

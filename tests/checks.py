@@ -54,6 +54,7 @@ class Twins:
         sizes = {"vocab_size": vocabulary, "intermediate_size": vocabulary}
         model = make_model(tie_word_embeddings=tied, **sizes)
         self.args, self.dense, self.gradients = args, copy.deepcopy(model), {}
+        model.get_input_embeddings().padding_idx = 5  # as for a pad token, which rows have here
         parameters = self.dense.parameters()
         self.adam = torch.optim.AdamW(parameters, lr=args.learning_rate, weight_decay=0.0)
         patch.delenv("TORCHDYNAMO_DISABLE", raising=False)  # set for the engine before this one
