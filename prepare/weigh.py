@@ -38,7 +38,7 @@ from data import (
     write_rows,
 )
 from ranks import init_ranks
-from run import write_args
+from run import warn_of_ungraded, write_args
 from verify import Verifier
 
 import numpy as np
@@ -193,6 +193,7 @@ def write_set(args: Args, folder: Path, tokenizer: Tokenizer, rows: Sequence) ->
 
     texts, extracted, right = column("text"), column("extracted"), np.array(column("correct"))
     rewards = np.array(column("reward")) if args.reward else right
+    warn_of_ungraded(np.mean([answer.get("ungraded", False) for own in answers for answer in own]))
     pass_rates = rewards.mean(axis=1)
     weights = 1 - pass_rates
     usable = right & (np.array(column("finish_reason")) == "stop")

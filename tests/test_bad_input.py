@@ -319,7 +319,7 @@ def test_missing_ids_and_a_letter_as_a_stop_are_refused(sft_args, model_copy, tm
     refused(r"train.jsonl:1: holds '.*' \(id \d+\), but the model embeds 10 ids")
 
 
-def test_first_answers_that_are_hardly_ever_right_or_mostly_cut_off_are_told(make_run, capsys):
+def test_first_answers_that_are_hardly_ever_right_cut_off_or_not_graded_are_told(make_run, capsys):
     for right, told in ((0, True), (2, True), (5, False)):
         with make_run() as run:
             run.reward = None
@@ -331,6 +331,12 @@ def test_first_answers_that_are_hardly_ever_right_or_mostly_cut_off_are_told(mak
             run.end_step({"train_tokens": 1, "truncated_share": share})
         said = "60% of the answers were cut off: raise --max_completion_length"
         assert (said in capsys.readouterr().err) == told
+    for share, told in ((0.02, True), (0.01, False)):
+        with make_run(max_steps=2) as run:
+            run.end_step({"train_tokens": 1, "ungraded_share": share})
+            run.end_step({"train_tokens": 1, "ungraded_share": 1.0})  # not the first batch
+        said = "2.0% of the answers count as wrong, as grading"
+        assert capsys.readouterr().err.count(said) == told
 
 
 def test_a_logger_that_fails_is_told_once_and_the_run_goes_on(make_run, capsys):

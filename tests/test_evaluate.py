@@ -335,7 +335,7 @@ def test_a_comparison_pairs_the_problems(tmp_path, capsys):
             refused(first, other)
 
 
-def test_answers_without_a_box_or_letter_and_right_ones_that_were_cut_off_are_counted():
+def test_answers_without_a_box_or_letter_ungraded_and_right_ones_cut_off_are_counted():
     answers = [
         ("we try 12, then 13 and", "13", True, "length"),
         ("we try 12, then 14 and", "13", False, "length"),
@@ -345,9 +345,10 @@ def test_answers_without_a_box_or_letter_and_right_ones_that_were_cut_off_are_co
     ]
     names = ("text", "answer", "correct", "finish_reason")
     rows = [{"id": row[0], "tokens": 9, **dict(zip(names, row, strict=True))} for row in answers]
+    rows[3]["ungraded"] = True  # rows of earlier versions do not say it
     results = evaluate.summarize(rows)
-    shares = ("truncated_share", "truncated_right_share", "without_box_share")
-    assert [results[name] for name in shares] == [2 / 5, 1 / 5, 3 / 5]
+    shares = ("truncated_share", "truncated_right_share", "without_box_share", "ungraded_share")
+    assert [results[name] for name in shares] == [2 / 5, 1 / 5, 3 / 5, 1 / 5]
 
 
 def test_an_incomplete_benchmark_is_left_out_and_said(tmp_path, capsys):
@@ -411,9 +412,11 @@ def test_a_prompt_that_is_not_the_runs_is_told(tiny, model_copy, tmp_path, capsy
         assert capsys.readouterr().err.count("was trained with another prompt") == told
 
 
-def test_a_reward_of_ones_own_judges_the_answers(tiny, tmp_path, monkeypatch, one_rank):
-    code = "def short(completion, example): return len(completion) < int(example.source)"
-    (tmp_path / "own.py").write_text(code)
+def test_a_reward_of_ones_own_judges_the_answers(tiny, tmp_path, monkeypatch, one_rank, capsys):
+    code = (
+        "    if not completion: raise MemoryError\n    return len(completion) < int(example.source)"
+    )
+    (tmp_path / "own.py").write_text(f"def short(completion, example):\n{code}\n")
     write_rows([{"question": "?", "answer": "1", "source": "3"}], tmp_path / "own.jsonl")
 
     def stream(prompts, *_, **__):
@@ -427,7 +430,9 @@ def test_a_reward_of_ones_own_judges_the_answers(tiny, tmp_path, monkeypatch, on
     args.output_dir, args.reward = tmp_path / "eval", f"{tmp_path}/own.py:short"
     args.max_completion_length = 48
     evaluate.evaluate(args)
-    assert results_of(tmp_path / "eval")["own"]["pass@1"] == 3 / 16
+    results = results_of(tmp_path / "eval")["own"]
+    assert (results["pass@1"], results["ungraded_share"]) == (2 / 16, 1 / 16)
+    assert "6.2% of the answers count as wrong" in capsys.readouterr().err
 
 
 def test_a_model_that_training_refuses_is_not_scored(model_copy, tmp_path, one_rank):

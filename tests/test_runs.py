@@ -142,6 +142,8 @@ def test_every_completion_is_kept_with_its_verdict(script, group, reward, column
 
 REWARD = """
 def part(completion, example):
+    if example.length == 44:
+        raise MemoryError  # beyond a limit: 0, and counted
     return min(1.0, len(completion) / example.length)
 """
 
@@ -161,9 +163,13 @@ def test_a_reward_of_ones_own_counts_and_a_query_that_comes_twice_is_sampled_ane
     twice = [texts for texts in answers.values() if len(texts) == 4]
     assert len(twice) == 4 and any(texts[:2] != texts[2:] for texts in twice)
     assert len(kept) == 48 and len({answer["reward"] for answer in kept}) > 2
+    for row, part in zip(metrics(tmp_path / "run"), (kept[:24], kept[24:]), strict=True):
+        assert row["ungraded_share"] == sum(answer["ungraded"] for answer in part) / 24
     for pair in zip(kept[::2], kept[1::2], strict=True):
         lengths = [len(answer["text"]) / rows[answer["id"]]["length"] for answer in pair]
-        rewards = [min(1.0, length) for length in lengths]
+        ungraded = rows[pair[0]["id"]]["length"] == 44
+        assert [answer["ungraded"] for answer in pair] == [ungraded] * 2
+        rewards = [0.0 if ungraded else min(1.0, length) for length in lengths]
         assert [answer["reward"] for answer in pair] == pytest.approx(rewards)
         assert pair[0]["weight"] == pytest.approx(1 - sum(rewards) / 2)
 

@@ -1,6 +1,7 @@
 r"""What counts as right: tables of answers, hostile input, and the pool's promises."""
 
 import os
+import random
 import re
 import signal
 import subprocess
@@ -11,7 +12,16 @@ import types
 
 import verify
 from conftest import ROOT, slow
-from verify import RewardError, Verifier, grade, is_correct, read_letter, said_letter
+from verify import (
+    UNGRADED,
+    Grade,
+    RewardError,
+    Verifier,
+    grade,
+    is_correct,
+    read_letter,
+    said_letter,
+)
 
 import psutil
 import pytest
@@ -138,6 +148,7 @@ x \geq 3 => x \ge 3 | \{2, 1\} => \{1,2\} | (2,1) ≠> (1,2) | [1,2] ≠> (1,2) 
 8*√(x+1)/3 => \frac{8\sqrt{x+1}}{3} | 5½ => 5.5 | 3x² => 3x^2 | x² ≠> 2 | (-∞, 2] => (-\infty,2]
 90° => 90^\circ | 7*pi => 7\pi
 12^{\text{th}} => 12 | 12^{\mathrm{th}} => 12 | \begin{cases} 3 & x>0 \\ 5 & x<0 \end{cases} ≠> 5
+\min(-\infty, -4) ≠> 5 | -\infty => -\infty | \infty ≠> -\infty | 5 ≠> \infty
 12 weeks => 12 | 2000 calories. => 2000 | 30 miles per hour => 30 | 1,000 euros => 1000 | €45 => 45
 12 million ≠> 12 | 2 dozen ≠> 2 | 2 thirds ≠> 2 | 5 or 6 ≠> 5 | 2 sin x ≠> 2 | 12 weeks ≠> 13
 119.99999999999999 => 120 | 120 => 119.99999999999999 | 4.00001 ≠> 4 | x - y = 0 ≠> 2x - y = 0
@@ -188,6 +199,62 @@ def test_the_last_complete_box_is_found_in_time_that_grows_with_the_text_alone()
     assert verify.boxes("\\boxed{" * 100_000 + "}") == [(700_000, 700_000)]
 
 
+# ---- what the algebra stumbles over
+
+STUMBLES = [
+    case.split(" / ")
+    for case in table(r"""
+\sum_{n=1}^{\infty} 2 / 0.5|\lceil \infty \rceil / \infty|\arctan \frac{1}{0} / \frac{1}{2}
+\sum_{k=1}^{\infty} \frac{\lfloor \sqrt{k} \rfloor}{k^3} / 2|\max(\frac{1}{0}, 1) / 1|1.5e300!! / 1
+\lceil \pi^{10^{400}} \rceil / 1""")
+]
+ATOMS = table(r"""
+0|1|2|3|7|0.5|-4|x|n|\pi|e|i|\infty|-\infty|\frac{1}{0}|\sqrt{-1}|10^{400}|1.5e300|\emptyset""")
+SHAPES = table(r"""
+\frac{@}{@}|@+@|@-@|@ \cdot @|@^{@}|\sqrt{@}|\sqrt[@]{@}|@!|@!!|\binom{@}{@}|(@)(@)|@\%|@_{@}|@, @
+\sum_{n=1}^{@} @|\sum_{n=@}^{\infty} \frac{@}{n}|\prod_{n=1}^{@} @|\lim_{x \to @} @
+\int_{@}^{@} @ \, dx|\lfloor @ \rfloor|\lceil @ \rceil|\max(@, @)|\min(@, @)|\gcd(@, @)|\log_{@} @
+\ln @|\sin @|\arctan @|\begin{pmatrix} @ & @ \\ @ & @ \end{pmatrix}
+\det \begin{pmatrix} @ & @ \\ @ & @ \end{pmatrix}|\{@, @\}|(@, @]|[@, @)|(@, @)|\{@\} \cup [@, @]
+@ < @|@ \le x < @|x = @|@ \ne @|x \in (@, @)|@ \equiv @ \pmod{@}|\frac{d}{dx} @|\overline{@}
+\text{@}|@^\circ|@ \pm @|@ : @|\mathbb{R} \setminus \{@\}|\lvert @ \rvert""")
+
+
+def random_latex(rng: random.Random, depth: int) -> str:
+    """An expression of nested SHAPES; most make no sense."""
+    if depth == 0:
+        return rng.choice(ATOMS)
+    first, *rest = rng.choice(SHAPES).split("@")
+    return first + "".join(random_latex(rng, rng.randrange(depth)) + part for part in rest)
+
+
+def test_an_answer_or_a_reference_at_which_the_algebra_raises_is_wrong_and_counted():
+    assert not is_correct(*STUMBLES[0])
+    with Verifier(num_workers=1, timeout_s=10) as verifier:
+        for box, reference in STUMBLES:
+            boxed, swapped = rf"\boxed{{{box}}}", rf"\boxed{{{reference}}}"
+            raised, same, after = verifier.grade([boxed, boxed, "1"], [reference, box, "1"])
+            assert raised == Grade(False, box, ungraded=True)
+            assert same == Grade(True, box) and after.correct
+            assert not verifier.score([swapped], [box])[0]
+        assert verifier.grade([r"\boxed{0.5}"], [STUMBLES[0][0]])[0].ungraded
+
+
+@slow
+def test_no_text_ends_the_grading_and_none_counts_as_a_number_or_a_letter_that_it_is_not():
+    rng = random.Random(0)
+    texts = [random_latex(rng, depth=3) for _ in range(2000)]
+    pairs = [pair for x in texts for pair in ((rf"\boxed{{{x}}}", "7919"), (r"\boxed{7919}", x))]
+    for x in texts[:500]:
+        said, last_line = f"The answer is ${x}$.", f"So we have\n\n\\[{x}\\]"
+        pairs += [(said, "7919"), (last_line, "7919"), (rf"\boxed{{{x}}}", "C"), (said, "C")]
+    with Verifier(num_workers=2) as verifier:
+        grades = verifier.grade(*zip(*pairs, strict=True))
+    assert not [pair for pair, grade in zip(pairs, grades, strict=True) if grade.correct]
+    ungraded = sum(grade.ungraded for grade in grades) / len(pairs)
+    assert 0 < ungraded < 0.1, ungraded  # else they are too tame, or a limit is too low
+
+
 # ---- hostile completions
 
 ENDLESS = r"\boxed{\sum_{n=1}^\infty \frac{\log(n)^7}{n^\pi+\sqrt{n}}}"  # only the deadline ends it
@@ -209,8 +276,10 @@ def test_hostile_completions_end_at_the_deadline_as_wrong_and_harm_no_neighbour(
     completions = [text for hostile in HOSTILE for text in (hostile, r"\boxed{42}")]
     with Verifier(num_workers=2, timeout_s=deadline) as verifier:
         verifier.score([r"\boxed{1}"] * 2, ["1"] * 2)  # both have started
-        verdicts = verifier.score(completions, ["7", "42"] * len(HOSTILE))
-    assert verdicts == [False, True] * len(HOSTILE)
+        grades = verifier.grade(completions, ["7", "42"] * len(HOSTILE))
+    assert [grade.correct for grade in grades] == [False, True] * len(HOSTILE)
+    assert not any(grade.ungraded for grade in grades[1::2])
+    assert grades[-2] == UNGRADED  # ENDLESS
 
 
 def test_results_come_in_the_order_of_the_inputs():
@@ -244,7 +313,8 @@ def test_a_worker_that_is_killed_costs_one_answer_and_is_replaced():
     with Verifier(num_workers=1, timeout_s=30) as verifier:
         assert verifier.score([r"\boxed{1}"], ["1"]) == [True]
         processes(verifier)[0].kill()
-        assert verifier.score([r"\boxed{1}"] * 3, ["1"] * 3) == [False, True, True]
+        one, right = r"\boxed{1}", Grade(True, "1")
+        assert verifier.grade([one] * 3, ["1"] * 3) == [UNGRADED, right, right]
         assert processes(verifier)[0].rlimit(psutil.RLIMIT_AS) == (2 * 2**30, 2 * 2**30)
     with Verifier(num_workers=1) as verifier:
         verifier.workers[0].process.kill()  # while it starts: this is no wrong answer
@@ -389,7 +459,8 @@ def test_a_reward_function_that_hangs_or_crashes_gives_0(rewards, tmp_path, monk
     kinds = ["good", "endless", "good", "memory", "depth", "sleep", "exit", "crash", "good"]
     rows = [{"id": kind, "pid_file": str(tmp_path / "pid")} for kind in kinds]
     with Verifier(1, timeout_s=0.5, reward=f"{rewards}:hostile") as verifier:
-        assert verifier.score(kinds, rows) == [float(kind == "good") for kind in kinds]
+        good = Grade(1.0, None)
+        assert verifier.grade(kinds, rows) == [good if k == "good" else UNGRADED for k in kinds]
     started = int((tmp_path / "pid").read_text())  # it ended with its worker
     assert not psutil.pid_exists(started) or psutil.Process(started).status() == "zombie"
 
