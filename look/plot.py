@@ -46,13 +46,17 @@ STYLE = {
 
 
 def read_numbers(folder: Path) -> dict[str, list[float]]:
-    """A number for each step, by figure. Raises InputError without a step, or at a damaged one."""
+    """A number for each step from the first, by figure; NaN where the step's row is lost.
+
+    Raises InputError without a step, or at a damaged one.
+    """
     path = folder / "metrics.jsonl"
-    rows = [row for _, row in read_rows(str(path))]
+    rows = {row["step"]: row for _, row in read_rows(str(path))}
     if not rows:
         raise InputError(f"{path}: no step has been done")
-    found = [name for name in FIGURES if all(name in row for row in rows)]
-    numbers = {name: [row[name] for row in rows] for name in found}
+    found = [name for name in FIGURES if all(name in row for row in rows.values())]
+    steps = range(1, max(rows) + 1)
+    numbers = {name: [rows.get(step, {}).get(name, np.nan) for step in steps] for name in found}
     if "reward" in numbers:  # GRPO
         numbers["pass_rate"] = numbers["reward"]
         del numbers["loss"]  # a surrogate about 0: no likelihood of anything
@@ -60,9 +64,15 @@ def read_numbers(folder: Path) -> dict[str, list[float]]:
 
 
 def moving_average(values: Sequence[float], reach: int) -> list[float]:
-    """Mean of each step and `reach` on either side: near an end fewer, on both sides alike."""
+    """Mean of each step and `reach` on either side: near an end fewer, on both sides alike.
+
+    NaN stays NaN, and is left out of the means around it.
+    """
     sides = [min(reach, n, len(values) - 1 - n) for n in range(len(values))]
-    return [np.mean(values[n - side : n + side + 1]) for n, side in enumerate(sides)]
+    return [
+        value if np.isnan(value) else np.nanmean(values[n - side : n + side + 1])
+        for n, (value, side) in enumerate(zip(values, sides, strict=True))
+    ]
 
 
 def draw_figures(folders: Sequence[Path], figures: Sequence[str]) -> Iterator[tuple[str, Figure]]:
@@ -84,7 +94,7 @@ def draw_figures(folders: Sequence[Path], figures: Sequence[str]) -> Iterator[tu
                 smooth = moving_average(values, REACH)
                 axes.plot(steps, smooth, color=color, linestyle=dashes, label=run)
             axes.set(xlabel="optimizer step (thick: moving average)", ylabel=FIGURES[name])
-            is_share = name != "loss" and max(max(values) for _, values, *_ in having) <= 1
+            is_share = name != "loss" and max(np.nanmax(values) for _, values, *_ in having) <= 1
             axes.set_ylim(0, 1 if is_share else None)
             axes.locator_params(axis="x", integer=True)
             axes.legend()

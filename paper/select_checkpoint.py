@@ -20,21 +20,24 @@ WINDOW = 10  # optimizer steps over which the reward is smoothed, an even number
 MARGIN = 0.02  # how far below the best smoothed reward is still good enough
 
 
-def select_step(rewards: Sequence[float], checkpoints: Sequence[int]) -> int:
+def select_step(rewards: Sequence[float], checkpoints: Sequence[int]) -> int | None:
     """The step of the checkpoint where the reward reaches its plateau.
 
     A checkpoint's reward is the mean over the WINDOW optimizer steps around it: half of them
     before it was saved, half after, as far as the run went. Of the checkpoints whose reward is
     within MARGIN of the best, the first is chosen: where the plateau begins, before it degrades.
+    None if rows are missing around each of them.
 
     Args:
-        rewards: by step; rewards[n] is of the answers that step n + 1 learnt from.
+        rewards: by step; rewards[n] is of the answers that step n + 1 learnt from. NaN if its row
+            is lost: a checkpoint near it is left out.
         checkpoints: steps after which one was saved, in rising order.
     """
     half = WINDOW // 2
     smoothed = [np.mean(rewards[max(0, step - half) : step + half]) for step in checkpoints]
-    good = [reward >= max(smoothed) - MARGIN for reward in smoothed]
-    return checkpoints[good.index(True)]
+    known = {step: mean for step, mean in zip(checkpoints, smoothed, strict=True) if mean == mean}
+    good = (step for step, mean in known.items() if mean >= max(known.values()) - MARGIN)
+    return next(good, None)
 
 
 def select_checkpoint(run: Path) -> Path:
@@ -43,11 +46,15 @@ def select_checkpoint(run: Path) -> Path:
     Args:
         run: the output_dir of a run of GRPO.
     """
-    rewards = [row.get("reward") for _, row in read_rows(str(run / "metrics.jsonl"))]
+    rows = [row for _, row in read_rows(str(run / "metrics.jsonl"))]
+    rewards = {row["step"]: row.get("reward") for row in rows}
     folders = checkpoints(run)
-    if None in rewards or not folders:
+    if None in rewards.values() or not folders:
         raise InputError(f"{run}: is not a run of GRPO with a checkpoint")
-    return folders[select_step(rewards, list(folders))]
+    by_step = [rewards.get(step, np.nan) for step in range(1, max(rewards) + 1)]
+    if not (step := select_step(by_step, list(folders))):
+        raise InputError(f"{run}/metrics.jsonl lacks rows around each checkpoint")
+    return folders[step]
 
 
 if __name__ == "__main__":

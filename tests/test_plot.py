@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 
-def write_run(folder: Path, steps: int = 12, **fields: float) -> Path:
-    """A run whose metrics rise to these values."""
+def write_run(folder: Path, steps: int = 12, lost: int = 0, **fields: float) -> Path:
+    """A run whose metrics rise to these values, and have lost their first rows."""
     rises = [{name: v * n / steps for name, v in fields.items()} for n in range(1, steps + 1)]
-    write_rows(rises, folder / "metrics.jsonl")
+    rows = [{"step": n, **row} for n, row in enumerate(rises, start=1)]
+    write_rows(rows[lost:], folder / "metrics.jsonl")
     return folder
 
 
@@ -42,6 +43,15 @@ def test_every_figure_shows_the_runs_that_have_its_numbers(runs):
     assert thick.get_ydata() == pytest.approx(thin.get_ydata())  # it is a straight line
 
 
+def test_a_row_stands_at_its_step_where_others_are_lost(tmp_path):
+    run = write_run(tmp_path / "sft", lost=4, loss=0.12)
+    ((_, figure),) = plot.draw_figures([run], ["loss"])
+    for line in figure.axes[0].lines:
+        drawn = np.isfinite(line.get_ydata())
+        assert np.array(line.get_xdata())[drawn].tolist() == [*range(5, 13)]
+        assert line.get_ydata()[drawn] == pytest.approx(0.01 * np.arange(5, 13), abs=0.021)
+
+
 def test_pictures_go_next_to_the_runs(runs, tmp_path):
     plot.plot((runs[0],))
     assert {path.stem for path in runs[0].with_name(runs[0].name + "-plots").iterdir()} == {"loss"}
@@ -53,3 +63,5 @@ def test_the_moving_average_is_of_the_steps_around_and_begins_and_ends_at_the_va
     assert plot.moving_average([1, 2, 6, 12, 4, 8], reach=1) == [1, 3, 20 / 3, 22 / 3, 8, 8]
     assert plot.moving_average([1, 2, 6, 12, 4, 8], reach=9) == [1, 3, 5, 6.4, 8, 8]
     assert plot.moving_average([3], reach=2) == [3]
+    gap = plot.moving_average([np.nan, 2, 6, np.nan, 4], reach=1)
+    assert gap == pytest.approx([np.nan, 4, 4, np.nan, 4], nan_ok=True)

@@ -1,5 +1,7 @@
 """Which checkpoint of a GRPO run is evaluated: the beginning of the reward's plateau."""
 
+import math
+
 from data import InputError, write_rows
 from paper.select_checkpoint import select_checkpoint, select_step
 
@@ -38,14 +40,25 @@ def test_noise_does_not_move_the_selection_off_the_plateau(seed):
     assert 50 <= select_step(spike, CHECKPOINTS) <= 80
 
 
+def test_a_checkpoint_near_lost_rows_is_left_out():
+    curve = [rising(n) for n in range(100)]
+    assert select_step([*curve[:55], math.nan, *curve[56:]], CHECKPOINTS) == 70
+    assert select_step([math.nan] * 100, CHECKPOINTS) is None
+
+
 def test_the_folder_of_the_checkpoint_is_found_in_a_run_of_grpo_alone(tmp_path):
     with pytest.raises(InputError, match="no such file"):
         select_checkpoint(tmp_path)
-    write_rows([{"loss": 0.5}], tmp_path / "metrics.jsonl")
+    write_rows([{"step": 1, "loss": 0.5}], tmp_path / "metrics.jsonl")
     with pytest.raises(InputError, match="is not a run of GRPO with a checkpoint"):
         select_checkpoint(tmp_path)
     rewards = [0.1] * 10 + [0.8] * 10
-    write_rows([{"reward": reward} for reward in rewards], tmp_path / "metrics.jsonl")
-    for step in (5, 20):
+    rows = [{"step": n, "reward": reward} for n, reward in enumerate(rewards, start=1)]
+    for step in (5, 15, 20):
         (tmp_path / f"checkpoint-{step:06d}").mkdir()
-    assert select_checkpoint(tmp_path) == tmp_path / "checkpoint-000020"
+    for lost, chosen in ((0, 15), (11, 20), (16, None)):  # so many rows at the beginning
+        write_rows(rows[lost:], tmp_path / "metrics.jsonl")
+        if chosen:
+            assert select_checkpoint(tmp_path) == tmp_path / f"checkpoint-{chosen:06d}"
+    with pytest.raises(InputError, match="lacks rows around each checkpoint"):
+        select_checkpoint(tmp_path)
