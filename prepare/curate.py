@@ -62,6 +62,24 @@ LABEL_STYLES = (  # how a question labels its options; it keeps to one style
     r"(?<![A-Za-z])[(\[（] ?([A-J]) ?[)\]）]",  # (A) [A]
     r"(?<![A-Za-z(\[])([A-J]) ?[).:．、：）](?![A-Z]\.)",  # A. A) A: but not "A.M."
 )
+SPELLINGS = (  # of an operator, in LaTeX and in Unicode
+    (r"\\leq?(?:slant)?(?![A-Za-z])|⩽", "≤"),  # not the beginning of \left
+    (r"\\geq?(?:slant)?(?![A-Za-z])|⩾", "≥"),
+    (r"\\neq?(?![A-Za-z])", "≠"),
+    (r"\\times(?![A-Za-z])", "×"),
+    (r"\\cdot(?![A-Za-z])|·", "⋅"),
+    (r"\\div(?![A-Za-z])", "÷"),
+    (r"\\pm(?![A-Za-z])", "±"),
+    (r"\\infty(?![A-Za-z])", "∞"),
+    (r"\\(?:to|rightarrow)(?![A-Za-z])", "→"),
+    (r"\^?\{?\\circ(?![A-Za-z])\}?|°|\\degree(?![A-Za-z])", " degrees "),
+    (r"\\sqrt(?![A-Za-z])|√", " sqrt "),
+    (r"\\pi(?![A-Za-z])|π", " pi "),
+    (r"\\[lcd]?dots(?![A-Za-z])|…", " "),
+    (r"\\[dtc]?frac(?![A-Za-z])\s*(\d)\s*(\d?)", r" frac \1 \2 "),  # \frac12
+    (r"\\[dtc]?frac(?![A-Za-z])", " frac "),
+    ("[⁰¹²³⁴-⁹⁻]+", lambda power: "^" + unicodedata.normalize("NFKC", power[0])),
+)
 ENCLOSING = (("$$", "$$"), ("$", "$"), (r"\[", r"\]"), (r"\(", r"\)"), ("**", "**"))  # of a box
 
 
@@ -288,10 +306,11 @@ def says_wrong(verify_score: object) -> bool:
 
 
 def normalize(question: str) -> str:
-    """Words, numbers and operators, in lower case: no fonts, layout, brackets or punctuation."""
+    """Words, numbers and operators, in lower case and one spelling; no layout, no brackets."""
     layout = rf"{FONTS}|{SPACES}|\\(?:left|right|displaystyle)\b"
     text = re.sub(layout, " ", question)
-    text = re.sub(r"\\[dtc]?frac(?![A-Za-z])", " frac ", text)
+    for pattern, spelling in SPELLINGS:
+        text = re.sub(pattern, spelling, text)
     text = unicodedata.normalize("NFKC", text).casefold()
     text = text.translate(str.maketrans("\u2212\u2019", "-'"))  # minus sign, apostrophe
     return " ".join(
