@@ -10,17 +10,20 @@ The protocol is the paper's (section 4.1): temperature 0.6, top-p 0.95, top-k 20
 keep the answers and their verdicts. The same command continues an evaluation that was stopped.
 """
 
+import functools
 import hashlib
+import importlib.metadata
 import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
+import verify
 from arguments import check_args, check_hosts, check_ids, check_stops, run_script, warn_of_slow_bf16
 from data import (
     ASK_FREE,
@@ -40,13 +43,13 @@ from data import (
     read_rows,
     refuse_special_tokens,
     write_json,
+    write_rows,
 )
 from engine import load_config, load_model
 from logprobs import LogprobModel
 from ranks import init_ranks, on_rank_0
 from rollout import MAX_VLLM_GAP, Rollout
 from run import claim, model_version, read_args, warn_of_ungraded, write_args
-from verify import Verifier, extract
 
 import numpy as np
 import torch
@@ -221,16 +224,61 @@ def fingerprint(problems: Sequence[Example]) -> str:
 # ---- Samples -------------------------------------------------------------------------------------
 
 
+def read_file(path: Path) -> list[dict]:
+    """The rows of one rank; a kill may have left half a row at the end."""
+    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+
+
 def read_samples(folder: Path) -> dict[str, list[dict]]:
     """The rows of each benchmark, sorted, whichever rank wrote them. Of duplicates one counts."""
     rows, samples = {}, {}
     for path in folder.glob("samples.rank*.jsonl"):
-        for line in path.read_bytes().split(b"\n")[:-1]:  # a kill may leave half a row
-            row = json.loads(line)
+        for row in read_file(path):
             rows[row["benchmark"], len(row["id"]), row["id"], row["sample"]] = row
     for (name, *_), row in sorted(rows.items()):
         samples.setdefault(name, []).append(row)
     return samples
+
+
+@functools.cache
+def judge_version(reward: str | None) -> str:
+    """A hash of what gives verdicts: the reward function's file, or verify.py and Math-Verify."""
+    path, _, name = (reward or f"{verify.__file__}:").rpartition(":")
+    name = name or importlib.metadata.version("math-verify")
+    return hashlib.sha256(f"{name}\n{Path(path).read_text()}".encode()).hexdigest()[:12]
+
+
+def verdicts(
+    args: Args, verifier: verify.Verifier, texts: Sequence[str], problems: Sequence[Example]
+) -> Iterator[dict]:
+    """What the row of each answer says about its verdict."""
+    references = [p.columns if args.reward else p.answer for p in problems]
+    for grade in verifier.grade(texts, references):
+        yield {
+            "correct": grade.correct == 1,
+            **({"reward": grade.correct} if args.reward else {}),
+            "extracted": grade.extracted,  # what was read in the text, if anything
+            "ungraded": grade.ungraded,  # wrong: grading raised, or took too long
+            "judge": judge_version(args.reward),
+        }
+
+
+def grade_anew(args: Args, folder: Path, problems: Sequence[Example]) -> None:
+    """Grade stored answers to these problems again, if another judge has graded them."""
+    asked = {(problem.source, problem.id): problem for problem in problems}
+    for path in folder.glob("samples.rank*.jsonl"):
+        rows = read_file(path)
+        old = [row for row in rows if row.get("judge") != judge_version(args.reward)]
+        if old := [row for row in old if (row["benchmark"], row["id"]) in asked]:
+            said = f"{path}: {len(old):,} answers are graded anew, as the judge has changed"
+            print(said, file=sys.stderr)
+            (folder / "results.json").unlink(missing_ok=True)
+            own = [asked[row["benchmark"], row["id"]] for row in old]
+            with verify.Verifier(args.verifier_workers, reward=args.reward) as verifier:
+                texts = [row["text"] for row in old]
+                for row, verdict in zip(old, verdicts(args, verifier, texts, own), strict=True):
+                    row |= verdict
+            write_rows(rows, path)
 
 
 def complete_samples(folder: Path) -> dict[str, list[dict]]:
@@ -336,6 +384,7 @@ def find_missing(
         missing += [(p, n) for n in range(count) for p in part if (p.id, n) not in done]
     if missing:
         (folder / "results.json").unlink(missing_ok=True)
+    grade_anew(args, folder, every)
     write_args(folder, **{**record, "benchmarks": asked})
     return missing
 
@@ -357,7 +406,7 @@ def answer_missing(
     path = folder / f"samples.rank{dist.get_rank()}.jsonl"
     with path.open("ab") as out:
         out.truncate(path.read_bytes().rfind(b"\n") + 1)  # a kill may leave half a row
-    with Verifier(args.verifier_workers, reward=args.reward) as verifier:
+    with verify.Verifier(args.verifier_workers, reward=args.reward) as verifier:
         options = {"precision": args.precision, "vllm_memory": args.vllm_memory}
         options |= {"rollout_batch_size": len(missing), "load_from_disk": True}
         rollout = Rollout(args.model, tokenizer, longest, **options)
@@ -368,18 +417,17 @@ def answer_missing(
         stream = rollout.stream(prompts, 1, args.max_completion_length, seeds, **args.sampling)
         for completions in filter(None, stream):  # a step of vLLM has ended these
             asked = [missing[completion.query] for completion in completions]
-            references = [p.columns if args.reward else p.answer for p, _ in asked]
-            grades = verifier.grade([c.text for c in completions], references)
+            texts = [completion.text for completion in completions]
+            found = [*verdicts(args, verifier, texts, [problem for problem, _ in asked])]
             with blame(str(path), (OSError,)), path.open("ab") as out:  # the disk may be full
-                for (problem, n), completion, grade in zip(asked, completions, grades, strict=True):
+                for (problem, n), completion, verdict in zip(
+                    asked, completions, found, strict=True
+                ):
                     row = {
                         "benchmark": problem.source,
                         "id": problem.id,
                         "sample": n,  # which answer to the problem, counted from 0
-                        "correct": grade.correct == 1,
-                        **({"reward": grade.correct} if args.reward else {}),
-                        "extracted": grade.extracted,  # what was read in the text, if anything
-                        "ungraded": grade.ungraded,  # wrong: grading raised, or took too long
+                        **verdict,
                         "answer": problem.answer,  # the reference
                         "finish_reason": completion.finish_reason,  # "stop", or "length": cut off
                         "tokens": len(completion.token_ids),
@@ -414,7 +462,7 @@ def summarize(rows: Sequence[dict]) -> dict:
         score, bounds = score_with_interval(counts, num_samples, k)
         results |= {f"pass@{k}": score, f"pass@{k}_interval": bounds}
     truncated = [row for row in rows if row["finish_reason"] == "length"]
-    found = [extract(row["text"], row["answer"]) for row in rows]
+    found = [verify.extract(row["text"], row["answer"]) for row in rows]
     return {
         **results,
         "truncated_share": len(truncated) / len(rows),
@@ -428,6 +476,14 @@ def summarize(rows: Sequence[dict]) -> dict:
 def score_and_print(folder: Path) -> None:
     """Write results.json from the samples alone, and print it."""
     samples = complete_samples(folder)
+    judge = judge_version(read_args(folder)["args"]["reward"])
+    for name in [
+        name for name, rows in samples.items() if {row.get("judge") for row in rows} != {judge}
+    ]:
+        print(
+            f"note: {folder}: {name} has verdicts of another judge: name it, too", file=sys.stderr
+        )
+        del samples[name]
     results = {name: summarize(rows) for name, rows in samples.items()}
     write_json(results, folder / "results.json")
     warn_of_ungraded(max(r["ungraded_share"] for r in results.values()))

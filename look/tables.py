@@ -106,14 +106,19 @@ def load_evaluations(
     folders: Sequence[Path],
 ) -> list[tuple[str, dict[str, tuple[np.ndarray, int]]]]:
     """(label, `right_counts` of each benchmark) of complete evaluations of the same problems."""
-    runs, problems = [], {}
+    runs, problems, judges = [], {}, {}
     for label, folder in zip(labels(folders), folders, strict=True):
         samples, asked = complete_samples(folder), read_args(folder)["benchmarks"]
-        for name in samples:
+        for name, rows in samples.items():
             own = asked[name]["fingerprint"]
             known, where = problems.setdefault(name, (own, folder))
             if known != own:
                 raise InputError(f"{folder}: {name} has other problems or prompts than in {where}")
+            own = {row.get("judge") for row in rows}
+            known, where = judges.setdefault(name, (own, folder))
+            if len(own) > 1 or known != own:
+                advice = "type their evaluate.py commands again, which grade the answers anew"
+                raise InputError(f"{where}, {folder}: {name} has verdicts of two judges: {advice}")
         runs.append((label, {name: right_counts(rows) for name, rows in samples.items()}))
     for name in PROTOCOL:
         values = {folder: read_args(folder)["args"][name] for folder in folders}

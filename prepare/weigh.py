@@ -169,6 +169,7 @@ def find_missing(
         if len(other) == len(samples):
             raise InputError(f"{folder} holds answers to other data: choose another --output")
         print(f"note: {folder}: {len(other):,} rows are gone or have changed", file=sys.stderr)
+    evaluate.grade_anew(sampling, folder, problems)
     write_args(folder, **{**record, "benchmarks": {}})
     done = {(name, row["sample"]) for name, own in samples.items() for row in own}
     numbered = ((problem, n) for n in range(sampling.num_samples) for problem in problems)

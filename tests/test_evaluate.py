@@ -296,6 +296,7 @@ def write_evaluation(folder: Path, num_samples: int, temperature=0.6, **right: l
     """An evaluation of which only the counts of right answers matter."""
     rows, asked = [], {}
     fields = {"text": "", "answer": "1", "finish_reason": "stop", "tokens": 10}
+    fields["judge"] = evaluate.judge_version(None)
     for name, counts in right.items():
         size = len(counts)
         asked[name] = {"problems": size, "samples": num_samples, "fingerprint": str(size)}
@@ -412,6 +413,63 @@ def test_a_prompt_that_is_not_the_runs_is_told(tiny, model_copy, tmp_path, capsy
         assert capsys.readouterr().err.count("was trained with another prompt") == told
 
 
+def test_a_judge_is_known_by_its_code_and_its_version(tmp_path, monkeypatch):
+    versions = {evaluate.judge_version(None)}
+    (tmp_path / "own.py").write_text("1")
+    for name in ("f", "g"):
+        versions.add(evaluate.judge_version(f"{tmp_path}/own.py:{name}"))
+    evaluate.judge_version.cache_clear()
+    (tmp_path / "own.py").write_text("2")
+    versions.add(evaluate.judge_version(f"{tmp_path}/own.py:f"))
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "0.0")
+    versions.add(evaluate.judge_version(None))
+    monkeypatch.setattr("evaluate.verify.__file__", f"{tmp_path}/own.py")
+    evaluate.judge_version.cache_clear()
+    versions.add(evaluate.judge_version(None))
+    evaluate.judge_version.cache_clear()
+    assert len(versions) == 6
+    (tmp_path / "moved.py").write_text("2")
+    assert evaluate.judge_version(f"{tmp_path}/moved.py:f") in versions
+
+
+def test_answers_that_another_judge_has_graded_are_graded_anew(tiny, tmp_path, capsys):
+    write_rows(
+        [{"question": "?", "answer": "7"}, {"question": "??", "answer": "8"}],
+        own := tmp_path / "own.jsonl",
+    )
+    find = lambda: find_missing(tiny, tmp_path / "eval", benchmark_file=(own,), num_samples=1)  # noqa: E731
+    assert len(find()) == 2
+    (problem, _), *_ = find()
+    fields = {"benchmark": "own", "sample": 0, "text": r"\boxed{7}", "answer": "7", "tokens": 1}
+    fields |= {"finish_reason": "stop", "correct": False, "extracted": "8"}  # an earlier version
+    write_rows([{**fields, "id": problem.id}], tmp_path / "eval" / "samples.rank3.jsonl")
+    write_rows([{**fields, "benchmark": "x", "id": "1"}], tmp_path / "eval" / "samples.rank4.jsonl")
+    for told in (1, 0):
+        assert [(p.id, n) for p, n in find()] == [("row-1", 0)]
+        [row] = evaluate.read_samples(tmp_path / "eval")["own"]
+        assert (row["correct"], row["extracted"], row["ungraded"]) == (True, "7", False)
+        assert capsys.readouterr().err.count("1 answers are graded anew") == told
+    assert not evaluate.read_samples(tmp_path / "eval")["x"][0]["correct"]  # it was not asked for
+
+
+def test_verdicts_of_two_judges_are_neither_compared_nor_summed_up(tmp_path, capsys):
+    first, second = (
+        write_evaluation(tmp_path / name / "eval", 2, own=[1, 2], more=[1, 1]) for name in "ab"
+    )
+    path = second / "samples.rank0.jsonl"
+    now = evaluate.judge_version(None)
+    path.write_text(path.read_text().replace(now, "another", 4))  # those of the first benchmark
+    for folders in ((first, second), (second, first)):
+        with pytest.raises(InputError, match="own has verdicts of two judges"):
+            tables.compare(*folders)
+    evaluate.score_and_print(second)
+    assert list(results_of(second)) == ["more"]
+    assert "own has verdicts of another judge" in capsys.readouterr().err
+    path.write_text(path.read_text().replace("another", now, 1))
+    with pytest.raises(InputError, match="own has verdicts of two judges"):
+        tables.table((second,))
+
+
 def test_a_reward_of_ones_own_judges_the_answers(tiny, tmp_path, monkeypatch, one_rank, capsys):
     code = (
         "    if not completion: raise MemoryError\n    return len(completion) < int(example.source)"
@@ -432,6 +490,11 @@ def test_a_reward_of_ones_own_judges_the_answers(tiny, tmp_path, monkeypatch, on
     evaluate.evaluate(args)
     results = results_of(tmp_path / "eval")["own"]
     assert (results["pass@1"], results["ungraded_share"]) == (2 / 16, 1 / 16)
+    code = (tmp_path / "own.py").read_text()
+    (tmp_path / "own.py").write_text(code.replace("<", ">"))
+    evaluate.judge_version.cache_clear()  # as in another process
+    evaluate.evaluate(args)  # samples nothing: there is no model to load
+    assert results_of(tmp_path / "eval")["own"]["pass@1"] == 12 / 16
     assert "6.2% of the answers count as wrong" in capsys.readouterr().err
 
 
