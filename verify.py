@@ -4,13 +4,13 @@ r"""What counts as right: one completion, one reference answer -> bool.
     is_correct(r"... so \boxed{\frac{1}{2}}", "0.5")  # True: everything else goes to Math-Verify
 
 Completions are hostile input: `\boxed{9^{9^{9^{9}}}}` keeps a computer algebra system busy forever.
-So a `Verifier` grades in processes with a limit on CPU time and memory. An answer that exceeds one
-kills its process. It is wrong, and so is one at which the algebra raises: both are `ungraded`, and
-counted. docs/verdicts.md has the rules, and reward functions of your own.
+So a `Verifier` grades in processes with a limit on CPU time and memory. An answer that exceeds one,
+or at which the algebra raises, is wrong, and counted. docs/verdicts.md has the rules.
 """
 
 import contextlib
 import logging
+import math
 import os
 import re
 import resource
@@ -23,6 +23,7 @@ import types
 import unicodedata
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from decimal import Decimal
 from functools import lru_cache
 from multiprocessing import Pipe
@@ -56,9 +57,8 @@ UNGRADED = Grade(False, None, ungraded=True)
 def is_correct(completion: str, answer: str) -> bool:
     r"""Whether a model's completion arrives at the reference answer.
 
-    Reads the text after the last `</think>`: its last `\boxed{...}`, or a closing "the answer is
-    (C)" or "= 12". Letters A-J are compared as letters; else Math-Verify compares values. Works
-    only in the main thread. Use a `Verifier` for what a model wrote: it may be hostile.
+    Reads the last `\boxed{...}` after the last `</think>`, or a closing as "the answer is (C)".
+    Works only in the main thread. What a model wrote may be hostile: use a `Verifier`.
     """
     return grade(completion, answer, limit_s=5).correct
 
@@ -70,38 +70,48 @@ def grade(completion: str, reference: str, limit_s: int | None = None) -> Grade:
     if letter := reference_letter(reference):
         return Grade(read == letter, read)
     closing = completion.rpartition("</think>")[2][-CLOSING_CHARS:]
-    said = rf"(?i)(?:^|answer is:? ){re.escape(reference)}\.?$"  # "The answer is true."
-    word = re.fullmatch("(?i)no|[a-z]{3,}", reference) and re.search(said, plain(read or closing))
-    if read == reference or word:
-        return Grade(True, read)
-    pair = [rf"\boxed{{{reference}}}", closing if read is None else rf"\boxed{{{read}}}"]
-    if len(pair[1]) > MAX_CHARS or "{cases}" in pair[1]:  # of cases it would read the first value
+    said = read or said_answer(closing)
+    word, text = (plain(each).rstrip(".").casefold() for each in (reference, said or closing))
+    if said == reference or (word == text and re.fullmatch("no|[a-z]{3,}", word)):
+        return Grade(True, said)
+    if read and (len(read) > MAX_CHARS or "{cases}" in read):  # of cases it would read the first
         return Grade(False, read)
     try:
-        gold, parsed = (parse_values(text, limit_s) for text in pair)
-        right = are_equal(gold, parsed, limit_s)
-        if not right and "%" in "".join(pair):  # 35.0\% is 35, too
-            pair = [re.sub(r"\\?%", "", text) for text in pair]
-            right = are_equal(*(parse_values(text, limit_s) for text in pair), limit_s)
-        return Grade(right, str(parsed[-1]) if read is None and parsed else read)
+        units = not re.search("[A-Za-z]", re.sub(NO_VARIABLES, "", reference))
+        text = rf"\boxed{{{said}}}" if said else closing
+        if not read and not parse_values(text, units, limit_s, strict=True):
+            said, text = None, closing
+        pair = rf"\boxed{{{reference}}}", text
+        pairs = {tuple(re.sub(old, new, side) for side in pair): None for old, new in READINGS}
+        right = any(are_equal(*each, units, limit_s) for each in pairs)
+        parsed = parse_values(text, units, limit_s)
+        return Grade(right, str(parsed[-1]) if parsed and not said else said)
     except Exception:  # sympy raises errors of any kind: of a sum that diverges, of 1/0 in a sine
-        return Grade(False, read, ungraded=True)
+        return Grade(False, said, ungraded=True)
 
 
-def are_equal(gold: list, parsed: list, limit_s: int | None) -> bool:
-    """Math-Verify's verdict; decimals are equal to six places, below 1e-5 also by their ratio."""
+def are_equal(reference: str, text: str, units: bool, limit_s: int | None) -> bool:
+    """Math-Verify's verdict; decimals are equal to six places, small ones by their ratio."""
     from math_verify import verify
+    from sympy import Float
 
+    gold = parse_values(reference, units, limit_s, strict=True)
+    if not gold:  # LaTeX cannot read it, and a number in it is not its value
+        return plain(text).replace(" ", "") == plain(reference).replace(" ", "")
+    parsed = parse_values(text, units, limit_s)
     equal = verify(gold, parsed, timeout_seconds=limit_s)
     values = [getattr(found[0], "rhs", found[0]) for found in (gold, parsed) if found]  # of x = 5
-    if len(values) == 2 and all(getattr(value, "is_comparable", False) for value in values):
-        if len({value.evalf().is_finite for value in values}) == 2:
-            return False  # for sympy any number is \min(-\infty, -4)
-        if 0 < abs(values[0]) < 1e-5:
-            return equal and bool(abs(values[1] / values[0] - 1) < 1e-6)
-        if any(value.is_Float for value in values):  # for sympy 5.0000000001 is not 5
-            return equal or bool(abs(values[1] - values[0]) < 5e-7)
-    return equal
+    if len(values) < 2 or not all(getattr(value, "is_comparable", False) for value in values):
+        return equal
+    if len({value.evalf().is_finite for value in values}) == 2:
+        return False  # for sympy any number is \min(-\infty, -4)
+    size, gap = abs(values[0]), abs(values[1] - values[0])
+    if 0 < size < 1e-5:
+        return equal and bool(gap / size < 1e-6)
+    if any(value.has(Float) for value in values):  # for sympy 5.0000000001 is not 5
+        near = math.isclose(*map(float, values), rel_tol=1e-12, abs_tol=5e-7)
+        return equal or (near and math.isfinite(values[0]))
+    return equal and not 1e-150 < gap.evalf(5, maxn=200) < 1e-9  # Math-Verify's bound is 1e-15
 
 
 def extract(completion: str, reference: str) -> str | None:
@@ -117,16 +127,44 @@ def extract(completion: str, reference: str) -> str | None:
     return read_letter(box) or said_letter(text[end:][-CLOSING_CHARS:])
 
 
+def said_answer(closing: str) -> str | None:
+    """The value or word after the last "the answer is" or "Answer:"; None if a sentence follows."""
+    *_, mark = [None, *ANSWER_IS.finditer(closing)]
+    if not mark or re.search(r"(?i)\bif\b[^.!?\n]*$", closing[: mark.start()]):
+        return None
+    tail = closing[mark.end() :]
+    if display := re.match(r"(?s)(?:\\\[|\$\$)(.*?)(?:\\\]|\$\$)", tail):
+        tail = display[1].strip().replace("\n", " ")
+    line = re.sub(r"^\([A-Za-z]\) |\$|\\[()[\]]|\*\*|\\\\$", "", tail.split("\n")[0])  # (c) 12
+    said = re.split(SENTENCE_END, line)[0].strip(" .,;:'\"`“”")
+    last = "" if "\n" in tail.strip() else said.rpartition(" is ")[2]  # the area is 12
+    for each in filter(None, (said, last)):
+        rest = re.sub(rf"{TEXT}|\\[A-Za-z]+", "", rewritten(rf"\boxed{{{each}}}"))
+        if each.isalpha() or not re.search("[A-Za-z]{3,}", rest):
+            return each
+    return None
+
+
+def rewritten(text: str, units: bool = True) -> str:
+    """A text with what Math-Verify misreads in another spelling; `units` of a box are left out."""
+    for pattern, latex in (*BOXED * text.startswith(r"\boxed"), *REWRITTEN, *UNITS * units):
+        text = re.sub(pattern, latex, text)
+    return text
+
+
 @lru_cache(maxsize=4096)  # several completions have the same reference
-def parse_values(text: str, limit_s: int | None) -> list:
-    """The values that Math-Verify finds in a text: sympy's, and as text."""
+def parse_values(text: str, units: bool, limit_s: int | None, strict: bool = False) -> list:
+    """The values that Math-Verify finds in a text: sympy's, and as text.
+
+    With `strict` only what LaTeX can read as a whole; with `units` letters at the end are no value.
+    """
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
-    text = text.translate(SIGNS) if text.startswith(r"\boxed") else text
-    for pattern, latex in REWRITTEN:
-        text = re.sub(pattern, latex, text)
-    kinds = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
-    return parse(text, kinds, parsing_timeout=limit_s)
+    latex = LatexExtractionConfig(boxed_match_priority=0)
+    latex = replace(latex, normalization_config=replace(latex.normalization_config, units=units))
+    kinds = (latex,) if strict else (latex, ExprExtractionConfig())
+    fallback = "no_fallback" if strict else "first_match"
+    return parse(rewritten(text, units), kinds, fallback, parsing_timeout=limit_s)
 
 
 def as_text(value: str | float) -> str:
@@ -134,7 +172,7 @@ def as_text(value: str | float) -> str:
     if isinstance(value, str):
         return value
     if type(value) in (int, float) and Decimal(value).is_finite():
-        return str(int(value)) if value == int(value) else f"{Decimal(repr(value)):f}"
+        return f"{Decimal(repr(value)).normalize():f}"
     raise TypeError(f"a reference must be text or a number, got {value!r:.80}")
 
 
@@ -156,17 +194,38 @@ def boxes(text: str) -> list[tuple[int, int]]:
 
 
 INVISIBLE = r"[\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]"  # Unicode's Cf
-SIGNS = str.maketrans({"½": r"\frac12", "²": "^2", "³": "^3", "°": r"^\circ", "∞": r"\infty "})
+TEXT = r"\\(?:text|mathrm|mbox)\s*\{[^{}]*\}"
+NO_VARIABLES = rf"{TEXT}|\\[A-Za-z]+|^[A-Za-z] *=|(?<=\d) +[A-Za-z]{{2,}}.*$"
+ANSWER_IS = re.compile(r"(?i)\banswer\b(?:\W{0,4}(?:\bis\b|:))+[\s:*}]*")
+SENTENCE_END = (  # 12. Thus | True, by Euler | True - it is | 12 (dollars) | 12, since
+    r"(?i)(?<!\.)[.!?](?:\s|$)|;|(?:(?<=rue)|(?<=alse)|(?<=yes)|(?<=no))(?:, | [-–—] )"
+    r"| \((?=[a-z]{2})|,?\s(?:since|because|as|which|where|when|so)\b"
+)
+READINGS = (("^", ""), (r"\\?%", ""), (r"\\log(?! *_)", r"\\ln"))  # 35.0\% is 35, too
 NO_UNIT = r".*(?:hundred|thousand|illion|dozen|half|third|quarter|\b(?:and|or|to|sin|cos|log|pi)\b)"
+POWERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+BOXED = (("½", r"\\frac12"), ("°", r"^\\circ"), ("∞", r"\\infty "), ("×", r"\\times "))
+BOXED += ((r"(\\[dt]?frac(?:\{[^{}]*\}|\w)?)\s+(?=[\w{])", r"\1"),) * 2  # \frac {a} 5
 REWRITTEN = (  # what Math-Verify misreads, and how it is written instead
     (rf"{INVISIBLE}|[€£]", ""),
     (r"\d", lambda digit: str(int(digit[0]))),  # full-width
     (r"(?:√|\\?(?<![A-Za-z])sqrt) ?\(([^()]*)\)|√ ?(\d+|\w)", r"\\sqrt{\1\2}"),
     (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi "),
     (r"\^\{\\(?:text|mathrm)\{(?:st|nd|rd|th)\}\}", ""),
+    ("[⁰¹²³⁴-⁹⁻]+", lambda power: f"^{{{unicodedata.normalize('NFKC', power[0])}}}"),
+    (r"(?<=\d) ?[x×] ?10(?=\^)", r"\\times 10"),
+    (r"10\^\(([-−]?\d+)\)", r"10^{\1}"),
     (r"(?<=\d)[eE]([+-]?\d+)", r"\\times 10^{\1}"),
+    *((rf"(?<=\d)\s*(\\text\{{)?\s*\b{w}\b", rf"\\times 10^{{{n}}} \1") for w, n in POWERS.items()),
+    (r"(?<=\d)(?:\{,\}|,\\!)(?=\d{3}(?!\d))", ""),  # 2{,}500
+    (r"(?<=[\d)}])\s*(?=\\[dt]?binom)", r"\\cdot "),
+    (r"\\lg(?![A-Za-z])", r"\\log_{10} "),
+    (r"\s+(?=\\\]|\$\$)", ""),
     (r"\.(?=[\s$}\])\\]*$)", ""),  # at the end
-    (rf"^(\\boxed\{{-?\d[\d.,/]*) (?!{NO_UNIT})[A-Za-z]{{3}}[A-Za-z ]*\}}$", r"\1}"),  # 12 hours
+)
+UNITS = (  # 12 hours | 12 m/s | 12 V
+    (rf"^(\\boxed\{{-?\d[\d.,/]*) (?!{NO_UNIT})[A-Za-z]{{3}}[A-Za-z ]*\}}$", r"\1}"),
+    (r"(?<=[\d)\]]) ?(?:[A-Za-z]+/[A-Za-z]+(?:\^\{?\d\}?)?|(?![ei])[A-Za-z]{1,2})(?=\}?$)", ""),
 )
 
 
@@ -183,9 +242,9 @@ IN_BOX = re.compile(  # C | (C) | C) 12 | C. none of these | Option C | The answ
 )
 SAID = re.compile(  # The answer is (C) | the closest option would be C | 答案是C | 【答案】C
     r"(?i:\banswer\b|\bans\b|(?:correct|right|best|closest) (?:option|choice|letter)|答案|选项)"
-    r"(?i:[ :是为】]| is| (?:would|must|should) be| option| choice| letter| therefore"
+    r"(?i:[ \n:是为】]| is| (?:would|must|should) be| option| choice| letter| therefore"
     r"| most likely| probably)*"
-    r"[(\[]*([A-J])(?![A-Za-z0-9'’]|[(\[]\w| ?[=^_+*/]|[)\]]* ?是?[错不])"  # 选项B是错误的
+    r"[(\[]*([A-J])(?![A-Za-z0-9'’∞]|[(\[]\w| ?[=^_+*/]|[)\]]* ?是?[错不])"  # 选项B是错误的
 )
 LABEL = re.compile(  # a line: C | So C. | (C)12 | C. none of these
     r"(?:.*(?:[.!?:#] ?|\b(?i:so|thus|hence|therefore),? ))?"
@@ -215,10 +274,11 @@ def first_letter(text: str) -> str | None:
 
 def said_letter(closing: str) -> str | None:
     """The letter of the last "the answer is (C)", or of the last line; two letters name none."""
+    parts = re.split(r"\n\s*\n", closing)  # a blank line ends a sentence, too
     lines = [plain(line) for line in closing.split("\n") if line.strip()]
-    text = " ".join(lines)
+    text = "\n".join(map(plain, parts))
     for match in reversed([*SAID.finditer(text)]):
-        return first_letter(re.split(r"[.!?](?: |$)", text[match.start(1) :], maxsplit=1)[0])
+        return first_letter(re.split(r"[.!?](?: |$)|\n", text[match.start(1) :], maxsplit=1)[0])
     labels = [line and first_letter(line[1]) for line in map(LABEL.fullmatch, lines)]
     return labels[-1] if len({*labels} - {None}) == 1 else None  # several: a list of options
 
@@ -323,7 +383,7 @@ class _Worker:
             self._start()
             return UNGRADED
         if isinstance(reply, str):
-            raise RewardError(reply)
+            raise RewardError(f"{', '.join(self.options[1:]) or 'the verifier'}, {reply}")
         return Grade(*reply)
 
     def end(self) -> None:
@@ -338,8 +398,6 @@ def load_reward(reward: str) -> Callable[[str, dict], Grade]:
     path, _, name = reward.rpartition(":")
     sys.path.append(sys.path.pop(0))  # our folder, last: `import evaluate` is not ours
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))  # it may import its neighbours
-    if path and not os.path.isfile(path):
-        raise RewardError(f"{path}: no such file")
     function = runpy.run_path(path).get(name) if path else None
     if not callable(function):
         raise RewardError("no such function; expected path/to/file.py:function")
@@ -353,18 +411,16 @@ def load_reward(reward: str) -> Callable[[str, dict], Grade]:
     return grade_row
 
 
-def _reply(
-    grader: Callable, completion: str, reference: str | dict, timeout_s: float, reward: str | None
-) -> tuple | str:
+def _reply(grader: Callable, pair: tuple[str, str | dict], timeout_s: float) -> tuple | str:
     """The grade of a completion, or why grading failed."""
     signal.setitimer(signal.ITIMER_PROF, timeout_s)  # CPU time: SIGPROF ends this process
     try:
-        return tuple(grader(completion, reference))
+        return tuple(grader(*pair))
     except (MemoryError, RecursionError):
         return tuple(UNGRADED)
     except Exception:  # the reward function's own, which ends the run
-        row = reference.get("id") if isinstance(reference, dict) else reference
-        return f"{reward or 'the verifier'}, row {row!r}:\n{traceback.format_exc()}"
+        row = pair[1].get("id") if isinstance(pair[1], dict) else pair[1]
+        return f"row {row!r}:\n{traceback.format_exc()}"
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
@@ -376,7 +432,7 @@ def _serve(pipe: Connection, timeout_s: float, reward: str | None = None) -> Non
     try:
         grader = load_reward(reward) if reward else grade
     except (Exception, SystemExit) as error:
-        why = "" if isinstance(error, RewardError) else f"\n{traceback.format_exc()}"
+        why = "" if isinstance(error, RewardError | OSError) else f"\n{traceback.format_exc()}"
         return pipe.send(f"{reward} cannot be loaded: {error}{why}")
     if not reward:
         logging.disable(logging.CRITICAL)  # Math-Verify warns about every answer it cannot read
@@ -391,11 +447,10 @@ def _serve(pipe: Connection, timeout_s: float, reward: str | None = None) -> Non
                 return  # the trainer has ended, or will start us again
             pipe.send(tuple(UNGRADED))
         while True:
-            completion, reference = pipe.recv()
-            reply = None
+            pair, reply = pipe.recv(), None
             while reply is None or terminated:  # SIGTERM ended what the function had started, too
                 terminated.clear()
-                reply = _reply(grader, completion, reference, timeout_s, reward)
+                reply = _reply(grader, pair, timeout_s)
             pipe.send(reply)
 
 

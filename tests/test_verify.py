@@ -11,7 +11,8 @@ import time
 import types
 
 import verify
-from conftest import ROOT, slow
+from conftest import ROOT, SHARED, needs_shared, slow
+from data import read_rows
 from verify import (
     UNGRADED,
     Grade,
@@ -81,7 +82,8 @@ The answer is C because A and B are too small.|No way the answer is C.|Is the an
 The answer is most likely C.|The answer is probably (C).|The correct option letter is C
 The correct letter is C.|The answer letter: C|选项 (C) 正确。|正确选项为C
 The answer is (C) Vitamin D|C. Lisbon|(C) 40 m|The pair⏎⏎**C) A and B**|(C) A.|7⏎⏎C|C)⏎C) 12
-C)400|So (C)$5$."""),
+C)400|So (C)$5$.|Answer: C⏎⏎Reason: (A) and (B) are false.
+Answer: C⏎⏎Why:⏎A) is wrong.⏎B) is wrong."""),
 )
 def test_a_closing_without_a_box_names_the_letter(closing):
     assert said_letter(closing) == "C"
@@ -95,8 +97,9 @@ def test_a_closing_without_a_box_names_the_letter(closing):
 Because C is larger than B|C is a letter|A box has 3 sides. Therefore A circle has one.|I think
 The answer is Carol.|The answer is (C), (D)|C, D|B⏎A C|C⏎A
 The answer is C / A|answer: c, d|the answer is a|C = 3|The answer is C + 1
-The answer is 25°C|The answer is P(C) = 0.5
-The answer is C's age.|So C and D are equal.|Therefore C is a right angle.|The answer is on line C.
+The answer is 25°C|Answer: C∞v|The answer is P(C) = 0.5
+The answer is C's age.|So C and D are equal.|Therefore C is a right angle.
+The answer is on line C.
 The answer is \boxed{C|The answer is not C.|The answer isn’t (C).|The answer is neither C nor B
 It is not true that C is correct.|Option C is incorrect.|C is not the answer.
 答案不是C|答案：C、D|【答案】: C和D|选项C是错误的|选项 (C) 不正确。|选项C错误
@@ -142,16 +145,29 @@ def test_all_letters_from_a_to_j_are_options():
 \sqrt{8} => 2\sqrt{2} | x^2+2x+1 => (x+1)^2 | x+2 ≠> x+1 | 1100_{2} => 1100_2
 x=5 => 5 | f'(x) = 2x => 2x | \left(x, y\right) = (1, 2) => (1,2) | 2x + 3 = y => y=2x+3
 \angle ABC = 30^\circ => 30 | P(X=2) = 3 => 3 | x + 1 = 6 => x+1=6 | a:b = 1:2 => 1:2
-x \geq 3 => x \ge 3 | \{2, 1\} => \{1,2\} | (2,1) ≠> (1,2) | [1,2] ≠> (1,2) | [-2,7] => x \in [-2,7]
+x \geq 3 => x \ge 3 | \{2, 1\} => \{1,2\} | (2,1) ≠> (1,2) | [1,2] ≠> (1,2)
+[-2,7] => x \in [-2,7]
 \begin{pmatrix} 1 \\ 2 \end{pmatrix} => \begin{bmatrix} 1 \\ 2 \end{bmatrix}
 √7 => \sqrt{7} | 5√3 + 6 => 5\sqrt{3}+6 | 5√3 + 6 ≠> 6 | 3 + sqrt(5), 3 - sqrt(5) ≠> 3 | ½ => 0.5
 8*√(x+1)/3 => \frac{8\sqrt{x+1}}{3} | 5½ => 5.5 | 3x² => 3x^2 | x² ≠> 2 | (-∞, 2] => (-\infty,2]
 90° => 90^\circ | 7*pi => 7\pi
 12^{\text{th}} => 12 | 12^{\mathrm{th}} => 12 | \begin{cases} 3 & x>0 \\ 5 & x<0 \end{cases} ≠> 5
 \min(-\infty, -4) ≠> 5 | -\infty => -\infty | \infty ≠> -\infty | 5 ≠> \infty
-12 weeks => 12 | 2000 calories. => 2000 | 30 miles per hour => 30 | 1,000 euros => 1000 | €45 => 45
+12 weeks => 12 | 2000 calories. => 2000 | 30 miles per hour => 30 | 1,000 euros => 1000
+€45 => 45
 12 million ≠> 12 | 2 dozen ≠> 2 | 2 thirds ≠> 2 | 5 or 6 ≠> 5 | 2 sin x ≠> 2 | 12 weeks ≠> 13
 119.99999999999999 => 120 | 120 => 119.99999999999999 | 4.00001 ≠> 4 | x - y = 0 ≠> 2x - y = 0
+3t+8 => 8+3t | 11 ≠> 8+3t | -4.9 ≠> -4.9 t | 5g ≠> 5h | 3a+3 ≠> 3a+3l | 5\text{ g} => 5
+5 cm => 5
+8\text{ m/s} => 8 | 8 m/s => 8 | 8\,\text{cm}^2 => 8 | 3 => 3\text{ cm}
+\frac{3^{80}-1}{3^{80}} ≠> \frac{3^{81}-1}{3^{81}} | 1-(\frac34)^{199} ≠> 1-(\frac34)^{200}
+1-(\frac34)^{200} => 1-(\frac34)^{200} | \sqrt{2}+\sqrt{3} => \sqrt{5+2\sqrt{6}}
+5 ≠> \frac{m^2} 5 + \frac m 5
+\frac{m^2}{5}+\frac{m}{5} => \dfrac {m^2} 5 + \dfrac m 5 | 7 ≠> \lg 7 | 1+\lg 7 ≠> \lg 7
+7 ≠> \foo{7} | \foo{7} => \foo {7} | \log_{10} 7 => \lg 7 | \ln 5 => \log 5 | \log 5 ≠> 2\log 5
+2{,}500 + x => x+2500 | M = 2{,}500 => 2500 | B=18,\!204,\!511 => 18204511 | 2{,}50 ≠> 250
+3\binom{6}{2} => 45 | 3\binom{6}{2} ≠> 18 | 3.7 x 10^5 => 370000 | 2.5 × 10^(-4) => 0.00025
+6.1 × 10⁻³ => 0.0061 | 3\text{ million} => 3000000 | 3\text{ million} ≠> 3 | 2 thousand => 2000
 True => true | TRUE => True | True ≠> False | \text{Evelyn} => Evelyn
 \text{Bob} ≠> \text{Evelyn} | \text{silent} ≠> listen"""),
 )
@@ -176,6 +192,28 @@ So the final answer is 3/4. => 0.75 | Hence $x = \frac{1}{2}$. => 0.5
 The angle is 90°. => 90^\circ | The area is 12 cm². => 12 | ½ of 24 is 12. => 12
 It is $-4+9i.$ => -4+9i | Hence \[19x - 4x = 15x.\] => 15x
 So the answer is True. => True | The answer is: **no**. => No | The answer is True. ≠> False
+Answer: (4, -9) => (4,-9) | Answer: (4, -9) ≠> 9 | **Answer:** 7, -3 => -3,7
+Answer: 12x - 35 ≠> 12
+Answer: $12x - 35$ => 12x - 35 | **Answer**: 8 - 3i => 8 - 3i | Answer: 8 - 3i ≠> 8
+Answer: y = 4x + 1 => y = 4x + 1 | Answer: Oskar => \text{Oskar} | The answer is [2, 5]. => [2, 5]
+The answer is (6). => 6 | **Final Answer:**⏎\[⏎\text{Answer: } 14⏎\] => 14
+The answer is: -5. => -5
+Final Answer:⏎$$ 8 \, \text{cm} $$ => 8 | \[⏎8 \text{ cm}⏎\] => 8 | Answer: 90 (degrees) => 90
+The answer is 2.5 × 10^(-4). => 0.00025 | The answer is 3.7x10^5 m/s. => 370000
+Answer: 3.7e5. ≠> 3.7
+The answer is (c) 18. => 18 | The answer is 12, since 5 + 7 = 12. => 12
+### Answer:⏎⏎The area is $50$. => 50
+The answer is 5, because 4 is too small. => 5 | Answer: 6 apples => 6
+Answer: 6 apples and 2 pears ≠> 8
+With \begin{cases} n & n>0 \end{cases} we get⏎\[b = 9.\]⏎⏎Answer: 9 => 9
+answer is 2^{10}, or 1024. => 1024
+The answer is False. A counter-example is 2. => False
+The answer is True, since it holds. => True
+The answer is True, by Euler. => True | Answer: False => False
+So the answer is true - it holds. => True
+If it is odd, the answer is True. ≠> True | The answer is True or False. ≠> True | True. => True
+If it were prime, the answer would be True. It is not. ≠> True
+The answer is True if x > 0. ≠> True
 The answer is not valid. ≠> valid | The answer is invalid. ≠> valid | It is valid. ≠> valid
 \boxed{C} => (C) | \boxed{C} => [C] | \boxed{C} => \text{(C)} | \boxed{D} ≠> (C)"""),
 )
@@ -199,13 +237,23 @@ def test_the_last_complete_box_is_found_in_time_that_grows_with_the_text_alone()
     assert verify.boxes("\\boxed{" * 100_000 + "}") == [(700_000, 700_000)]
 
 
+@needs_shared
+def test_the_cases_in_which_real_answers_were_graded_wrong():
+    rows = [row for _, row in read_rows(str(SHARED / "data" / "verdicts.jsonl"))]
+    pairs = [(row["completion"], row["reference"]) for row in rows]
+    with Verifier(2, timeout_s=10) as verifier:
+        verdicts = verifier.score(*zip(*pairs, strict=True))
+    assert not [row for row, right in zip(rows, verdicts, strict=True) if right != row["right"]]
+
+
 # ---- what the algebra stumbles over
 
 STUMBLES = [
     case.split(" / ")
     for case in table(r"""
 \sum_{n=1}^{\infty} 2 / 0.5|\lceil \infty \rceil / \infty|\arctan \frac{1}{0} / \frac{1}{2}
-\sum_{k=1}^{\infty} \frac{\lfloor \sqrt{k} \rfloor}{k^3} / 2|\max(\frac{1}{0}, 1) / 1|1.5e300!! / 1
+\sum_{k=1}^{\infty} \frac{\lfloor \sqrt{k} \rfloor}{k^3} / 2|\max(\frac{1}{0}, 1) / 1
+1.5e300!! / 1
 \lceil \pi^{10^{400}} \rceil / 1""")
 ]
 ATOMS = table(r"""
@@ -245,10 +293,10 @@ def test_no_text_ends_the_grading_and_none_counts_as_a_number_or_a_letter_that_i
     rng = random.Random(0)
     texts = [random_latex(rng, depth=3) for _ in range(2000)]
     pairs = [pair for x in texts for pair in ((rf"\boxed{{{x}}}", "7919"), (r"\boxed{7919}", x))]
-    for x in texts[:500]:
+    for x in texts[:250]:
         said, last_line = f"The answer is ${x}$.", f"So we have\n\n\\[{x}\\]"
         pairs += [(said, "7919"), (last_line, "7919"), (rf"\boxed{{{x}}}", "C"), (said, "C")]
-    with Verifier(num_workers=2) as verifier:
+    with Verifier(num_workers=2, timeout_s=0.4) as verifier:
         grades = verifier.grade(*zip(*pairs, strict=True))
     assert not [pair for pair, grade in zip(pairs, grades, strict=True) if grade.correct]
     ungraded = sum(grade.ungraded for grade in grades) / len(pairs)
@@ -294,6 +342,7 @@ def test_results_come_in_the_order_of_the_inputs():
 
 def test_a_number_is_a_reference_and_what_is_no_text_either_is_an_error_not_a_wrong_answer():
     boxed = [rf"\boxed{{{answer}}}" for answer in (1, 27, "0.00005", "7")]
+    assert is_correct(r"\boxed{6.63\times 10^{24}}", 6.63e24) and verify.as_text(100.0) == "100"
     with Verifier(num_workers=1) as verifier:
         assert verifier.score(boxed, [1, 27.0, 5e-5, "7"]) == [True] * 4
         for bad in (None, ["1"], b"1", True, float("nan")):
