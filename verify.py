@@ -111,7 +111,7 @@ def are_equal(reference: str, text: str, units: bool, limit_s: int | None) -> bo
     if any(value.has(Float) for value in values):  # for sympy 5.0000000001 is not 5
         near = math.isclose(*map(float, values), rel_tol=1e-12, abs_tol=5e-7)
         return equal or (near and math.isfinite(values[0]))
-    return equal and not 1e-150 < gap.evalf(5, maxn=200) < 1e-9  # Math-Verify's bound is 1e-15
+    return equal and bool(gap.evalf(5, maxn=200) < 1e-150)  # Math-Verify's bound is 1e-15
 
 
 def extract(completion: str, reference: str) -> str | None:

@@ -167,6 +167,9 @@ x \geq 3 => x \ge 3 | \{2, 1\} => \{1,2\} | (2,1) ≠> (1,2) | [1,2] ≠> (1,2)
 7 ≠> \foo{7} | \foo{7} => \foo {7} | \log_{10} 7 => \lg 7 | \ln 5 => \log 5 | \log 5 ≠> 2\log 5
 2{,}500 + x => x+2500 | M = 2{,}500 => 2500 | B=18,\!204,\!511 => 18204511 | 2{,}50 ≠> 250
 3\binom{6}{2} => 45 | 3\binom{6}{2} ≠> 18 | 3.7 x 10^5 => 370000 | 2.5 × 10^(-4) => 0.00025
+\frac{1}{3 \cdot 2^{2006}} ≠> \frac{2^{2005}+1}{3 \cdot 2^{2006}}
+\frac{1}{2^{98}} ≠> \frac{1}{2^{99}}
+n=1, 2, 3 ≠> n=2, 3, 4 | 1, 3, \ldots, 2n-1 ≠> 1, 2, \ldots, n | 9\% => 9 | 9\% => 0.09
 6.1 × 10⁻³ => 0.0061 | 3\text{ million} => 3000000 | 3\text{ million} ≠> 3 | 2 thousand => 2000
 True => true | TRUE => True | True ≠> False | \text{Evelyn} => Evelyn
 \text{Bob} ≠> \text{Evelyn} | \text{silent} ≠> listen"""),
@@ -203,7 +206,9 @@ The answer is 2.5 × 10^(-4). => 0.00025 | The answer is 3.7x10^5 m/s. => 370000
 Answer: 3.7e5. ≠> 3.7
 The answer is (c) 18. => 18 | The answer is 12, since 5 + 7 = 12. => 12
 ### Answer:⏎⏎The area is $50$. => 50
-The answer is 5, because 4 is too small. => 5 | Answer: 6 apples => 6
+The answer is 5, because 4 is too small. => 5 | ✅ Final Answer: **73**⏎⏎Thanks! => 73
+Answer: m+n = 256+37 = 293 => 293 | Answer: m+n = 256+37 = 293 ≠> 256 | Answer: 5x^2 + 3 => 5x^2+3
+Answer: `12` => 12 | Answer: 2√3 => 2\sqrt{3} | Answer: x > 3 => x>3 | Answer: 6 apples => 6
 Answer: 6 apples and 2 pears ≠> 8
 With \begin{cases} n & n>0 \end{cases} we get⏎\[b = 9.\]⏎⏎Answer: 9 => 9
 answer is 2^{10}, or 1024. => 1024
