@@ -9,23 +9,14 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, NoReturn
 
 import cpu
-from data import (
-    InputError,
-    TokenizedExample,
-    Tokenizer,
-    count_examples,
-    load_examples,
-    load_tokenizer,
-    stop_token_ids,
-    tokenize_examples,
-)
-from engine import load_config
+from data import InputError, TokenizedExample, load_examples
+from models import Tokenizer, check_model, count_examples, load_tokenizer, tokenize_examples
 from ranks import fail, finish, gather, on_rank_0, several_hosts
 from run import checkpoints, claim, hash_examples, provenance, read_args
 from verify import RewardError
@@ -33,7 +24,7 @@ from verify import RewardError
 import numpy as np
 import torch.distributed as dist
 
-LATE_S = 30  # seconds until NFS shows a new file at the latest (a guess)
+NFS_DELAY_S = 30  # seconds until NFS shows a new file at the latest (a guess)
 
 
 @dataclass(kw_only=True)
@@ -64,13 +55,12 @@ class TrainArgs:
     precision: Literal["bf16", "fp32"] = "bf16"
     gradient_checkpointing: bool = False  # recompute activations: less memory, a third more time
     cpu_offload: bool = False  # optimizer state in host memory
-    compile: bool = False  # fuse the steps between matrix products; not yet run on a GPU
 
     # What is kept
     save_every: int = 50  # optimizer steps between checkpoints
     keep_checkpoints: int = 2  # how many of the newest checkpoints are kept
-    keep_models: bool = False  # of older ones only the training state is deleted, not the model
-    logger: Literal["none", "wandb", "trackio"] = "none"  # where the metrics go, too
+    keep_models: bool = False  # older checkpoints lose their training state, not their model
+    logger: Literal["none", "wandb"] = "none"  # a second place for the metrics
 
     @property
     def batch_size(self) -> int:
@@ -88,8 +78,6 @@ class TrainArgs:
         if self.resume and Path(self.output_dir) != Path(self.resume):
             reason = "is continued in its own folder: leave out --output_dir"
             raise InputError(f"{self.resume} {reason}")
-        if self.compile and self.zero_stage == 3:
-            raise InputError("--compile needs --zero_stage 1 or 2: 3 swaps weights in and out")
 
 
 @dataclass(kw_only=True)
@@ -115,8 +103,6 @@ class RolloutArgs(TrainArgs):
         if self.rollout_batch_size % (self.train_batch_size or 1):
             sizes = f"{self.train_batch_size}, --rollout_batch_size {self.rollout_batch_size}"
             raise InputError(f"--train_batch_size is {sizes}: the first must divide the second")
-        if os.environ.get("VLLM_BATCH_INVARIANT", "0") != "0":
-            raise InputError("unset VLLM_BATCH_INVARIANT: it replaces what training uses of torch")
 
 
 def check_args(args: object, may_be_0: Sequence[str] = ("seed",)) -> None:
@@ -170,7 +156,7 @@ def check_hosts(folder: Path) -> None:
     """
     if not several_hosts():
         return
-    deadline = time.monotonic() + LATE_S
+    deadline = time.monotonic() + NFS_DELAY_S
     while not (lock := folder / ".lock").exists() and time.monotonic() < deadline:
         time.sleep(0.5)
     for host, sees_it in gather([(socket.gethostname(), lock.exists())]):
@@ -195,12 +181,12 @@ def find_checkpoint(args: TrainArgs) -> Path | None:
             raise InputError(f"{folder} is not empty: choose another --output_dir, or --resume it")
         return None
     _, checkpoint = max(checkpoints(folder).items(), default=(0, None))
-    if not checkpoint and (folder / "final").exists():  # else all of it would be overwritten
+    if not checkpoint and (folder / "final").exists():  # a new run would overwrite it
         raise InputError(f"{folder} is finished, and has no checkpoint: choose another folder")
     then = type(args)(**read_args(folder)["args"], output_dir=args.output_dir)
     sizes, now = ((a.batch_size, a.train_batch_size or a.batch_size) for a in (then, args))
     if checkpoint and sizes != now:
-        raise InputError(f"{checkpoint}: its step tells which rows were read: keep batch sizes")
+        raise InputError(f"{checkpoint}: keep the batch sizes, which say what was read so far")
     return checkpoint
 
 
@@ -216,7 +202,7 @@ def print_changes(args: TrainArgs, checkpoint: Path | None) -> None:
 
 def load_training_data(args: TrainArgs) -> tuple[Tokenizer, list[TokenizedExample]]:
     """The tokenizer, and the examples that fit. Raises InputError if a run began with others."""
-    read = load_examples(args.data)  # before transformers, which takes seconds to import
+    read = load_examples(args.data)  # A bad file is refused before transformers is imported.
     tokenizer = load_tokenizer(args.model)
     lengths = args.max_length, args.max_completion_length
     examples, dropped = tokenize_examples(read, tokenizer, *lengths)
@@ -232,61 +218,16 @@ def load_training_data(args: TrainArgs) -> tuple[Tokenizer, list[TokenizedExampl
         unused = f"; the last {rest} do not fill a batch, and are not used" if rest else ""
         again = "; a batch has rows twice" if len(examples) < args.batch_size else ""
         print(f"{count}{unused}{again}", file=sys.stderr)
-        config = load_config(args.model, args.max_length)
-        check_stops(tokenizer, args.model, config)
-        whole = (np.concatenate([e.prompt_ids, e.response_ids]) for e in examples)
-        texts = [
-            (e.where, e.question, e.solution.strip().removeprefix("<think>").lstrip())
-            for e in (row.example for row in examples)  # the template may write the <think>
-        ]
-        check_ids(tokenizer, config, texts, whole)
+        whole = (
+            (e.example.where, np.concatenate([e.prompt_ids, e.response_ids])) for e in examples
+        )
+        check_model(tokenizer, args.model, args.max_length, whole)
         before = read_args(Path(args.output_dir)).get("data_hash")
         if before and before != hash_examples(examples):
             raise InputError(f"{args.data} and these lengths give other rows than before")
     if dist.get_world_size() > 1:
         refuse_differences(f"reads other rows of {args.data}", hash_examples(examples))
     return tokenizer, examples
-
-
-def check_stops(tokenizer: Tokenizer, model: str, config) -> None:
-    """Raise InputError if the model's files end its answers where text may go on.
-
-    Llama's and Mistral's configs say `eos_token_id` 2 by default, whatever the vocabulary.
-    """
-    from transformers import GenerationConfig
-
-    own = config.eos_token_id
-    with contextlib.suppress(OSError):  # it has no generation_config.json
-        own = GenerationConfig.from_pretrained(model).eos_token_id
-    for token in stop_token_ids(tokenizer, own):
-        if token < len(tokenizer) and token not in tokenizer.added_tokens_decoder:
-            reason = f"{token}, which its tokenizer reads as {tokenizer.decode(token)!r}"
-            raise InputError(f"{model}: correct eos_token_id in its config: it is {reason}")
-
-
-def check_ids(
-    tokenizer: Tokenizer, config, texts: Sequence[tuple], rows: Iterable[Sequence[int]]
-) -> None:
-    """Raise InputError if a row of token ids has one that the model lacks.
-
-    Says how many rows lack text that they were made of; `texts` has ("file:line", text, ...) for
-    each row.
-    """
-    altered = []
-    for (where, *made_of), ids in zip(texts, rows, strict=True):
-        if (largest := int(max(ids))) >= config.vocab_size:
-            token = f"{tokenizer.convert_ids_to_tokens(largest)!r} (id {largest})"
-            reason = f"holds {token}, but the model embeds {config.vocab_size} ids"
-            raise InputError(f"{where}: {reason}")
-        read = tokenizer.decode(ids)
-        altered += [(where, text) for text in made_of if text not in read][:1]
-    if altered:
-        where, text = altered[0]
-        read = tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids).lstrip(" ")
-        same = next((n for n in range(len(text)) if text[: n + 1] != read[: n + 1]), 0)
-        shown = f"{text[same : same + 60]!r} is read as {read[same : same + 60]!r}"
-        count = f"{len(altered):,} of {len(texts):,} rows lose text"
-        print(f"warning: {count} in the tokenizer, as {where}: {shown}", file=sys.stderr)
 
 
 # ---- The command line ----------------------------------------------------------------------------
@@ -328,14 +269,17 @@ def run_script(main: Callable, args_class: type, description: str | None) -> NoR
     """Parse the command line, run `main(args)`, and end with the exit status that it returns."""
     gc.set_threshold(100_000, 50, 50)  # Python's own (700) takes a fifth of the imports' time
     resume = " (if the run had begun, --resume it)" if hasattr(args_class, "resume") else ""
-    with one_line_errors(f"stopped; type the command again{resume}"):
+    with command_line(f"stopped; type the command again{resume}"):
         status = main(parse_args(args_class, description, **saved_args(args_class)))
     finish(status)
 
 
 @contextlib.contextmanager
-def one_line_errors(stopped: str = "stopped") -> Iterator[None]:
-    """End with one line after Ctrl-C or an error that the user can fix, else with a traceback."""
+def command_line(stopped: str = "stopped") -> Iterator[None]:
+    """What every command does: read `~` in its words, and end with one line after Ctrl-C.
+
+    So it does after an error that the user can fix; after others with a traceback.
+    """
     # A shell reads the ~ of `--data ~/x`, but not that of `--data=~/x`.
     sys.argv = ["=".join(map(os.path.expanduser, word.split("=", 1))) for word in sys.argv]
     try:

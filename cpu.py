@@ -67,7 +67,7 @@ def vllm_options(memory_share: float, cache_bytes: int, max_length: int) -> dict
     return {
         # vLLM touches all of it at the start, so it gets no more than it can use.
         "kv_cache_memory_bytes": min(cache_bytes, int(memory_share * memory / ranks_here)),
-        "block_size": 32,  # with 128 answers would share less of their prompt: only whole blocks
+        "block_size": 32,  # Only whole blocks of a prompt are shared.
         "enforce_eager": True,
         # With seeds it crashes vLLM's sampler: a CPU generator cannot take a number back.
         "enable_chunked_prefill": False,
@@ -84,5 +84,7 @@ def repack(model: torch.nn.Module) -> None:
         method = getattr(module, "quant_method", None)
         if getattr(method, "moe_kernel", None):
             method.moe_kernel.fused_experts.process_weights_after_loading(module)
-        elif hasattr(module, "cpu_linear") and module.weight.numel():  # else only the copy is left
+        elif (
+            hasattr(module, "cpu_linear") and module.weight.numel()
+        ):  # An empty weight has only its copy.
             method.process_weights_after_loading(module)

@@ -5,37 +5,21 @@ question are part of `question`, and `answer` is then the letter. Other columns 
 reward function of yours. A hub id (`owner/name`, `owner/name:config`) works in place of a path.
 """
 
-import datetime
 import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
 
 import cpu  # noqa: F401  before torch
-from verify import as_text, reference_letter
+from verify import as_text
 
 import numpy as np
 import torch
 
-if TYPE_CHECKING:  # transformers takes seconds to import
-    from transformers import PreTrainedTokenizerBase
-
-Tokenizer: TypeAlias = "PreTrainedTokenizerBase"
-
-# The prompt, inside the model's chat template. Edit it here; a run's args.json records it.
-SYSTEM_PROMPT = ""  # a system turn before the question; "" for none
-ASK_FREE = "Please reason step by step, and put your final answer within \\boxed{}."
-ASK_LETTER = "Please reason step by step, and put the letter of your choice within \\boxed{}."
-PROMPT = {"system": SYSTEM_PROMPT, "free answer": ASK_FREE, "multiple choice": ASK_LETTER}
-TODAY = datetime.date(2026, 1, 1)  # templates that ask get the same date on every day
-
 FIELDS = ("id", "question", "solution", "answer", "source")  # of a row of a training file
-MARK = "Aa 0987654321"  # a turn's text, to find where a chat template puts it
-TOKENIZER_BATCH = 200  # examples in one call of the tokenizer
 MAX_PADDING = 512  # padding tokens: more cost more than another micro-batch does
 
 
@@ -172,117 +156,6 @@ def load_examples(path_or_hub_id: str, **fixed: str) -> list[Example]:
     return examples
 
 
-# ---- Prompts -------------------------------------------------------------------------------------
-
-
-def instruction(answer: str) -> str:
-    """What the prompt asks for. A letter as reference means multiple choice."""
-    return ASK_LETTER if reference_letter(answer) else ASK_FREE
-
-
-def messages(question: str, ask: str) -> list[dict[str, str]]:
-    """The turns before the answer: the system prompt, then the question with its instruction."""
-    system = [{"role": "system", "content": SYSTEM_PROMPT}] if SYSTEM_PROMPT else []
-    return [*system, {"role": "user", "content": f"{question}\n{ask}" if ask else question}]
-
-
-def prompt_text(tokenizer: Tokenizer, question: str, ask: str) -> str:
-    """The prompt as the model reads it, up to where its answer begins."""
-    return render(tokenizer, messages(question, ask), add_generation_prompt=True)
-
-
-def render(tokenizer: Tokenizer, turns: list[dict], **options) -> str:
-    """What the chat template makes of the turns. Raises InputError if it fails."""
-    options |= {"tokenize": False, "strftime_now": TODAY.strftime}
-    with blame(f"{tokenizer.name_or_path}: the chat template fails"):
-        return tokenizer.apply_chat_template(turns, **options)
-
-
-def load_tokenizer(path_or_hub_id: str) -> Tokenizer:
-    """Load a tokenizer.json as it is. Raises InputError if it cannot be trained or sampled with."""
-    from transformers import PreTrainedTokenizerFast  # AutoTokenizer may build another tokenizer
-    from transformers.utils import has_file
-
-    nothing = f"{path_or_hub_id}: no folder, nor a hub id in reach, with a tokenizer.json"
-    with blame(nothing):  # a tokenizer made from other files may give other ids
-        found = has_file(path_or_hub_id, "tokenizer.json")
-    if not found:
-        inside = sorted(Path(path_or_hub_id).glob("*/tokenizer.json"))
-        raise InputError(f"{nothing}; {inside[-1].parent}?" if inside else nothing)
-    options = {"clean_up_tokenization_spaces": False}  # what is graded is what was sampled
-    with blame(f"{path_or_hub_id}: its tokenizer cannot be loaded"):
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(path_or_hub_id, **options)
-    end = end_of_turn_id(tokenizer)
-    if end not in tokenizer(tokenizer.decode(end), add_special_tokens=False).input_ids:
-        reason = "reads special tokens as text (split_special_tokens)"
-        raise InputError(f"{path_or_hub_id}: the tokenizer {reason}")
-    if getattr(tokenizer.backend_tokenizer.model, "dropout", None):
-        raise InputError(f"{path_or_hub_id}: the tokenizer is random: set dropout to null")
-    thinking = r"(\s|</?think>)+$"  # either side may hold an opened or an empty <think>
-    asked = re.sub(thinking, "", prompt_text(tokenizer, "1", ASK_FREE))
-    before = re.sub(thinking, "", around_answer(tokenizer)[0])
-    whole = prompt_text(tokenizer, MARK, ASK_FREE)
-    if asked != before or MARK not in whole or SYSTEM_PROMPT not in whole:
-        reason = "drops text, or does not end the prompt where it begins the assistant's turn"
-        raise InputError(f"{path_or_hub_id}: the chat template {reason}")
-    text = messages("1", ASK_FREE)[-1]["content"]
-    read = tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids)
-    if read.removeprefix(" ") != text:
-        raise InputError(f"{path_or_hub_id}: the tokenizer changes text to {read!r}")
-    return tokenizer
-
-
-def space_before_answer(tokenizer: Tokenizer) -> str:
-    """White space that the chat template writes between its prompt and an assistant's text."""
-    asked = prompt_text(tokenizer, "1", ASK_FREE)
-    between = around_answer(tokenizer)[0].removeprefix(asked)
-    return between if between.isspace() else ""  # it may be an empty <think>, which is not learnt
-
-
-def around_answer(tokenizer: Tokenizer) -> tuple[str, str]:
-    """What the chat template writes before an assistant's text, and after it."""
-    turns = [*messages("1", ASK_FREE), {"role": "assistant", "content": MARK}]
-    before, found, after = render(tokenizer, turns).rpartition(MARK)
-    if not found:
-        raise InputError("the chat template drops the assistant's turn")
-    return before, after
-
-
-def end_of_turn_id(tokenizer: Tokenizer) -> int:
-    """The token with which the chat template closes an assistant turn, e.g. `<|im_end|>`.
-
-    For Qwen3-Base it is not the tokenizer's EOS (`<|endoftext|>`). Raises InputError if the
-    template closes a turn with plain text, on which sampling could not stop.
-    """
-    after = around_answer(tokenizer)[1].lstrip()
-    tokens = tokenizer.added_tokens_decoder.items()
-    closing = [(token.content, id) for id, token in tokens if after.startswith(token.content)]
-    if not closing:
-        raise InputError("the chat template closes the assistant's turn without a special token")
-    return max(closing)[1]  # the longest is meant
-
-
-def stop_token_ids(tokenizer: Tokenizer, own: int | list[int] | None = None) -> list[int]:
-    """Where sampling stops: the end of turn, EOS, and the model's `own`, where vLLM stops, too."""
-    stops = [end_of_turn_id(tokenizer), tokenizer.eos_token_id]
-    stops += own if isinstance(own, list) else [own]
-    return list(dict.fromkeys(token for token in stops if token is not None))
-
-
-def refuse_special_tokens(tokenizer: Tokenizer, texts: Iterable[tuple[str, str]]) -> None:
-    """Raise InputError if one of the texts, given as (what it is, text), holds a special token.
-
-    It searches the text, not the ids: a character that the vocabulary lacks has the id of `<unk>`.
-    """
-    added = tokenizer.added_tokens_decoder.values()
-    special = {token.content for token in added if token.special}  # Qwen's `<think>` is not
-    special.update(tokenizer.convert_ids_to_tokens(stop_token_ids(tokenizer)))
-    pattern = re.compile("|".join(map(re.escape, sorted(special, reverse=True))))
-    for what, text in texts:
-        if found := pattern.search(text):
-            raise InputError(f"{what} holds the special token '{found[0]}'")
-
-
 # ---- Token ids -----------------------------------------------------------------------------------
 
 
@@ -303,67 +176,6 @@ class TokenizedExample(Trajectory):
     """A query with its expert trajectory. The ids are int32 arrays: 4 bytes a token."""
 
     example: Example
-
-
-def tokenize_examples(
-    examples: Sequence[Example], tokenizer: Tokenizer, max_length: int, max_completion_length: int
-) -> tuple[list[TokenizedExample], dict[str, int]]:
-    """Turn examples into token ids; returns those that fit, and how many do not, by reason.
-
-    Prompt and solution are tokenized together, as the template writes them. A solution by itself
-    might begin with a token for a space that is not there (SentencePiece).
-
-    Args:
-        max_length: tokens of prompt and solution together, and of prompt and rollout.
-        max_completion_length: tokens of a rollout, for which a prompt has to leave room, in SFT
-            too; `max_length` or more turns this off.
-    """
-    fields = ("question", "solution")
-    texts = ((f"{e.where}: field '{name}'", getattr(e, name)) for e in examples for name in fields)
-    refuse_special_tokens(tokenizer, texts)
-    kept, dropped = [], {"prompt_too_long": 0, "solution_too_long": 0}
-    end_of_turn, space = end_of_turn_id(tokenizer), space_before_answer(tokenizer)
-    room = max_completion_length if max_completion_length < max_length else 0
-    for start in range(0, len(examples), TOKENIZER_BATCH):
-        part = examples[start : start + TOKENIZER_BATCH]
-        prompts = [prompt_text(tokenizer, e.question, instruction(e.answer)) for e in part]
-        solutions = [space + solution_after(*pair) for pair in zip(prompts, part, strict=True)]
-        whole = [p + s for p, s in zip(prompts, solutions, strict=True)]
-        ids = [tokenizer(x, add_special_tokens=False).input_ids for x in (prompts, whole)]
-        for example, solution, asked, both in zip(part, solutions, *ids, strict=True):
-            learnt = both[len(asked) :]
-            if both[: len(asked)] != asked:  # the prompt's end has other tokens here
-                learnt = tokenizer(solution, add_special_tokens=False).input_ids
-            learnt = np.array([*learnt, end_of_turn], np.int32)
-            tokenized = TokenizedExample(example.id, np.array(asked, np.int32), learnt, example)
-            if len(asked) > max_length - room:
-                dropped["prompt_too_long"] += 1
-            elif len(tokenized) > max_length:
-                dropped["solution_too_long"] += 1
-            else:
-                kept.append(tokenized)
-    return kept, dropped
-
-
-def count_examples(kept: Sequence[TokenizedExample], dropped: dict[str, int]) -> str:
-    """What `tokenize_examples` returned, in words: "576 examples (2 dropped: prompt_too_long)"."""
-    rest = (f" ({count:,} dropped: {reason})" for reason, count in dropped.items() if count)
-    return f"{len(kept):,} examples{''.join(rest)}"
-
-
-def solution_after(prompt: str, example: Example) -> str:
-    """The solution after this prompt, which may have opened or closed `<think>`."""
-    solution = example.solution.strip()
-    prompt = prompt.rstrip()
-    if prompt.endswith("<think>"):
-        if "</think>" not in solution:
-            reason = "the chat template opens <think>, and the solution does not close it"
-            raise InputError(f"{example.where}: {reason}")
-        return solution.removeprefix("<think>").lstrip()
-    if prompt.endswith("</think>") and solution.startswith("<think>"):
-        reason = "the solution begins with <think>, which the chat template has closed before it"
-        raise InputError(f"{example.where}: {reason}")
-    return solution
 
 
 # ---- Batches -------------------------------------------------------------------------------------
@@ -392,6 +204,9 @@ def split_rows(lengths: Sequence[int], world_size: int, max_tokens: int) -> list
     Rows are sorted by length and dealt out to the ranks, longest first, so ranks do equal work. A
     micro-batch ends when the next row would bring it above `max_tokens` tokens a rank, padding
     included, or its padding above `MAX_PADDING`. In the last one a rank's share may be empty.
+
+    >>> split_rows([9, 4, 8, 3], world_size=2, max_tokens=10)
+    [[[0], [2]], [[1], [3]]]
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     batches = []
@@ -430,12 +245,20 @@ class MicroBatch:
     is_last: bool = True  # whether the optimizer steps after its backward
 
     def to(self, device: torch.device) -> "MicroBatch":
-        *tensors, is_last = vars(self).values()
-        return MicroBatch(*(t.to(device, non_blocking=True) for t in tensors), is_last)
+        names = ("rows", "input_ids", "targets", "mask", "positions")
+        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in names}
+        return replace(self, **moved)
 
 
 def collate(trajectories: Sequence[Trajectory], rows: Sequence[int]) -> MicroBatch:
-    """Pack the rows with these indices. The mask goes by position, never by pad id."""
+    """Pack the rows with these indices. The mask goes by position, never by pad id.
+
+    Prompt [1, 2] with response [3, 4], and prompt [5] with response [6]:
+
+        input_ids = [[1, 2, 3], [5, 6, 0]]
+        targets   = [[2, 3, 4], [6, 0, 0]]
+        mask      = [[F, T, T], [T, F, F]]
+    """
     length = max(len(trajectories[i]) for i in rows)
     tokens = torch.zeros(len(rows), length, dtype=torch.long)
     mask = torch.zeros(len(rows), length, dtype=torch.bool)

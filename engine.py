@@ -1,4 +1,4 @@
-"""How the model learns: loading it, DeepSpeed, micro-batches, backward, step, state.
+"""How the model learns: DeepSpeed, micro-batches, backward, step, state.
 
 The only file that imports deepspeed. One optimizer step is
 
@@ -14,20 +14,18 @@ normalizer of the whole global batch, and any split of the batch gives the same 
 from __future__ import annotations
 
 import gc
-import json
 import math
-import os
-import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import cpu
-from data import InputError, MicroBatch, Trajectory, blame, collate, split_rows, stop_token_ids
+from data import InputError, MicroBatch, Trajectory, blame, collate, split_rows
 from logprobs import LogprobModel
-from ranks import gather, init_ranks
+from models import checkpoint_tensors, load_model, stop_token_ids
+from ranks import init_ranks
 
 import torch
 import torch.distributed as dist
@@ -35,110 +33,17 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 GATHER_BYTES = 2**30  # of parameters that ZeRO-3 gathers at a time
 STATE_KEYS = ("master", "exp_avg", "exp_avg_sq")  # the fp32 weight, and Adam's moments
-# A rank without rows reads this. For one token a compiled layer would need graphs of its own.
-IDLE = Trajectory("idle", [0, 0, 0, 0], [])
-
-
-# ---- The model -----------------------------------------------------------------------------------
-
-
-def load_config(model: str, max_length: int) -> PreTrainedConfig:
-    """Load a config. Raises InputError if the model cannot read such a length."""
-    from transformers import AutoConfig
-    from transformers.utils import has_file
-
-    if has_file(model, "adapter_config.json"):  # peft would load it, on another base
-        raise InputError(f"{model}: adapter_config.json names an adapter: merge it first")
-    with blame(model):  # transformers may not know its type, or it has code of its own
-        config = AutoConfig.from_pretrained(model, trust_remote_code=False)
-    if config.get_text_config() is not config:
-        raise InputError(f"{model}: reads more than text ({config.model_type})")
-    limit = getattr(config, "max_position_embeddings", None) or math.inf  # some models have none
-    if (getattr(config, "rope_parameters", None) or {}).get("rope_type") == "longrope":
-        limit = config.rope_parameters["original_max_position_embeddings"]  # rope varies past it
-    if max_length > limit:
-        advice = "lower --max_completion_length, and in training --max_length"
-        raise InputError(f"{model}: reads {limit} tokens, not {max_length}: {advice}")
-    return config
-
-
-def load_model(path_or_hub_id: str, max_length: int, precision: str = "auto") -> PreTrainedModel:
-    """Load a causal language model. Raises InputError if transformers would load another one."""
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import cached_file, logging
-
-    logging.disable_progress_bar()
-    config = load_config(path_or_hub_id, max_length)
-    if getattr(config, "quantization_config", None):  # the cast to fp32 would lose the scales
-        raise InputError(f"{path_or_hub_id}: is quantized: take the model it was made from")
-    for name, value in vars(config).items():
-        if "drop" in name and isinstance(value, float):  # checkpointed layers are in train mode
-            setattr(config, name, 0.0)
-    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}.get(precision, "auto")
-    options = {"config": config, "output_loading_info": True, "trust_remote_code": False}
-    with blame(path_or_hub_id):  # a file may be cut off
-        model, report = AutoModelForCausalLM.from_pretrained(path_or_hub_id, dtype=dtype, **options)
-    for kind in "missing", "unexpected":  # it makes up the first, and drops the second
-        if names := sorted(report[f"{kind}_keys"]):
-            raise InputError(f"{path_or_hub_id}: {len(names)} weights are {kind}: {names[0]} ...")
-    names = tensor_names(Path(cached_file(path_or_hub_id, "config.json")).parent)
-    left_out = [name for name in names if ".mtp." in f".{name}"]  # they predict later tokens
-    if left_out and os.environ.get("RANK", "0") == "0":
-        print(f"note: {left_out[0]} and others: not trained, nor in final/", file=sys.stderr)
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    tied = getattr(config, "tie_word_embeddings", False)
-    if tied and head and head.weight is not embedding.weight:  # vLLM would tie them
-        raise InputError(f"{path_or_hub_id}: config.json ties head and embedding, which differ")
-    return model
-
-
-def tensor_names(folder: Path) -> Iterable[str]:
-    """The names of a model's tensors. Raises InputError if one of them is in two files.
-
-    Without an index vLLM reads every *.safetensors, transformers one of them. With an index both
-    read its files, but take a tensor from whichever of them holds it.
-    """
-    index, one = folder / "model.safetensors.index.json", folder / "model.safetensors"
-    placed = json.loads(index.read_text())["weight_map"] if index.exists() else {}
-    files = {folder / name for name in placed.values()} or {*folder.glob("*.safetensors")}
-    for path in sorted(files | {one} if one.exists() else files):
-        with blame(str(path)), safe_open(path, "pt") as file:
-            for name in sorted(file.keys()):
-                if (place := placed.setdefault(name, path.name)) != path.name:
-                    raise InputError(f"{name} is in {place}, too: delete one of the two files")
-    return placed
+IDLE = Trajectory("idle", [0, 0, 0, 0], [])  # a rank without rows reads this
 
 
 def cast_parameters(model: torch.nn.Module, dtype: torch.dtype) -> None:
     """Like `model.to(dtype)`, which would round the rotary frequencies too."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
-
-
-def compile_layers(model: PreTrainedModel) -> None:
-    """Fuse what lies between the products of each layer, or raise InputError. A collective."""
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    linear = "linear_attention" in (getattr(model.config, "layer_types", None) or ())
-    if linear or not model._can_compile_fullgraph:  # linear: 15 graphs, which take 4 minutes
-        raise InputError(f"--compile: {type(model).__name__} is not compiled: leave the flag out")
-    off = [os.environ.get(f"TORCH{name}_DISABLE") == "1" for name in ("DYNAMO", "_COMPILE")]
-    if any(gather(off)):
-        raise InputError("--compile: TORCHDYNAMO_DISABLE or TORCH_COMPILE_DISABLE is set")
-    if dist.get_rank() == 0:
-        print("compiling the layers: at the first start this takes a minute", file=sys.stderr)
-    # ZeRO-1 and 2 add the ranks' gradients up in the order in which they come. A rank that fell
-    # back to eager mode would have another order, and silently wrong gradients: `fullgraph` raises.
-    torch._dynamo.config.recompile_limit = 64
-    # This pass gave silently wrong gradients (pytorch #193061), and compiles anew for long rows.
-    torch._inductor.config.triton.mix_order_reduction = False
-    for layer in model.modules():
-        if isinstance(layer, GradientCheckpointingLayer):  # a graph for all of them and all lengths
-            layer.compile(fullgraph=True, dynamic=True)
 
 
 def load_engine(model: str, max_length: int, checkpoint: Path | None = None, **options) -> Engine:
@@ -160,7 +65,9 @@ def load_engine(model: str, max_length: int, checkpoint: Path | None = None, **o
 def init_training() -> None:
     """Join the process group, with the backend that training needs. A collective."""
     if torch.cuda.is_available():
-        torch.backends.cuda.enable_cudnn_sdp(False)  # as vLLM does: all methods use one kernel
+        torch.backends.cuda.enable_cudnn_sdp(
+            False
+        )  # vLLM does so, too: all methods use one kernel.
         warnings.filterwarnings("ignore", "barrier")  # NCCL's, as the rank's device is set
         init_ranks("nccl")
     else:
@@ -196,7 +103,6 @@ class Engine:
         zero_stage: Literal[1, 2, 3] = 2,
         gradient_checkpointing: bool = False,
         cpu_offload: bool = False,
-        compile: bool = False,
     ):
         if gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -211,9 +117,7 @@ class Engine:
         with blame(model.name_or_path, (ValueError, ImportError)):
             model = LogprobModel.checked(model)
             cast_parameters(model, torch.bfloat16 if bf16 else torch.float32)
-            model.model.generation_config.validate(strict=True)  # or the first save would fail
-        if compile:  # before cpu.py turns the compiler off for DeepSpeed and vLLM
-            compile_layers(model.model)
+            model.model.generation_config.validate(strict=True)  # The first save would fail.
         # Fused, it is one kernel, on CPUs too.
         self.adam = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
         config = {
@@ -239,9 +143,7 @@ class Engine:
         self.model, self.device = model.model, self.engine.device
         self.total_loss = torch.zeros((), device=self.device)  # of this rank's micro-batches so far
         self.num_steps = 0  # optimizer steps done
-        failures = (torch._dynamo.exc.BackendCompilerFailed,) if compile else ()
-        with blame("--compile needs a C++ compiler and Python.h", failures):
-            self._allocate_moments(compile)
+        self._allocate_moments()
 
     def micro_batches(
         self, rows: Sequence[Trajectory], keep: torch.Tensor | None = None
@@ -329,11 +231,8 @@ class Engine:
         A collective: all ranks have to run the iterator to its end. The tensors are copies, which
         the caller may keep.
         """
-        from transformers.core_model_loading import revert_weight_conversion
-
         for bucket in self._gather():
-            # transformers may hold a mixture's experts in one tensor, a checkpoint one by one
-            yield from revert_weight_conversion(self.model, bucket).items()
+            yield from checkpoint_tensors(self.model, bucket).items()
 
     def _gather(self) -> Iterator[dict[str, torch.Tensor]]:
         """Copies of all parameters, about GATHER_BYTES at a time; then the persistent buffers."""
@@ -406,20 +305,10 @@ class Engine:
         self._count_steps(num_steps)
         dist.barrier()
 
-    def _allocate_moments(self, compiled: bool) -> None:
-        """Adam makes its moments at its first step: take that step, on a gradient of zero.
-
-        Compiled layers make their graphs: for one row and for several, without a gradient and with.
-        Kernels are planned for the length that comes first, so the rows are not short.
-        """
-        most, length = (2, min(512, self.max_tokens // 2)) if compiled else (1, len(IDLE))
-        rows = [Trajectory("-", [0] * length, [])] * most
-        for count in range(1, most + 1):
-            batch = collate(rows, range(count)).to(self.device)
-            if compiled:
-                with torch.no_grad():
-                    self.logprobs(batch)
-            self.backward(self.logprobs(batch).sum(), is_last=count == most)
+    def _allocate_moments(self) -> None:
+        """Adam makes its moments at its first step: take that step, on a gradient of zero."""
+        batch = collate([IDLE], [0]).to(self.device)
+        self.backward(self.logprobs(batch).sum(), is_last=True)
         self.step(learning_rate=0.0)
         self._count_steps(0)
 

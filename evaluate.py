@@ -24,29 +24,32 @@ from pathlib import Path
 from typing import Literal
 
 import verify
-from arguments import check_args, check_hosts, check_ids, check_stops, run_script, warn_of_slow_bf16
+from arguments import check_args, check_hosts, run_script, warn_of_slow_bf16
 from data import (
-    ASK_FREE,
-    ASK_LETTER,
-    PROMPT,
     Example,
     InputError,
-    Tokenizer,
     blame,
     derive_seed,
     get_texts,
-    instruction,
     load_examples,
-    load_tokenizer,
-    messages,
-    prompt_text,
     read_rows,
-    refuse_special_tokens,
     write_json,
     write_rows,
 )
-from engine import load_config, load_model
 from logprobs import LogprobModel
+from models import (
+    ASK_FREE,
+    ASK_LETTER,
+    PROMPT,
+    Tokenizer,
+    check_model,
+    instruction,
+    load_model,
+    load_tokenizer,
+    messages,
+    prompt_text,
+    refuse_special_tokens,
+)
 from ranks import init_ranks, on_rank_0
 from rollout import MAX_VLLM_GAP, Rollout
 from run import claim, model_version, read_args, warn_of_ungraded, write_args
@@ -61,18 +64,18 @@ Z = 1.96  # standard deviations on either side of 95 %
 @dataclass(kw_only=True)
 class Args:
     model: str  # hub id or folder
-    benchmarks: tuple[str, ...] = ()  # of the paper; default: all, if no --benchmark_file is given
+    benchmarks: tuple[str, ...] = ()  # the paper's; default: all, if no --benchmark_file is given
     benchmark_file: tuple[Path, ...] = ()  # your own: JSONL with question and answer in each row
     data_dir: Path | None = None  # a folder with <benchmark>.jsonl, to read instead of the hub
     output_dir: Path | None = None  # default: eval/ in the run's folder, else runs/<model>/eval
 
     # The protocol
     num_samples: int | None = None  # per problem; default: 16 (math500, gpqa_diamond, greedy: 1)
-    temperature: float = 0.6  # of sampling; 0 takes the likeliest token
-    top_p: float = 0.95  # of sampling
-    top_k: int = 20  # of sampling; 0 for all tokens
+    temperature: float = 0.6  # sampling temperature; 0 takes the likeliest token
+    top_p: float = 0.95  # sample from the likeliest tokens that make up this share
+    top_k: int = 20  # sample from so many of the likeliest tokens; 0 for all
     max_completion_length: int = 8192  # tokens of an answer
-    seed: int = 0  # of sampling
+    seed: int = 0  # decides what is sampled
 
     # The machine
     precision: Literal["bf16", "fp32"] = "bf16"  # of the model's weights
@@ -140,7 +143,7 @@ class Benchmark:
     split: str
     num_problems: int
     num_samples: int  # answers to each problem
-    columns: tuple[str, ...] = ("problem", "answer")  # and the wrong options, if there are any
+    columns: tuple[str, ...] = ("problem", "answer")  # the wrong options follow, if any
     year: str = ""  # only the problems of this year
 
 
@@ -234,6 +237,7 @@ def read_samples(folder: Path) -> dict[str, list[dict]]:
     rows, samples = {}, {}
     for path in folder.glob("samples.rank*.jsonl"):
         for row in read_file(path):
+            # By length first, so that problem 10 comes after problem 9.
             rows[row["benchmark"], len(row["id"]), row["id"], row["sample"]] = row
     for (name, *_), row in sorted(rows.items()):
         samples.setdefault(name, []).append(row)
@@ -308,7 +312,7 @@ def right_counts(rows: Sequence[dict]) -> tuple[np.ndarray, int]:
 
 def evaluate(args: Args) -> int:
     """Sample what is missing, on all ranks; rank 0 scores and prints. Returns the exit status."""
-    init_ranks("gloo", timeout=timedelta(days=7))  # at the end, ranks wait for the slowest
+    init_ranks("gloo", timeout=timedelta(days=1))  # At the end, ranks wait for the slowest.
     folder = args.output_dir or default_folder(args.model)
     tokenizer = load_tokenizer(args.model)  # first, as the hub may take long to say that it is away
     problems = on_rank_0(lambda: load_problems(args))
@@ -316,7 +320,6 @@ def evaluate(args: Args) -> int:
     if dist.get_rank() == 0:
         score_and_print(folder)
         print(f"\nwritten: {folder}")
-    dist.barrier()  # other hosts would take a rank that has ended for a lost one
     return 0
 
 
@@ -344,16 +347,16 @@ def open_folder(
     warn_of_slow_bf16(args.precision)
     refuse_special_tokens(tokenizer, ((problem.where, problem.question) for problem in problems))
     ids = tokenize_prompts(tokenizer, problems)
-    config = load_config(args.model, max(map(len, ids)) + args.max_completion_length)
-    check_stops(tokenizer, args.model, config)
-    check_ids(tokenizer, config, [(p.where, p.question) for p in problems], ids)
+    longest = max(map(len, ids)) + args.max_completion_length
+    rows = zip((problem.where for problem in problems), ids, strict=True)
+    check_model(tokenizer, args.model, longest, rows)
 
     claim(folder)
     before, samples = read_args(folder), read_samples(folder)
     now = {**asdict(args), "model_version": model_version(args.model)}
     run = Path(args.model).resolve().parent
     if read_args(run).get("prompt", PROMPT) != PROMPT:
-        print(f"note: {run} was trained with another prompt than that of data.py", file=sys.stderr)
+        print(f"note: {run} was trained with another prompt than models.py has", file=sys.stderr)
     if before and "benchmarks" not in before:
         raise InputError(f"{folder} holds a training run: choose another folder")
     before = before if samples else {}  # an earlier call ended before its first answer
@@ -401,8 +404,10 @@ def answer_missing(
     prompts = tokenize_prompts(tokenizer, [problem for problem, _ in missing])
     seeds = [derive_seed(args.seed, p.source, p.id, sample) for p, sample in missing]
     longest = max(map(len, prompts)) + args.max_completion_length
-    loaded = []  # rank 0 gets the model as training has it
-    on_rank_0(lambda: loaded.append(load_model(args.model, longest, args.precision)))
+    model = None
+    if dist.get_rank() == 0:  # the model as training has it
+        model = load_model(args.model, longest, args.precision)
+    dist.barrier()
     path = folder / f"samples.rank{dist.get_rank()}.jsonl"
     with path.open("ab") as out:
         out.truncate(path.read_bytes().rfind(b"\n") + 1)  # a kill may leave half a row
@@ -411,7 +416,8 @@ def answer_missing(
         options |= {"rollout_batch_size": len(missing), "load_from_disk": True}
         rollout = Rollout(args.model, tokenizer, longest, **options)
         if dist.get_rank() == 0:
-            refuse_gap(rollout, loaded.pop(), min(prompts, key=len))
+            refuse_gap(rollout, model, min(prompts, key=len))
+            del model
             write_args(folder, **{**read_args(folder), "vllm_runner": rollout.model_runner})
             print(f"{len(missing):,} answers to sample", file=sys.stderr)
         stream = rollout.stream(prompts, 1, args.max_completion_length, seeds, **args.sampling)

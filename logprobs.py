@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 
 MAX_LOGITS = {"cpu": 2**21, "cuda": 2**26}  # in a chunk, which takes 8 and 256 MiB in fp32
-MAX_KEPT = 2**26  # logits of all chunks that may wait for backward: 256 MiB
 CHECK_TOKENS = 64  # on which a model is compared with its own logits
 MAX_GAP = 1e-3  # nats a token, on average; rounding in fp32 gives 1e-5, a forgotten bias 0.35
 MAX_MOVED = 1e-5  # nats by which a token may move those before it; a causal model gives 0
@@ -38,32 +37,31 @@ class ChunkedLogprobs(torch.autograd.Function):
     """The target's logit - log sum exp(logits), a chunk of the vocabulary at a time.
 
     All logits together, for 4,096 tokens of Qwen3, would take 2.5 GB in fp32, three times over.
-    Backward computes them again, if they were too many to keep, and turns each chunk in place into
-    its gradient, one-hot - softmax.
+    Backward computes them again, and turns each chunk in place into its gradient, one-hot -
+    softmax.
     """
 
     @staticmethod
     def forward(ctx, head, hidden, weight, bias, targets, temperature):
         normalizer = torch.full(targets.shape, -torch.inf, device=hidden.device)  # log sum exp
-        target_logits, kept = torch.zeros_like(normalizer), []
+        target_logits = torch.zeros_like(normalizer)
         for _, logits, ids, inside in chunks(head, hidden, weight, bias, targets, temperature):
             logit = logits.gather(1, ids)[:, 0]
             nll = F.cross_entropy(logits, ids[:, 0], reduction="none")  # lse - logit, in one kernel
             normalizer = normalizer.logaddexp(nll + logit)
             target_logits += torch.where(inside, logit, 0)
-            kept += [logits] if len(hidden) * len(weight) <= MAX_KEPT else []
-        ctx.save_for_backward(hidden, weight, bias, targets, normalizer, *kept)
+        ctx.save_for_backward(hidden, weight, bias, targets, normalizer)
         ctx.head, ctx.temperature = head, temperature
         return target_logits - normalizer
 
     @staticmethod
     def backward(ctx, grad):
-        hidden, weight, bias, targets, normalizer, *kept = ctx.saved_tensors
+        hidden, weight, bias, targets, normalizer = ctx.saved_tensors
         grad_hidden = torch.zeros_like(hidden, dtype=torch.float32)  # summed over the chunks
         grad_weight = torch.empty_like(weight)
         grad_bias = None if bias is None else torch.empty_like(bias)
         for part, logits, ids, inside in chunks(
-            ctx.head, hidden, weight, bias, targets, ctx.temperature, kept
+            ctx.head, hidden, weight, bias, targets, ctx.temperature
         ):
             slope = grad[:, None] * ctx.head.scale / ctx.temperature
             if ctx.head.cap:  # the derivative of tanh
@@ -78,20 +76,17 @@ class ChunkedLogprobs(torch.autograd.Function):
         return None, grad_hidden.to(hidden.dtype), grad_weight, grad_bias, None, None
 
 
-def chunks(head, hidden, weight, bias, targets, temperature, kept=()):
+def chunks(head, hidden, weight, bias, targets, temperature):
     """Yield a vocabulary slice, logits (N, size), target columns (N, 1), whether in it (N,)."""
     size = max(1, MAX_LOGITS[hidden.device.type] // max(1, len(hidden)))  # ids in a chunk
     for start in range(0, len(weight), size):
         part = slice(start, min(start + size, len(weight)))
         inside = (targets >= start) & (targets < part.stop)
-        if kept:
-            logits = kept.pop(0)
-        else:
-            logits = F.linear(hidden, weight[part], None if bias is None else bias[part]).float()
-            if head.cap:
-                logits.mul_(head.scale / head.cap).tanh_().mul_(head.cap / temperature)
-            elif head.scale != temperature:
-                logits *= head.scale / temperature
+        logits = F.linear(hidden, weight[part], None if bias is None else bias[part]).float()
+        if head.cap:
+            logits.mul_(head.scale / head.cap).tanh_().mul_(head.cap / temperature)
+        elif head.scale != temperature:
+            logits *= head.scale / temperature
         yield part, logits, torch.where(inside, targets - start, 0)[:, None], inside
 
 

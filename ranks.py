@@ -4,13 +4,11 @@ A rank is one process, on one GPU if there are any; a host is a machine with som
 """
 
 import contextlib
-import itertools
 import os
 import signal
 import socket
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -22,9 +20,6 @@ from data import InputError
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
-
-BEAT_S = 5  # seconds between two signs of life of a host
-SILENT_S = 90  # seconds without one, after which a host has vanished
 
 
 def init_ranks(backend: str, timeout: timedelta = timedelta(minutes=30)) -> None:
@@ -42,8 +37,6 @@ def init_ranks(backend: str, timeout: timedelta = timedelta(minutes=30)) -> None
         refuse_loopback(store)
     ranks = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
     dist.init_process_group(backend, store=store, timeout=timeout, **ranks)
-    if several_hosts():
-        watch_hosts()
 
 
 def several_hosts() -> bool:
@@ -65,47 +58,7 @@ def refuse_loopback(store: dist.Store) -> None:
             raise InputError(f"{told}, where no other host reaches it: {advice}")
 
 
-def watch_hosts() -> None:
-    """End this rank when another host has been silent for `SILENT_S`. A collective.
-
-    gloo and NCCL would wait for half an hour. The first rank of each host counts up in the store.
-    A thread does it, so a host is not silent while it computes for long.
-    """
-    rank, leads = dist.get_rank(), os.environ.get("LOCAL_RANK", "0") == "0"
-    hosts = dict(gather([(rank, socket.gethostname())] if leads else []))  # by first rank
-    own = max(first for first in hosts if first <= rank)
-    server = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(*server)  # this thread needs its own connection
-    heard = dict.fromkeys(sorted(hosts.keys() - {own}), time.monotonic())
-
-    def beat() -> None:
-        seen = {}
-        try:
-            for count in itertools.count():
-                if leads:
-                    store.set(f"beat {rank}", str(count))
-                for first in heard:
-                    if (value := store.get(f"beat {first}")) != seen.get(first):
-                        seen[first], heard[first] = value, time.monotonic()
-                time.sleep(BEAT_S)
-        except RuntimeError:  # the first host, which keeps the store, is gone
-            if own:
-                heard[0] = min(heard.values())
-
-    def watch() -> None:
-        while all(time.monotonic() - last < SILENT_S for last in heard.values()):
-            time.sleep(1)
-        lost = min(heard, key=heard.get)
-        if leads:
-            reason = f"{hosts[lost]} (rank {lost}) has been silent for {SILENT_S} s"
-            print(f"error: {reason}; what was saved can be resumed", file=sys.stderr)
-        finish(1)
-
-    for task in beat, watch:
-        threading.Thread(target=task, daemon=True).start()
-
-
-def tell_others(signals: Sequence[int]) -> None:
+def share_stop_signals(signals: Sequence[int]) -> None:
     """Put one of these signals into the store: DeepSpeed's launcher gives it to one rank at a time.
 
     A thread does it, as Python runs no handler while a rank waits in a collective.
@@ -123,7 +76,7 @@ def tell_others(signals: Sequence[int]) -> None:
     threading.Thread(target=tell, daemon=True).start()
 
 
-def told_to_stop() -> bool:
+def stop_was_shared() -> bool:
     """Whether a rank has put such a signal into the store. No collective."""
     return _get_default_store().check(["stop"])
 

@@ -13,16 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import cpu
-from data import (
-    InputError,
-    TokenizedExample,
-    Tokenizer,
-    Trajectory,
-    blame,
-    derive_seed,
-    stop_token_ids,
-)
-from engine import Engine, load_config
+from data import InputError, TokenizedExample, Trajectory, blame, derive_seed
+from engine import Engine
+from models import Tokenizer, load_config, stop_token_ids
 from ranks import gather
 from verify import Verifier
 
@@ -31,9 +24,9 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 MAX_SEQUENCES = {"cpu": 256, "cuda": 512}  # at once; vLLM has no CUDA graph for more
-VLLM_SHARE = 0.3  # of the memory is vLLM's, unless --vllm_memory or --vllm_sleep says otherwise
-MARGIN = 2 * 2**30  # bytes of a GPU stay free for what vLLM does not count (a guess)
-NUM_CHECKED = 8  # queries that `check_vllm` compares: each step of vLLM that has one is slower
+VLLM_SHARE = 0.3  # vLLM's share of the memory; --vllm_memory and --vllm_sleep change it
+FREE_BYTES = 2 * 2**30  # bytes of a GPU stay free for what vLLM does not count (a guess)
+NUM_GAP_QUERIES = 8  # queries that `check_vllm` compares: each step of vLLM that has one is slower
 MAX_VLLM_GAP = {"bf16": 0.1, "fp32": 1e-4}  # nats a token; rounding gives 0.01 and 3e-7
 
 
@@ -55,7 +48,7 @@ def import_vllm():
     logging.getLogger("vllm").setLevel(level)  # vLLM warns before it reads the variable
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # it ignores per-request seeds
-    os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")  # without it attention rounds fp32 to tf32
+    os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")  # Attention would round fp32 to tf32.
     if not torch.cuda.is_available():
         cpu.prepare_vllm()
     import vllm
@@ -117,7 +110,7 @@ class Rollout:
         if finalizer := getattr(self.llm.llm_engine.engine_core, "_finalizer", None):
             finalizer.detach()
         v2 = self.llm.llm_engine.vllm_config.use_v2_model_runner
-        self.model_runner = "V2" if v2 else "V1"  # with the same seed they draw different numbers
+        self.model_runner = "V2" if v2 else "V1"  # They draw different numbers from one seed.
         self.sleep()
 
     def load_parameters(self, named_parameters: Iterator[tuple[str, torch.Tensor]]) -> None:
@@ -152,7 +145,7 @@ class Rollout:
             seeds=[derive_seed(self.seed, number, n, q.id) for n, q in enumerate(queries)],
             stop=stop,
             temperature=self.temperature,
-            with_logprobs=NUM_CHECKED,
+            with_logprobs=NUM_GAP_QUERIES,
         )
         self.sleep()  # the update and a checkpoint need the memory
         return completions
@@ -201,6 +194,7 @@ class Rollout:
                 for index in share
             ]
         inputs = [{"prompt_token_ids": list(map(int, prompts[index]))} for index in share]
+        # vLLM adds a dash and a random suffix to the ids that its outputs have.
         ids = [name.split("-")[0] for name in self.llm.enqueue(inputs, params, use_tqdm=False)]
         places = dict(zip(ids, share, strict=True))
         every = 0.5 if sys.stderr.isatty() else 10  # seconds between redraws
@@ -279,10 +273,11 @@ def check_vllm(
 ) -> dict[str, float]:
     """How far apart vLLM's and the trainer's log-probabilities of some answers are. A collective.
 
-    Compares one answer to each of the first `NUM_CHECKED` queries, token by token. Returns the mean
-    and the largest difference, in nats. With `strict`, raises InputError if the mean is too large.
+    Compares one answer to each of the first `NUM_GAP_QUERIES` queries, token by token. Returns the
+    mean and the largest difference, in nats. With `strict`, raises InputError if the mean is too
+    large.
     """
-    checked = [group[:1] for group in completions[:NUM_CHECKED]]
+    checked = [group[:1] for group in completions[:NUM_GAP_QUERIES]]
     rows = trajectories(queries, checked)
     sampled = pad_completions([c.logprobs for [c] in checked], rows).to(engine.device)
     trained = engine.eval_logprobs(rows, rollout.temperature)
@@ -290,7 +285,9 @@ def check_vllm(
     mean = gaps.sum().item() / sum(len(row.response_ids) for row in rows)
     if strict and not mean < MAX_VLLM_GAP[rollout.precision]:
         gap = f"their log-probabilities differ by {mean:.2g} nats a token"
-        raise InputError(f"{rollout.model}: vLLM samples from another model than is trained: {gap}")
+        raise InputError(
+            f"{rollout.model}: vLLM does not sample from the model that is being trained: {gap}"
+        )
     return {"vllm_gap_mean": mean, "vllm_gap_max": gaps.max().item()}
 
 
@@ -312,7 +309,7 @@ def gpu_options(memory_share: float | None, sleeps: bool, cache_bytes: int) -> d
     """What vLLM needs to be told on a GPU; its KV cache can use `cache_bytes` at most."""
     torch.cuda.empty_cache()  # vLLM compares its share with what is free when it starts
     free, total = torch.cuda.mem_get_info()
-    share = memory_share or ((free - MARGIN) / total if sleeps else VLLM_SHARE)
+    share = memory_share or ((free - FREE_BYTES) / total if sleeps else VLLM_SHARE)
     if share <= 0:
         raise InputError("the trainer leaves vLLM no memory: prepare.memory says what fits")
     return {

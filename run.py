@@ -5,9 +5,7 @@ import fcntl
 import functools
 import hashlib
 import importlib.metadata
-import itertools
 import json
-import os
 import secrets
 import shlex
 import shutil
@@ -20,10 +18,8 @@ from pathlib import Path
 from statistics import mean
 
 from data import (
-    PROMPT,
     InputError,
     TokenizedExample,
-    Tokenizer,
     batch_indices,
     blame,
     read_rows,
@@ -31,7 +27,8 @@ from data import (
     write_rows,
 )
 from engine import Engine
-from ranks import tell_others, told_to_stop
+from models import PROMPT, Tokenizer
+from ranks import share_stop_signals, stop_was_shared
 from rollout import Rollout
 
 import torch
@@ -126,17 +123,14 @@ def claim(folder: Path) -> None:
 # ---- The run -------------------------------------------------------------------------------------
 
 
-def start_logger(name: str, folder: Path, run_id: str, config: dict):
-    """Start wandb or trackio; returns the module. A resumed run continues its old log."""
-    options = {"project": "osw-ft", "name": run_id, "config": config, "resume": "allow"}
-    if name == "wandb":
-        options |= {"id": run_id, "name": folder.name, "dir": folder}
-    else:  # trackio reads the variable when it is imported
-        os.environ.setdefault("TRACKIO_DIR", str(folder.absolute() / "trackio"))
-    with blame(f"--logger {name}"):
-        logger = importlib.import_module(name)
-        logger.init(**options)
-    return logger
+def start_logger(folder: Path, run_id: str, config: dict):
+    """Start wandb; returns the module. A resumed run continues its old log."""
+    options = {"project": "osw-ft", "name": folder.name, "dir": folder, "resume": "allow"}
+    with blame("--logger wandb"):
+        import wandb
+
+        wandb.init(**options, id=run_id, config=config)
+    return wandb
 
 
 class Run(contextlib.AbstractContextManager):
@@ -163,7 +157,7 @@ class Run(contextlib.AbstractContextManager):
         seed: int,
         save_every: int,  # optimizer steps
         keep_checkpoints: int,
-        keep_models: bool,  # of older checkpoints only state/ is deleted
+        keep_models: bool,  # older checkpoints lose only their state/
         logger: str,
         settings: dict,  # all arguments, for args.json
     ):
@@ -174,24 +168,24 @@ class Run(contextlib.AbstractContextManager):
         self.batch_size, self.train_batch_size = batch_size, train_batch_size or batch_size
         self.steps_per_batch = batch_size // self.train_batch_size
         self.step = engine.num_steps  # optimizer steps done
-        self.start_step = self.step  # of this process
-        self.saved_step = self.step  # of the newest checkpoint; 0: there is none
+        self.start_step = self.step  # where this process began
+        self.saved_step = self.step  # the newest checkpoint's; 0: there is none
         # If the last batch is not full, it is not used.
         batches = len(examples) * num_epochs // batch_size
         self.total_steps = max_steps or batches * self.steps_per_batch
         self.log = None  # the logger's module
-        self.writes = dist.get_rank() == 0
-        if self.writes:
+        self.is_rank_0 = dist.get_rank() == 0
+        if self.is_rank_0:
             self._open_files(logger, rollout)
         every = 0.5 if sys.stderr.isatty() else 10  # seconds between redraws
-        shown = {"unit": "step", "mininterval": every, "miniters": 0, "disable": not self.writes}
+        shown = {"unit": "step", "mininterval": every, "miniters": 0, "disable": not self.is_rank_0}
         self.bar = tqdm(total=self.total_steps, initial=self.step, **shown)
         self.interrupted = False
         self.next_look = 0.0  # when the store is asked for a stop again
         for number in STOP_SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores one
                 signal.signal(number, self._interrupt)
-        tell_others(STOP_SIGNALS)
+        share_stop_signals(STOP_SIGNALS)
         self.last_lap = time.perf_counter()
         self.seconds = {}  # this step's, by phase
 
@@ -226,7 +220,7 @@ class Run(contextlib.AbstractContextManager):
                 later.unlink()
         self.metrics = path.open("a")
         if logger != "none":
-            self.log = start_logger(logger, self.folder, run_id, self.settings)
+            self.log = start_logger(self.folder, run_id, self.settings)
 
     def __exit__(self, kind, error, trace) -> None:
         if kind is None:
@@ -234,13 +228,11 @@ class Run(contextlib.AbstractContextManager):
             if self.finished:
                 self._save("final")
         self.bar.close()
-        if self.writes:
+        if self.is_rank_0:
             self.metrics.close()
         if self.log:
             self._try(self.log.finish)
-        if kind is None:
-            dist.barrier()  # other hosts would take a rank that has ended for a lost one
-        if self.writes and kind is None:
+        if self.is_rank_0 and kind is None:
             print(metrics_table([row for _, row in read_rows(str(self.folder / "metrics.jsonl"))]))
             print(*sorted(self.folder.glob("[!.]*")), sep="\n")
             if not self.finished:
@@ -286,7 +278,7 @@ class Run(contextlib.AbstractContextManager):
         epoch = self.step * self.train_batch_size / len(self.examples)
         row = {"step": self.step, "epoch": epoch, **row, **self.seconds}
         self.seconds = dict.fromkeys(self.seconds, 0.0)
-        if not self.writes:
+        if not self.is_rank_0:
             return
         if self.step == self.start_step + 1:
             warn_of_truncated(row.get("truncated_share", 0))
@@ -319,22 +311,21 @@ class Run(contextlib.AbstractContextManager):
 
         Completions and rewards are (B, K); values (B,), one for a query, or (B, K).
         """
-        if not self.writes:
+        if not self.is_rank_0:
             return
         if self.step == 0 and (right := rewards.mean()) < 0.05:  # then nearly all weights are 1
             advice = "are prompt, references and lengths as you meant them?"
             print(f"\nwarning: {right:.0%} of the first answers right: {advice}", file=sys.stderr)
-        graded = self.settings.get("reward")  # by the user's function
-        verdicts = {"reward": rewards} if graded else {"correct": rewards.bool()}
-        values = {"pass_rate": rewards.mean(1), **values, **verdicts}
-        columns = {
-            name: value.reshape(len(queries), -1).expand(rewards.shape).flatten().tolist()
-            for name, value in values.items()
-        }
-        rows = [
-            {"id": queries[c.query].id, **{k: v[n] for k, v in columns.items()}, **vars(c)}
-            for n, c in enumerate(itertools.chain(*completions))
-        ]
+        verdict = "reward" if self.settings.get("reward") else "correct"
+        rows = []
+        for query, group in enumerate(completions):
+            for k, completion in enumerate(group):
+                reward = rewards[query, k].item()
+                row = {"id": queries[query].id, "pass_rate": rewards[query].mean().item()}
+                for name, value in values.items():  # one for the query, or one for each completion
+                    row[name] = (value[query] if value.dim() == 1 else value[query, k]).item()
+                row[verdict] = reward if verdict == "reward" else bool(reward)
+                rows.append({**row, **vars(completion)})
         write_rows(rows, self.folder / "rollouts" / f"step_{self.step + 1:06d}.jsonl")
 
     def save_checkpoint(self) -> None:
@@ -345,7 +336,7 @@ class Run(contextlib.AbstractContextManager):
         if self.step == self.saved_step:
             return
         self._save(f"checkpoint-{self.step:06d}", with_state=True)
-        if self.writes:
+        if self.is_rank_0:
             for old in list(checkpoints(self.folder).values())[: -self.keep_checkpoints]:
                 shutil.rmtree(old / "state" if self.keep_models else old, ignore_errors=True)
         dist.barrier()
@@ -362,7 +353,7 @@ class Run(contextlib.AbstractContextManager):
         except Exception as error:  # safetensors raises its own types
             shutil.rmtree(partial, ignore_errors=True)  # the disk may be full
             raise OSError(f"step {self.step}: {folder} could not be written: {error}") from error
-        if self.writes:
+        if self.is_rank_0:
             for path in partial.rglob("*.safetensors"):  # safetensors lets only the owner read
                 shutil.copymode(self.folder / "args.json", path)
             shutil.rmtree(folder, ignore_errors=True)
@@ -377,7 +368,7 @@ class Run(contextlib.AbstractContextManager):
         """Whether this or, up to a second ago, another rank was asked to stop. No collective."""
         if not self.interrupted and time.monotonic() > self.next_look:
             self.next_look = time.monotonic() + 1
-            self.interrupted = told_to_stop()
+            self.interrupted = stop_was_shared()
         return self.interrupted
 
     def should_stop(self) -> bool:

@@ -41,8 +41,8 @@ class Args(RolloutArgs):
     # The method
     num_rollouts: int = 8  # G, answers sampled per query
     temperature: float = 1.0  # temperature of sampling
-    clip_low: float = 0.8  # lower bound of the ratio
-    clip_high: float = 1.28  # upper bound of the ratio
+    clip_low: float = 0.8  # lower bound of the ratio itself, not its distance from 1
+    clip_high: float = 1.28  # upper bound of the ratio itself
 
     # Optimization
     learning_rate: float = 1e-6  # learning rate of AdamW, constant
@@ -53,8 +53,8 @@ class Args(RolloutArgs):
         super().check()
         if self.num_rollouts < 2:
             raise InputError("--num_rollouts must be at least 2: an answer is compared with others")
-        if not self.clip_low <= 1 <= self.clip_high:
-            raise InputError("--clip_low and --clip_high must hold 1 between them")
+        if not 0.5 <= self.clip_low <= 1 <= self.clip_high:  # 0.2 is another code's epsilon
+            raise InputError("--clip_low is 0.5 to 1, --clip_high above 1: they bound the ratio")
 
 
 # ---- The method ----------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ class Args(RolloutArgs):
 
     # The method
     num_rollouts: int = 2  # K, answers sampled per query
-    temperature: float = 1.0  # of sampling; evaluation has its own
+    temperature: float = 1.0  # sampling temperature; evaluation has its own
     weighting: Literal["oswft", "hard", "random"] = "oswft"  # the method, or a control
     normalizer: Literal["token", "sequence"] = "token"  # divide by tokens, or by queries
 
@@ -76,7 +76,7 @@ def update(
     engine: Engine, queries: Sequence[TokenizedExample], weights: torch.Tensor, args: Args
 ) -> dict[str, float]:
     """One optimizer step on all ranks' queries, with weights (B,); returns its metrics."""
-    num_tokens = sum(len(query.response_ids) for query in queries)  # of the solutions
+    num_tokens = sum(len(query.response_ids) for query in queries)  # solutions only
     normalizer = num_tokens if args.normalizer == "token" else len(queries)
     weights = weights.to(engine.device)
     for batch in engine.micro_batches(queries, keep=weights > 0):  # this rank's share

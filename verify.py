@@ -28,6 +28,7 @@ from decimal import Decimal
 from functools import lru_cache
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from threading import Event
 from typing import NamedTuple
 
 CLOSING_CHARS = 300  # without a box, the answer must be in the last 300 characters
@@ -277,8 +278,9 @@ def said_letter(closing: str) -> str | None:
     parts = re.split(r"\n\s*\n", closing)  # a blank line ends a sentence, too
     lines = [plain(line) for line in closing.split("\n") if line.strip()]
     text = "\n".join(map(plain, parts))
-    for match in reversed([*SAID.finditer(text)]):
-        return first_letter(re.split(r"[.!?](?: |$)|\n", text[match.start(1) :], maxsplit=1)[0])
+    if said := [*SAID.finditer(text)]:
+        after = text[said[-1].start(1) :]
+        return first_letter(re.split(r"[.!?](?: |$)|\n", after, maxsplit=1)[0])
     labels = [line and first_letter(line[1]) for line in map(LABEL.fullmatch, lines)]
     return labels[-1] if len({*labels} - {None}) == 1 else None  # several: a list of options
 
@@ -330,16 +332,20 @@ class Verifier(contextlib.AbstractContextManager):
     def grade(self, completions: Sequence[str], references: Sequence[str | dict]) -> list[Grade]:
         """Like `score`, which answers were read, and which are `ungraded`."""
         pairs = list(zip(completions, references, strict=True))
-        grades, places = [UNGRADED] * len(pairs), iter(range(len(pairs)))
+        grades, numbers, stop = [UNGRADED] * len(pairs), iter(range(len(pairs))), Event()
 
         def work(worker: _Worker) -> None:
-            for n in places:  # all workers take from the same iterator
+            for n in numbers:  # All workers take from the same iterator.
+                if stop.is_set():
+                    return
                 grades[n] = worker.grade(pairs[n], self.timeout_s + WAITING_S)
 
-        with ThreadPoolExecutor(len(self.workers)) as pool, contextlib.ExitStack() as end:
-            end.callback(list, places)  # after an error, or Ctrl-C, no worker takes another answer
-            for done in as_completed([pool.submit(work, worker) for worker in self.workers]):
-                done.result()
+        with ThreadPoolExecutor(len(self.workers)) as pool:
+            try:
+                for done in as_completed([pool.submit(work, worker) for worker in self.workers]):
+                    done.result()
+            finally:
+                stop.set()  # after an error, or Ctrl-C, no worker takes another answer
         return grades
 
 
@@ -426,7 +432,10 @@ def _reply(grader: Callable, pair: tuple[str, str | dict], timeout_s: float) -> 
 
 
 def _serve(pipe: Connection, timeout_s: float, reward: str | None = None) -> None:
-    """Grade what comes through the pipe, until the trainer ends."""
+    """Grade what comes through the pipe, until the trainer ends.
+
+    Three processes: the trainer's, this one, and without a reward function a fork that grades.
+    """
     terminated = []
     signal.signal(signal.SIGTERM, lambda *_: terminated.append(True))  # the trainer ends us
     try:

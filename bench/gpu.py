@@ -10,7 +10,7 @@ from bench.measure import markdown_table, print_section, timed
 from bench.parts import logprobs
 from data import Example, InputError, TokenizedExample
 from demo.tiny import make_tokenizer
-from engine import Engine, compile_layers, init_training
+from engine import Engine, init_training
 from rollout import Rollout
 
 import numpy as np
@@ -94,9 +94,6 @@ def main(repetitions: int = 5) -> Iterator[str]:
     header = ["tokens/s", "TFLOP/s", "of it", "peak GiB"]
     rows = train_on_lengths(engine, lengths, repetitions, best)
     yield markdown_table(["length", *header], rows)
-    compile_layers(engine.model)  # as --compile does; a second engine would add to the peak
-    rows = train_on_lengths(engine, lengths, repetitions, best)
-    yield markdown_table(["length, with `--compile`", *header], rows)
     yield "The goal at 4,096 tokens is 50 % of the product."
     yield from logprobs(repetitions, 4096, config.vocab_size, "bf16", "cuda")
     speed = sampled_per_second(config, 128, 1024)

@@ -23,7 +23,8 @@ from bench.gpu import QWEN3
 from bench.measure import markdown_table, print_section, spread
 from bench.parts import load_rows
 from bench.step import COLD, SETTINGS, batch, make_grpo_trainer, make_trainer, warm_steps
-from data import load_tokenizer, write_rows
+from data import write_rows
+from models import load_tokenizer
 from recipes.trainer_run import to_columns
 
 import torch
@@ -141,8 +142,7 @@ def main(
         }
         if gpu := torch.cuda.is_available():
             for cases in (sft, whole):
-                our, their = list(cases)
-                cases[f"{our} --compile"] = partial(cases[our], compile=True)
+                _, their = list(cases)
                 if find_spec("liger_kernel"):
                     cases[f"{their}, Liger"] = partial(cases[their], use_liger_kernel=True)
                 cases[f"{their}, torch_compile"] = partial(cases[their], torch_compile=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import median
 
-from arguments import one_line_errors, parse_args
+from arguments import command_line, parse_args
 
 import psutil
 import torch
@@ -93,5 +93,5 @@ def print_section(main: Callable[..., Iterable[str]], description: str) -> None:
             for paragraph in main(*args, **kwargs):
                 print(paragraph, end="\n\n", file=output, flush=True)
 
-    with one_line_errors():
+    with command_line():
         parse_args(run, description)

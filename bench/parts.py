@@ -11,9 +11,10 @@ from pathlib import Path
 
 from bench.measure import compare, extra_memory, print_section, timed
 from cpu import bf16_is_slow, share_cores
-from data import TokenizedExample, load_examples, load_tokenizer, tokenize_examples
+from data import TokenizedExample, load_examples
 from demo.tiny import copy
 from logprobs import LogprobHead
+from models import load_tokenizer, tokenize_examples
 from ranks import init_ranks
 from rollout import Rollout
 from verify import Verifier

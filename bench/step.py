@@ -19,7 +19,8 @@ from pathlib import Path
 from bench.measure import compare, print_section, timed
 from bench.parts import DATA, MAX_LENGTH, MAX_TOKENS, MODEL, QUERIES, load_rows
 from cpu import bf16_is_slow, share_cores
-from data import InputError, TokenizedExample, load_tokenizer, stop_token_ids
+from data import InputError, TokenizedExample
+from models import load_tokenizer, stop_token_ids
 from ranks import init_ranks
 from recipes.oswft_mixin import Query
 from recipes.trainer_run import RolloutWeights, to_columns

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from arguments import one_line_errors
+from arguments import command_line
 from data import InputError, read_rows
 from demo.world import GAIN, MAX_COMPLETION, MAX_LENGTH, RETENTION, TIERS
 from run import read_args, write_args
@@ -152,5 +152,5 @@ def run_all(function: Callable[[str], None], names: Sequence[str], title: str) -
 
 
 if __name__ == "__main__":
-    with one_line_errors():
+    with command_line():
         tyro.cli(demo, description=__doc__, use_underscores=True)

@@ -11,15 +11,9 @@ from pathlib import Path
 
 import evaluate
 from arguments import run_script
-from data import (
-    TokenizedExample,
-    derive_seed,
-    load_examples,
-    load_tokenizer,
-    tokenize_examples,
-    write_json,
-)
+from data import TokenizedExample, derive_seed, load_examples, write_json
 from demo.world import MAX_COMPLETION, MAX_LENGTH, RETENTION, TIERS
+from models import load_tokenizer, tokenize_examples
 from ranks import init_ranks
 from rollout import Rollout
 from verify import Verifier

@@ -12,9 +12,10 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from arguments import one_line_errors
-from data import Tokenizer, load_examples, load_tokenizer, write_rows
+from arguments import command_line
+from data import load_examples, write_rows
 from demo.world import NUM_HELDOUT, TIERS, TRAIN_MIX, make_examples, solve, spoil
+from models import Tokenizer, load_tokenizer
 
 import numpy as np
 
@@ -59,6 +60,6 @@ def spoil_file(folder: Path = Path("runs/tiny"), seed: int = 0) -> None:
 if __name__ == "__main__":
     import tyro  # only a command line needs it
 
-    with one_line_errors():
+    with command_line():
         commands = {"copy": copy, "spoil": spoil_file}
         tyro.extras.subcommand_cli_from_dict(commands, description=__doc__, use_underscores=True)

@@ -13,7 +13,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Annotated, Literal
 
-from arguments import one_line_errors
+from arguments import command_line
 from data import InputError, read_rows
 from look import labels, next_to
 
@@ -122,5 +122,5 @@ def plot(
 
 
 if __name__ == "__main__":
-    with one_line_errors():
+    with command_line():
         tyro.cli(plot, description=__doc__, use_underscores=True)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from arguments import one_line_errors
+from arguments import command_line
 from data import InputError
 from evaluate import (
     BENCHMARKS,
@@ -129,7 +129,7 @@ def load_evaluations(
 
 
 if __name__ == "__main__":
-    with one_line_errors():
+    with command_line():
         tyro.extras.subcommand_cli_from_dict(
             {"table": table, "compare": compare},
             description=__doc__,

@@ -10,17 +10,9 @@ The tokens are those of --tokenizer; the default is the one that the report next
 import json
 from pathlib import Path
 
-from arguments import one_line_errors
-from data import (
-    ASK_LETTER,
-    InputError,
-    collate,
-    instruction,
-    load_examples,
-    load_tokenizer,
-    read_rows,
-    tokenize_examples,
-)
+from arguments import command_line
+from data import InputError, collate, load_examples, read_rows
+from models import ASK_LETTER, instruction, load_tokenizer, tokenize_examples
 
 import pandas as pd
 import tyro
@@ -114,7 +106,7 @@ def find_tokenizer(file: str, tokenizer: str | None) -> PreTrainedTokenizerBase:
 
 
 if __name__ == "__main__":
-    with one_line_errors():
+    with command_line():
         tyro.extras.subcommand_cli_from_dict(
             {"show": show, "stats": stats, "suspect": suspect},
             prog="python -m look.training_set",

@@ -23,17 +23,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
-from arguments import one_line_errors
-from data import (
-    Example,
-    InputError,
-    atomic_write,
-    load_examples,
-    load_tokenizer,
-    read_rows,
-)
+from arguments import command_line
+from data import Example, InputError, atomic_write, load_examples, read_rows
 from look import labels, next_to
 from look.plot import FIGURES, STYLE, draw_figures
+from models import load_tokenizer
 from run import checkpoints, read_args
 from verify import extract, reference_letter
 
@@ -247,5 +241,5 @@ def view(
 
 
 if __name__ == "__main__":
-    with one_line_errors():
+    with command_line():
         tyro.cli(view, description=__doc__, use_underscores=True)

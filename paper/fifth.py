@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from arguments import one_line_errors
+from arguments import command_line
 from data import read_rows
 from look.plot import STYLE
 
@@ -108,5 +108,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with one_line_errors():
+    with command_line():
         tyro.cli(main, prog="python -m paper.fifth", description=__doc__)

@@ -9,7 +9,7 @@ rule is ours, in `select_step`.
 from collections.abc import Sequence
 from pathlib import Path
 
-from arguments import one_line_errors
+from arguments import command_line
 from data import InputError, read_rows
 from run import checkpoints
 
@@ -58,6 +58,6 @@ def select_checkpoint(run: Path) -> Path:
 
 
 if __name__ == "__main__":
-    with one_line_errors():
+    with command_line():
         config = (tyro.conf.PositionalRequiredArgs,)
         print(tyro.cli(select_checkpoint, description=__doc__, config=config, use_underscores=True))

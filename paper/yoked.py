@@ -52,7 +52,7 @@ def main(args: Args) -> int:
             if args.order == "dealt":
                 generator = torch.Generator().manual_seed(derive_seed(args.seed, batch, "yoked"))
                 weights = weights[torch.randperm(len(weights), generator=generator)]
-            if run.writes:
+            if run.is_rank_0:
                 pairs = zip(queries, weights.tolist(), strict=True)
                 path = run.folder / "weights" / f"step_{run.step + 1:06d}.jsonl"
                 write_rows(({"id": query.id, "weight": weight} for query, weight in pairs), path)

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from arguments import one_line_errors
+from arguments import command_line
 from data import Example, InputError, get_texts, read_rows, write_rows
 from verify import is_correct
 
@@ -92,5 +92,5 @@ def read_svamp(where: str, row: dict) -> tuple[str, str, str] | None:
 
 
 if __name__ == "__main__":
-    with one_line_errors():
+    with command_line():
         tyro.cli(convert, prog="python -m prepare.convert", description=__doc__)

@@ -25,16 +25,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from arguments import one_line_errors
-from data import (
-    Example,
-    InputError,
-    load_tokenizer,
-    read_rows,
-    write_json,
-    write_rows,
-)
+from arguments import command_line
+from data import Example, InputError, read_rows, write_json, write_rows
 from evaluate import BENCHMARKS, load_benchmark, read_benchmark
+from models import load_tokenizer
 from run import provenance
 from verify import CLOSING_CHARS, FONTS, SPACES, boxes, read_letter, reference_letter, said_letter
 
@@ -434,6 +428,6 @@ class Draw:
 
 
 if __name__ == "__main__":
-    with one_line_errors():
+    with command_line():
         cli = {"prog": "python -m prepare.curate", "description": __doc__, "use_underscores": True}
         curate(tyro.cli(Args, **cli))

@@ -13,9 +13,10 @@ from unittest import mock
 import train_oswft
 from arguments import TrainArgs
 from bench.measure import markdown_table, print_section
-from engine import GATHER_BYTES, load_config
+from engine import GATHER_BYTES
 from logprobs import MAX_LOGITS, LogprobModel
-from rollout import MARGIN, VLLM_SHARE, kv_cache_bytes
+from models import load_config
+from rollout import FREE_BYTES, VLLM_SHARE, kv_cache_bytes
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -121,7 +122,7 @@ def memory(args: Args) -> dict[str, dict[str, float]]:
     end = {"embedding's gradient": tied + gradient}
     end["reduce bucket"] = bucket + min(count, REDUCE_BUCKET) * 4
     total = args.gpu_memory * 2**30
-    left = max(0, total - sum(held.values()) - CONTEXT - MARGIN)
+    left = max(0, total - sum(held.values()) - CONTEXT - FREE_BYTES)
     vllm = left if args.vllm_sleep else VLLM_SHARE * total
     if args.vllm_memory:
         vllm = args.vllm_memory * total
@@ -137,7 +138,7 @@ def memory(args: Args) -> dict[str, dict[str, float]]:
     save = {**held, "gathered weights": max(largest, 2 * GATHER_BYTES), "vLLM": train["vLLM"]}
     phases = {"load": {"weights": count * 4}}  # in fp32: the head is checked
     phases |= {"train": train, "sample": {**held, "vLLM": vllm}, "save": save}
-    return {phase: {**parts, "reserve": CONTEXT + MARGIN} for phase, parts in phases.items()}
+    return {phase: {**parts, "reserve": CONTEXT + FREE_BYTES} for phase, parts in phases.items()}
 
 
 def check_fit(args: Args) -> tuple[dict[str, dict[str, float]], list[str], float]:

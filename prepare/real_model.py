@@ -11,7 +11,7 @@ model, unrounded.
 import importlib.util
 from pathlib import Path
 
-from arguments import one_line_errors
+from arguments import command_line
 from data import InputError
 
 import torch
@@ -46,5 +46,5 @@ def write_model(output: Path = Path("runs/smollm2")) -> None:
 
 
 if __name__ == "__main__":
-    with one_line_errors():
+    with command_line():
         tyro.cli(write_model, prog="python -m prepare.real_model", description=__doc__)

@@ -26,17 +26,8 @@ from typing import Literal
 import evaluate
 import train_oswft
 from arguments import run_script
-from data import (
-    Example,
-    InputError,
-    Tokenizer,
-    count_examples,
-    load_examples,
-    load_tokenizer,
-    tokenize_examples,
-    write_json,
-    write_rows,
-)
+from data import Example, InputError, load_examples, write_json, write_rows
+from models import Tokenizer, count_examples, load_tokenizer, tokenize_examples
 from ranks import init_ranks
 from run import warn_of_ungraded, write_args
 from verify import Verifier
@@ -102,7 +93,7 @@ def agreed_answers(
 
 def weigh(args: Args) -> int:
     """Sample what is missing, on all ranks; rank 0 writes the set. Returns the exit status."""
-    init_ranks("gloo", timeout=timedelta(days=7))  # at the end, ranks wait for the slowest
+    init_ranks("gloo", timeout=timedelta(days=1))  # At the end, ranks wait for the slowest.
     tokenizer = load_tokenizer(args.model)
     folder = args.answers or args.output.with_suffix(".answers")
     sampling, rows = sampling_args(args), []
@@ -116,7 +107,6 @@ def weigh(args: Args) -> int:
     evaluate.sample_missing(sampling, folder, tokenizer, find)
     if dist.get_rank() == 0:
         write_set(args, folder, tokenizer, rows)
-    dist.barrier()  # a rank that ended would be a silent host
     return 0
 
 

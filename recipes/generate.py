@@ -6,7 +6,7 @@ patches/generate.diff has the two lines that put it into train_oswft.py.
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 
-from data import Tokenizer, stop_token_ids
+from models import Tokenizer, stop_token_ids
 from rollout import Completion, Rollout
 
 import torch

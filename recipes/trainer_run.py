@@ -4,16 +4,8 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from data import (
-    TokenizedExample,
-    count_examples,
-    derive_seed,
-    load_examples,
-    load_tokenizer,
-    stop_token_ids,
-    tokenize_examples,
-)
-from engine import load_model
+from data import TokenizedExample, derive_seed, load_examples
+from models import count_examples, load_model, load_tokenizer, stop_token_ids, tokenize_examples
 from ranks import gather, init_ranks
 from recipes.oswft_mixin import Query
 from rollout import Rollout

@@ -18,8 +18,9 @@ from pathlib import Path
 import conftest  # finds the modules of the top level, too
 from data import Example, InputError, TokenizedExample
 from demo.tiny import make_tokenizer
-from engine import Engine, init_training, load_engine, load_model
+from engine import Engine, init_training, load_engine
 from logprobs import LogprobModel, own_logprobs
+from models import load_model
 from rollout import Rollout, check_vllm, import_vllm
 
 import torch

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from data import ASK_FREE, Example
+from data import Example
 from demo.tiny import COMMITTED
+from models import ASK_FREE
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast

@@ -18,7 +18,8 @@ import train_oswft
 import train_sft
 from arguments import claim_or_resume, keywords, load_training_data
 from conftest import SCRIPTS, call_of, edit_json, output_of, run_alone, slow
-from data import Example, InputError, TokenizedExample, load_tokenizer, write_rows
+from data import Example, InputError, TokenizedExample, write_rows
+from models import load_tokenizer
 from run import Run, checkpoints, hash_examples, write_args
 from train_oswft import Args
 
@@ -92,7 +93,6 @@ BAD_IN_GRPO = {"num_rollouts": 1, "clip_low": 1.1, "clip_high": 0.9, "temperatur
         (Args, {"vllm_memory": 30.0}),  # is a share
         (Args, {"learning_rate": 0.0}),
         (Args, {"max_length": 128, "max_completion_length": 128}),
-        (Args, {"zero_stage": 3, "compile": True}),
         *((train_grpo.Args, {name: value}) for name, value in BAD_IN_GRPO.items()),
     ],
 )
@@ -118,16 +118,8 @@ def test_slow_bf16_is_said(capability, precision, warns, one_rank, tmp_path, mon
 def test_a_tilde_in_an_argument_is_the_home_folder(monkeypatch):
     monkeypatch.setenv("HOME", "/me")
     monkeypatch.setattr(sys, "argv", ["x", "~/a", "--data=~/b=~", "--data", "~", "--data=a~/b"])
-    with arguments.one_line_errors():
+    with arguments.command_line():
         assert sys.argv[1:] == ["/me/a", "--data=/me/b=~", "--data", "/me", "--data=a~/b"]
-
-
-def test_vllms_batch_invariant_mode_is_not_for_training(monkeypatch):
-    monkeypatch.setenv("LOCAL_SIZE", "1")
-    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
-    with pytest.raises(InputError, match="VLLM_BATCH_INVARIANT"):
-        Args(model="m", data="d").check()
-    train_sft.Args(model="m", data="d").check()  # it samples nothing
 
 
 def test_the_folder_of_another_script_is_refused(tmp_path, monkeypatch):
@@ -167,7 +159,7 @@ def test_a_run_goes_on_from_its_newest_checkpoint_if_any(one_rank, tmp_path, mon
     (tmp_path / "checkpoint-000002").mkdir()
     (tmp_path / "checkpoint-000004").mkdir()
     for other in {"train_batch_size": 32}, {"train_batch_size": None}, {"rollout_batch_size": 64}:
-        with pytest.raises(InputError, match=r"000004: .* keep batch sizes"):
+        with pytest.raises(InputError, match=r"000004: keep the batch sizes"):
             claim_or_resume(replace(args, **other))
     assert claim_or_resume(args) == tmp_path / "checkpoint-000004"
     assert "resumed; changed: seed 3 -> 0, world_size 2 -> 1\n" in capsys.readouterr().err
@@ -278,23 +270,6 @@ def test_a_signal_that_asks_a_run_to_end_is_not_the_end_of_the_step(make_run, nu
         with make_run() as run:
             signal.raise_signal(number)
             assert run.should_stop() == (not ignored)
-
-
-def test_text_that_the_ids_lose_is_told(sft_args, write, model_copy, tmp_path, one_rank, capsys):
-    row = {"id": "1", "question": "What is 6 x 7?", "solution": "7", "answer": "7", "source": "s"}
-    easy = {**row, "question": "6+7="}
-    rows = write({**easy, "id": "2"}, row, {**easy, "id": "3", "solution": "7+\u00b2"})
-    load_training_data(replace(sft_args, data=rows, max_steps=1))
-    said = capsys.readouterr().err
-    assert "warning: 2 of 3 rows lose text" in said
-    assert "rows.jsonl:2: 'What is 6 x 7?' is read as '<unk><unk><unk><unk> <unk>" in said, said
-    args = evaluate.Args(model=sft_args.model, benchmark_file=(Path(rows),))
-    args.max_completion_length, tokenizer = 48, load_tokenizer(sft_args.model)
-    evaluate.find_missing(args, tmp_path / "eval", tokenizer, evaluate.load_problems(args))
-    assert "warning: 1 of 3 rows lose text" in capsys.readouterr().err
-    edit_json(model_copy / "tokenizer.json", normalizer={"type": "NFKC"})
-    load_training_data(replace(sft_args, model=str(model_copy), data=rows, max_steps=1))
-    assert "2 of 3 rows lose text" in capsys.readouterr().err  # 7+2 is in the vocabulary
 
 
 def test_missing_ids_and_a_letter_as_a_stop_are_refused(sft_args, model_copy, tmp_path, one_rank):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import prepare.curate
 from conftest import SHARED, needs_shared
-from data import Example, InputError, load_examples, load_tokenizer, tokenize_examples, write_rows
+from data import Example, InputError, load_examples, write_rows
+from models import load_tokenizer, tokenize_examples
 from prepare.curate import MAX_QUESTION, REASONS, Args, Sifter, load_questions, normalize
 from templates import CASES, make_tokenizer
 from verify import is_correct

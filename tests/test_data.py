@@ -4,6 +4,7 @@ import errno
 import re
 
 import data
+import models
 from conftest import SHARED, needs_shared
 from data import Example, InputError, Trajectory
 from demo.tiny import make_tokenizer
@@ -23,7 +24,7 @@ ROW = {"id": "1", "question": "1+1", "solution": "\\boxed{2}", "answer": "2", "s
 def tokenizer(request):
     if request.param == "tiny":
         return make_tokenizer()
-    return data.load_tokenizer(str(SHARED / "qwen3_tokenizer"))
+    return models.load_tokenizer(str(SHARED / "qwen3_tokenizer"))
 
 
 def test_examples_are_read_in_order(write):
@@ -101,9 +102,9 @@ def ids_of(row: data.Trajectory) -> list[int]:
 
 def conversation(tokenizer, example: Example) -> list[int]:
     """The whole conversation, tokenized in one piece."""
-    ask = data.instruction(example.answer)
-    prompt = data.prompt_text(tokenizer, example.question, ask)
-    end = tokenizer.decode([data.end_of_turn_id(tokenizer)])
+    ask = models.instruction(example.answer)
+    prompt = models.prompt_text(tokenizer, example.question, ask)
+    end = tokenizer.decode([models.end_of_turn_id(tokenizer)])
     return tokenizer(prompt + example.solution + end, add_special_tokens=False).input_ids
 
 
@@ -116,24 +117,24 @@ def test_prompt_and_completion_are_the_tokens_of_the_whole_conversation(tokenize
     if len(tokenizer) > 1000:  # Qwen's: real problems and solutions, too
         convert("aqua", str(SHARED / "data" / "aqua_dev.jsonl"), str(tmp_path / "aqua.jsonl"))
         examples += data.load_examples(str(tmp_path / "aqua.jsonl"))
-    rows, dropped = data.tokenize_examples(examples, tokenizer, 5120, 4096)
+    rows, dropped = models.tokenize_examples(examples, tokenizer, 5120, 4096)
     assert len(rows) == len(examples) and not any(dropped.values())
     for row in rows:
         assert ids_of(row) == conversation(tokenizer, row.example)
 
 
 def test_the_prompt_is_the_template_with_the_instruction(tokenizer):
-    text = data.prompt_text(tokenizer, "1+1", data.instruction("2"))
-    assert text == f"<|im_start|>user\n1+1\n{data.ASK_FREE}<|im_end|>\n<|im_start|>assistant\n"
+    text = models.prompt_text(tokenizer, "1+1", models.instruction("2"))
+    assert text == f"<|im_start|>user\n1+1\n{models.ASK_FREE}<|im_end|>\n<|im_start|>assistant\n"
 
 
 @pytest.mark.parametrize("field", ["question", "solution"])
 def test_a_row_that_writes_out_a_special_token_is_refused_with_its_line(tokenizer, write, field):
     for token in ("<|im_end|>", "<|endoftext|>"):
         examples = data.load_examples(write(ROW, {**ROW, "id": "2", field: f"1{token}2"}))
-        data.tokenize_examples(examples[:1], tokenizer, 1000, 100)
+        models.tokenize_examples(examples[:1], tokenizer, 1000, 100)
         with pytest.raises(InputError, match=rf"rows\.jsonl:2: .*'{field}'.*{re.escape(token)}"):
-            data.tokenize_examples(examples, tokenizer, 1000, 100)
+            models.tokenize_examples(examples, tokenizer, 1000, 100)
 
 
 def many_rows(count: int, solution: str) -> list[dict]:
@@ -144,7 +145,7 @@ def test_what_does_not_fit_is_dropped_and_counted_never_truncated(write):
     rows, tokenizer = many_rows(450, "1+1=2;"), make_tokenizer()  # tokenized 200 at a time
     rows[3]["question"] = rows[5]["solution"] = "1+" * 3000
     examples = data.load_examples(write(*rows))
-    kept, dropped = data.tokenize_examples(examples, tokenizer, 6000, 30)
+    kept, dropped = models.tokenize_examples(examples, tokenizer, 6000, 30)
     assert [row.example for row in kept] == [*examples[:3], examples[4], *examples[6:]]
     assert dropped == {"prompt_too_long": 1, "solution_too_long": 1}
     for row in kept:
@@ -152,13 +153,13 @@ def test_what_does_not_fit_is_dropped_and_counted_never_truncated(write):
         assert row.prompt_ids.dtype == row.response_ids.dtype == np.int32  # 4 bytes a token
     exact = len(conversation(tokenizer, examples[5]))
     for *limits, left in ((exact, 30, 1), (exact - 1, 30, 0), (exact, exact, 1)):  # no rollouts
-        assert len(data.tokenize_examples(examples[5:6], tokenizer, *limits)[0]) == left
+        assert len(models.tokenize_examples(examples[5:6], tokenizer, *limits)[0]) == left
 
 
 def test_the_hash_is_of_all_token_ids_and_columns(write):
     def hash_of(rows: list[dict]) -> str:
         examples = data.load_examples(write(*rows))
-        return hash_examples(data.tokenize_examples(examples, make_tokenizer(), 6000, 30)[0])
+        return hash_examples(models.tokenize_examples(examples, make_tokenizer(), 6000, 30)[0])
 
     rows = many_rows(5, "1+1=2;")
     changed = [{**rows[0], name: "3"} for name in ("question", "solution", "answer", "more")]
@@ -166,7 +167,7 @@ def test_the_hash_is_of_all_token_ids_and_columns(write):
     assert len(set(map(hash_of, sets))) == len(sets) and hash_of(rows) == hash_of(rows)
     # A picture's text holds its address in memory.
     pictures = [Example("1", "q", "s", "a", "s", {"image": object()}) for _ in range(2)]
-    rows = [data.tokenize_examples([e], make_tokenizer(), 6000, 30)[0] for e in pictures]
+    rows = [models.tokenize_examples([e], make_tokenizer(), 6000, 30)[0] for e in pictures]
     assert len(set(map(hash_examples, rows))) == 1
 
 

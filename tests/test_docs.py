@@ -174,6 +174,7 @@ def test_every_file_module_flag_function_and_test_that_is_named_exists(page):
     arguments |= {"dry_run", "tiny", "hostfile", "help"}
     arguments |= {"no_ssh", "node_rank", "master_addr", "master_port", "num_gpus", "venv_script"}
     arguments |= {"quiet", "module", "shutdown_timeout"}  # of the launchers
+    arguments |= {"compile"}  # of a patch
     for code in re.findall(r"`([^`\n]+)`", prose(page)):
         for flag in re.findall(r"(?:^| )--(\w+)", code):
             assert flag in arguments, f"`{code}`: no script has this argument"
@@ -227,10 +228,10 @@ def test_the_readmes_file_tree_is_that_of_the_repository(tops):
     assert sorted(named) == sorted(parts)
 
 
-def test_at_most_thirteen_files_stand_at_the_top_and_none_imports_in_a_circle(tops):
+def test_at_most_fourteen_files_stand_at_the_top_and_none_imports_in_a_circle(tops):
     names = [Path(name) for name, slash in tops if not slash and name.endswith(".py")]
     files = {name.stem: ast.parse((ROOT / name).read_text()) for name in names}
-    assert len(files) <= 13
+    assert len(files) <= 14
     imports = {}  # those for a type, too
     for name, tree in files.items():
         nodes = list(ast.walk(tree))

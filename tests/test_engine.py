@@ -4,23 +4,16 @@ import json
 import os
 import subprocess
 import sys
-from functools import partialmethod
 
 import checks
-import train_oswft
-from arguments import keywords
-from conftest import ROOT, SCRIPTS, edit_json, needs_compiler, on_ranks, slow
-from data import InputError, Trajectory, load_tokenizer
-from dense import make_model
-from engine import Engine, load_config, load_engine, load_model
-from families import FAMILIES
-from families import make_model as make_family
+from conftest import ROOT, SCRIPTS, edit_json, on_ranks, slow
+from data import InputError
+from engine import load_engine
+from models import load_config, load_model, load_tokenizer
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file, save_file
-from torch._dynamo.exc import FailOnRecompileLimitHit
 from transformers import Phi3Config
 
 # ---- The gradient --------------------------------------------------------------------------------
@@ -35,46 +28,6 @@ def test_the_gradient_equals_a_dense_single_process_reference():
 
 def test_on_one_rank_too_the_gradient_of_each_split_equals_the_reference(one_rank):
     checks.compare_gradients(*checks.SPLITS)
-
-
-# ---- Compiled layers -----------------------------------------------------------------------------
-
-
-@slow
-@needs_compiler
-def test_on_one_rank_compiled_layers_have_the_gradient_of_the_reference(one_rank, monkeypatch):
-    checks.compare_oswft(monkeypatch, compile=True)
-
-
-def compile_on_two_ranks(patch: pytest.MonkeyPatch) -> None:
-    """Traced as for inductor, whose kernels would take a minute more: hooks fire as with them."""
-    aot = partialmethod(torch.nn.Module.compile, backend="aot_eager")
-    patch.setattr(torch.nn.Module, "compile", aot)
-    for stage in (1, 2):
-        checks.compare_oswft(patch, compile=True, zero_stage=stage)
-    args = train_oswft.Args(**checks.SETTINGS, compile=True)
-    engine = checks.Twins(patch, args).engine
-    if dist.get_rank() == 1:  # in eager mode its hooks fire in another order
-        torch._dynamo.config.recompile_limit = 1
-        for batch in engine.micro_batches([Trajectory("of a new shape", [1], [2])] * 2):
-            with pytest.raises(FailOnRecompileLimitHit):
-                engine.backward(engine.logprobs(batch).sum(), batch.is_last)
-        patch.setenv("TORCHDYNAMO_DISABLE", "1")
-    else:
-        patch.delenv("TORCHDYNAMO_DISABLE")
-    with pytest.raises(InputError, match="TORCHDYNAMO_DISABLE"):
-        Engine(make_model(), **keywords(args, Engine))
-
-
-@slow
-def test_on_two_ranks_too_and_a_rank_that_cannot_compile_raises():
-    on_ranks(2, checks.compare_gradients, compile_on_two_ranks)
-
-
-def test_a_model_that_transformers_does_not_call_compilable_is_refused(one_rank):
-    model = make_family(*FAMILIES["Qwen3-Next"])
-    with pytest.raises(InputError, match="Qwen3NextForCausalLM is not compiled"):
-        Engine(model, precision="fp32", compile=True)
 
 
 # ---- The state -----------------------------------------------------------------------------------
@@ -157,9 +110,7 @@ def test_a_folder_with_too_few_or_too_many_weights_is_refused(model_copy):
     embedding, layer = weights["model.embed_tokens.weight"], "model.layers.1.mlp.up_proj"
     without = {name: weight for name, weight in weights.items() if name != f"{layer}.weight"}
     more = {**weights, f"{layer}.bias": torch.zeros(1)}  # or the scales of a file in FP8
-    own_head = {**weights, "lm_head.weight": 2 * embedding}
-    wrongs = {"missing": without, f"unexpected: {layer}.bias": more, "ties head": own_head}
-    for named, wrong in wrongs.items():
+    for named, wrong in {"missing": without, f"unexpected: {layer}.bias": more}.items():
         save_file(wrong, path, metadata={"format": "pt"})
         with pytest.raises(InputError, match=named):
             load_model(str(model_copy), 128)
@@ -173,40 +124,6 @@ def test_a_checkpoint_that_is_cut_off_is_refused(model_copy):
     advice = r"\(if it is damaged, delete it: .* resumed\): "
     with pytest.raises(InputError, match=f"^{model_copy} {advice}"):
         load_engine("its base", 128, checkpoint=model_copy)
-
-
-def test_two_files_with_the_same_tensor_are_refused_if_one_of_them_would_be_read(model_copy):
-    weights = load_file(model_copy / "model.safetensors")
-    names = sorted(weights)
-
-    def lay(files: dict[str, list[str]], index: dict[str, str] | None) -> None:
-        for old in model_copy.glob("model*.safetensors*"):
-            old.unlink()
-        for file, inside in files.items():
-            part = {name: weights[name] for name in inside}
-            save_file(part, model_copy / f"model{file}.safetensors", metadata={"format": "pt"})
-        if index:
-            placed = {name: f"model{file}.safetensors" for name, file in index.items()}
-            text = json.dumps({"metadata": {}, "weight_map": placed})
-            (model_copy / "model.safetensors.index.json").write_text(text)
-
-    halves = dict.fromkeys(names[:9], "-1") | dict.fromkeys(names[9:], "-2")
-    shards = {"-1": names[:9], "-2": names[9:]}
-    for files, index in (
-        ({"": names}, dict.fromkeys(names, "")),  # as some tools write
-        (shards, halves),
-        ({**shards, "-old": names}, halves),  # nobody reads what the index does not name
-    ):
-        lay(files, index)
-        load_model(str(model_copy), 128)
-    for files, index in (
-        ({"": names, "-old": names}, None),  # vLLM would read both
-        ({"": names, **shards}, halves),  # transformers reads the first, vLLM the others
-        ({**shards, "-2": [*names[8:]]}, halves),
-    ):
-        lay(files, index)
-        with pytest.raises(InputError, match="too: delete one of the two"):
-            load_model(str(model_copy), 128)
 
 
 def test_a_model_with_longrope_is_read_as_far_as_its_short_factors_go(tmp_path):

@@ -10,15 +10,26 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import data
 import evaluate
-from conftest import NO_CPU_VLLM, SHARED, launch, needs_shared, needs_vllm, run_alone, slow, start
-from data import ASK_FREE, ASK_LETTER, Example, InputError, load_tokenizer, write_rows
+import models
+from conftest import (
+    NO_CPU_VLLM,
+    SHARED,
+    edit_json,
+    launch,
+    needs_shared,
+    needs_vllm,
+    run_alone,
+    slow,
+    start,
+)
+from data import Example, InputError, write_rows
 from demo.tiny import make_tokenizer
 from demo.world import NUM_HELDOUT
 from evaluate import BENCHMARKS, Args, load_benchmark, load_problems, pass_at_k, with_options
 from families import FAMILIES, make_model
 from look import tables
+from models import ASK_FREE, ASK_LETTER, load_tokenizer
 from rollout import Completion
 from run import read_args, write_args
 
@@ -169,7 +180,7 @@ def test_a_fingerprint_covers_all_prompts_and_references(monkeypatch):
     print_of = lambda **changes: evaluate.fingerprint([problem, replace(problem, **changes)])  # noqa: E731
     prints = {print_of(**{name: "B"}) for name in ("question", "answer", "id")}
     for name in ("SYSTEM_PROMPT", "ASK_FREE"):
-        monkeypatch.setattr(data, name, "C")
+        monkeypatch.setattr(models, name, "C")
         prints.add(print_of())
     monkeypatch.undo()
     assert len(prints | {print_of()}) == 6 and print_of() == print_of(solution="B")
@@ -407,7 +418,7 @@ def test_answers_of_other_settings_are_not_mixed(finished, copied, tiny, tmp_pat
 
 
 def test_a_prompt_that_is_not_the_runs_is_told(tiny, model_copy, tmp_path, capsys):
-    for prompt, told in ((data.PROMPT, 0), ({**data.PROMPT, "free answer": "?"}, 1)):
+    for prompt, told in ((models.PROMPT, 0), ({**models.PROMPT, "free answer": "?"}, 1)):
         write_args(model_copy.parent, prompt=prompt)
         find_missing(tiny, tmp_path / "eval", model=str(model_copy), temperature=0.0)
         assert capsys.readouterr().err.count("was trained with another prompt") == told
@@ -499,10 +510,10 @@ def test_a_reward_of_ones_own_judges_the_answers(tiny, tmp_path, monkeypatch, on
 
 
 def test_a_model_that_training_refuses_is_not_scored(model_copy, tmp_path, one_rank):
-    shutil.copy(model_copy / "model.safetensors", model_copy / "old.safetensors")
+    edit_json(model_copy / "config.json", attention_bias=True)
     args = Args(model=str(model_copy), max_completion_length=48)
     problem = Example("1", "1+1=", "", "2", "own")
-    with pytest.raises(InputError, match="delete one of the two"):
+    with pytest.raises(InputError, match="weights are missing"):
         evaluate.answer_missing(args, tmp_path, load_tokenizer(args.model), [(problem, 0)])
     assert not [*tmp_path.glob("samples*")]
 

@@ -11,7 +11,7 @@ import evaluate
 import train_grpo
 import train_oswft
 import train_sft
-from data import Trajectory, load_examples, load_tokenizer, tokenize_examples
+from data import Trajectory, load_examples
 from demo import from_scratch
 from demo.from_scratch import NUM_ROLLOUTS, compute_loss, load_rows, verify
 from demo.world import GAIN, MAX_COMPLETION, MAX_LENGTH, RETENTION, TIERS
@@ -24,6 +24,7 @@ from dense import (
     make_rows,
 )
 from engine import Engine, load_engine
+from models import load_tokenizer, tokenize_examples
 from templates import QWEN3
 from verify import is_correct
 

@@ -6,7 +6,6 @@ make test-gpu    # 8 minutes at most
 import json
 import os
 import signal
-from functools import partial
 
 import checks
 from bench.gpu import QWEN3
@@ -39,11 +38,6 @@ def show_the_gpu(monkeypatch):
 
 def test_the_gradient_equals_a_dense_reference_on_the_cpu():
     on_ranks(1, checks.compare_gradients, *checks.SPLITS, *checks.SETTINGS_OF_A_RUN)
-
-
-def test_compiled_layers_have_the_gradient_of_a_dense_reference_on_the_cpu():
-    compiled = partial(checks.compare_oswft, compile=True)
-    on_ranks(1, checks.compare_gradients, compiled, partial(compiled, precision="bf16"))
 
 
 def test_a_state_goes_on_with_each_zero_stage_and_with_offload(model_copy, tmp_path):

@@ -1,5 +1,6 @@
 """recipes/patches: each diff still applies, and does to a real run what its page says."""
 
+import functools
 import json
 import runpy
 import shutil
@@ -9,11 +10,12 @@ from pathlib import Path
 
 import train_grpo
 from checks import SETTINGS as ENGINE_SETTINGS
-from checks import Twins
+from checks import Twins, compare_oswft
 from conftest import ROOT, assert_equal_up_to_rounding, call_of, launch, metrics, on_ranks, slow
-from data import load_tokenizer, read_rows, stop_token_ids, write_rows
+from data import read_rows, write_rows
 from dense import assert_same, dense_grpo_loss, dense_logprobs, make_rows
 from engine import init_training
+from models import load_tokenizer, stop_token_ids
 from rollout import pad_completions
 
 import pytest
@@ -183,3 +185,18 @@ def compare_importance() -> None:
 @slow
 def test_importance_has_the_dense_gradient(tmp_path):
     on_ranks(1, compare_importance, root=patched(tmp_path / "copy", "importance"))
+
+
+def compare_compiled() -> None:
+    """Traced as for inductor, whose kernels would take a minute more: hooks fire as with them."""
+    init_training()
+    with pytest.MonkeyPatch.context() as patch:
+        traced = functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")
+        patch.setattr(torch.nn.Module, "compile", traced)
+        for stage in (1, 2):
+            compare_oswft(patch, compile=True, zero_stage=stage)
+
+
+@slow
+def test_compile_has_the_dense_gradient_on_two_ranks(tmp_path):
+    on_ranks(2, compare_compiled, root=patched(tmp_path / "copy", "compile"))

@@ -5,8 +5,9 @@ import re
 from pathlib import Path
 
 from conftest import SHARED, needs_shared
-from data import ASK_LETTER, InputError, load_examples, write_rows
+from data import InputError, load_examples, write_rows
 from look.training_set import show, stats
+from models import ASK_LETTER
 from prepare.convert import convert
 from prepare.curate import end_in_box, final_letter, option_labels
 from templates import CASES, make_tokenizer

@@ -1,7 +1,7 @@
 """Real problems, the real vocabulary."""
 
 from conftest import PRECISION, SHARED, launch, metrics, needs_shared, slow
-from data import load_tokenizer
+from models import load_tokenizer
 from prepare.convert import convert
 
 from transformers import Qwen3Config, Qwen3ForCausalLM

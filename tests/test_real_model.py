@@ -4,6 +4,7 @@ import importlib.util
 from pathlib import Path
 
 import data
+import models
 from conftest import (
     PRECISION,
     SHARED,
@@ -53,7 +54,7 @@ def run(real) -> Path:
 
 
 def test_the_ids_of_prompt_and_solution_are_the_template_s(real):
-    tokenizer = data.load_tokenizer(str(real / "model"))
+    tokenizer = models.load_tokenizer(str(real / "model"))
     assert len(tokenizer) == 49_152
     # as the model was pre-trained: each digit alone, two line breaks together
     read = {
@@ -63,12 +64,12 @@ def test_the_ids_of_prompt_and_solution_are_the_template_s(real):
     }
     assert {text: tokenizer(text).input_ids for text in read} == read
     examples = data.load_examples(str(real / "svamp.jsonl"))
-    rows, dropped = data.tokenize_examples(examples, tokenizer, 512, 128)
+    rows, dropped = models.tokenize_examples(examples, tokenizer, 512, 128)
     assert len(rows) == 999 and not any(dropped.values())
     for row in rows:
-        turns = data.messages(row.example.question, data.ASK_FREE)
+        turns = models.messages(row.example.question, models.ASK_FREE)
         turns.append({"role": "assistant", "content": row.example.solution})
-        whole = data.render(tokenizer, turns)
+        whole = models.render(tokenizer, turns)
         assert whole.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
         ids = tokenizer(whole.rstrip(), add_special_tokens=False).input_ids
         assert [*row.prompt_ids, *row.response_ids] == ids
@@ -86,7 +87,7 @@ def test_three_steps_of_osw_ft_learn_the_form_and_vllm_follows(run):
 
 def greedy_answers(folder: str, most: int, prompts: list[str]) -> list[str]:
     """A model's likeliest ones, special tokens included, by transformers and by vLLM alike."""
-    tokenizer = data.load_tokenizer(folder)
+    tokenizer = models.load_tokenizer(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     prompts = [tokenizer(text, add_special_tokens=False).input_ids for text in prompts]
     options = {"max_new_tokens": most, "do_sample": False}
@@ -105,9 +106,9 @@ def greedy_answers(folder: str, most: int, prompts: list[str]) -> list[str]:
 
 @needs_vllm
 def test_final_answers_the_same_in_transformers_in_vllm_and_in_the_evaluation(real, run):
-    tokenizer = data.load_tokenizer(str(run / "final"))
+    tokenizer = models.load_tokenizer(str(run / "final"))
     held = data.load_examples(str(real / "held.jsonl"))
-    prompts = [data.prompt_text(tokenizer, e.question, data.ASK_FREE) for e in held]
+    prompts = [models.prompt_text(tokenizer, e.question, models.ASK_FREE) for e in held]
     texts = on_ranks(1, greedy_answers, str(run / "final"), 24, prompts)
     assert any(text.endswith("<|im_end|>") for text in texts), texts  # both stop there
     flags = ("--benchmark_file", real / "held.jsonl", "--num_samples", 1, "--precision", "fp32")

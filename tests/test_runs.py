@@ -27,7 +27,7 @@ from conftest import (
     wait_for_rows,
 )
 from data import write_rows
-from ranks import init_ranks, tell_others
+from ranks import init_ranks, share_stop_signals
 from run import STOP_SIGNALS, Run, checkpoints, read_args
 from train_grpo import grpo_advantages
 from train_oswft import oswft_weights
@@ -204,25 +204,9 @@ def assert_equal(run: Path, whole: Path) -> None:
         assert (run / path.relative_to(whole)).read_bytes() == path.read_bytes(), path
 
 
-# SFT with compiled layers, whose graphs inductor does not turn into kernels: that takes a minute.
-COMPILED = """
-import functools, torch, arguments, train_sft
-module = torch.nn.Module
-module.compile = functools.partialmethod(module.compile, backend="aot_eager")
-arguments.run_script(train_sft.main, train_sft.Args, "")
-"""
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_killed_and_resumed_equals_never_interrupted(compiled, whole_runs, tiny, tmp_path):
-    script, run = "train_sft.py", tmp_path / "run"  # OSW-FT is stopped, below
-    _, *call = call_of(script, tiny, run)
-    if compiled:
-        script = str(tmp_path / "compiled.py")
-        Path(script).write_text(COMPILED)
-        call.append("--compile")
-    ranks = 1 if compiled else 2
-    killed = start(script, *call, ranks=ranks, start_new_session=True)
+def test_killed_and_resumed_equals_never_interrupted(whole_runs, tiny, tmp_path):
+    run = tmp_path / "run"  # OSW-FT is stopped, below
+    killed = start(*call_of("train_sft.py", tiny, run), ranks=2, start_new_session=True)
     wait_for_rows(run, 3, killed)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate()
@@ -237,11 +221,10 @@ def test_killed_and_resumed_equals_never_interrupted(compiled, whole_runs, tiny,
     later.parent.mkdir()
     later.touch()
 
-    output = launch(script, "--resume", run, ranks=ranks)
+    output = launch("train_sft.py", "--resume", run, ranks=2)
     assert "resumed; changed: nothing\n" in output, output[-3000:]
-    assert ("compiling the layers" in output) == compiled
     assert not list(run.glob("partial-*")) and not later.exists()
-    (assert_equal_up_to_rounding if compiled else assert_equal)(run, whole_runs["train_sft.py"])
+    assert_equal(run, whole_runs["train_sft.py"])
 
 
 # After a step, sampling takes seconds and says when it has begun.
@@ -290,7 +273,7 @@ def test_a_stop_while_sampling_saves_at_once_and_the_run_continues(whole_runs, t
 def ask_the_rank_that_waits() -> None:
     """Rank 0 waits in a collective; rank 1 has to see that rank 0 was asked, while it samples."""
     init_ranks("gloo")
-    tell_others(STOP_SIGNALS)
+    share_stop_signals(STOP_SIGNALS)
     signal.signal(signal.SIGTERM, lambda *_: None)
     dist.barrier()
     if dist.get_rank() == 0:

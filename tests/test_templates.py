@@ -4,10 +4,10 @@ import json
 import re
 import shutil
 
-import data
+import models
 from conftest import SHARED, edit_json, needs_shared
 from data import Example, InputError
-from engine import load_config
+from models import load_config
 from templates import CASES, CHAT_TEMPLATE, CHATML, PLAIN, THOUGHT, Case, make_tokenizer
 
 import pytest
@@ -21,13 +21,13 @@ def load(tmp_path):
 
     def load(case: Case) -> PreTrainedTokenizerFast:
         make_tokenizer(case).save_pretrained(tmp_path)
-        return data.load_tokenizer(str(tmp_path))
+        return models.load_tokenizer(str(tmp_path))
 
     return load
 
 
 def tokenize(tokenizer, *examples: Example) -> list:
-    return data.tokenize_examples(examples, tokenizer, 1000, 100)[0]
+    return models.tokenize_examples(examples, tokenizer, 1000, 100)[0]
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -38,7 +38,7 @@ def test_prompt_solution_and_end_of_turn_are_what_the_template_writes(case, load
         ids = tokenizer(case.row(example), add_special_tokens=False).input_ids
         assert [*row.prompt_ids, *row.response_ids] == ids, tokenizer.convert_ids_to_tokens(ids)
         # ---- sampling stops where the turn ends
-        stops = data.stop_token_ids(tokenizer)
+        stops = models.stop_token_ids(tokenizer)
         assert tokenizer.convert_ids_to_tokens(stops) == list(dict.fromkeys([case.end, case.eos]))
         assert [id in stops for id in row.response_ids].index(True) == len(row.response_ids) - 1
 
@@ -50,16 +50,16 @@ def test_base_and_final_are_read_as_tokenizer_json_says_under_any_class(name, la
     make_tokenizer(CASES[name]).save_pretrained(folders[0])
     edit_json(folders[0] / "tokenizer_config.json", tokenizer_class=label, legacy=True)
     (folders[0] / "config.json").write_text('{"model_type": "llama"}')
-    data.load_tokenizer(str(folders[0])).save_pretrained(folders[1])
+    models.load_tokenizer(str(folders[0])).save_pretrained(folders[1])
     shutil.copy(folders[0] / "config.json", folders[1])
     example = Example("1", "We add 10.", "  It is\n\n\\boxed{2}.", "2", "s", where="rows.jsonl:1")
-    base, final = (data.load_tokenizer(str(folder)) for folder in folders)
+    base, final = (models.load_tokenizer(str(folder)) for folder in folders)
     [row], [again] = tokenize(base, example), tokenize(final, example)
     ids = [*row.prompt_ids, *row.response_ids]
     assert ids == [*again.prompt_ids, *again.response_ids]
-    turns = data.messages(example.question, data.ASK_FREE)
+    turns = models.messages(example.question, models.ASK_FREE)
     turns.append({"role": "assistant", "content": example.solution.strip()})
-    whole = data.render(base, turns).rstrip().removesuffix(CASES[name].end).rstrip()
+    whole = models.render(base, turns).rstrip().removesuffix(CASES[name].end).rstrip()
     for tokenizer in (
         Tokenizer.from_file(str(folders[0] / "tokenizer.json")).encode,
         AutoTokenizer.from_pretrained(folders[1]),  # as `vllm serve` reads it
@@ -73,7 +73,7 @@ def test_a_folder_without_tokenizer_json_is_refused_and_a_model_in_it_is_named(t
     for file, said in (("tekken.json", "json$"), ("tokenizer.json", r"final\?$")):
         (tmp_path / "final" / file).write_text("{}")
         with pytest.raises(InputError, match=said):
-            data.load_tokenizer(str(tmp_path))
+            models.load_tokenizer(str(tmp_path))
 
 
 def test_what_is_graded_is_what_was_sampled_where_the_config_asks_to_clean_up_spaces(tmp_path):
@@ -81,7 +81,7 @@ def test_what_is_graded_is_what_was_sampled_where_the_config_asks_to_clean_up_sp
     asked = {"clean_up_tokenization_spaces": True}
     asked["clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"] = True
     edit_json(tmp_path / "tokenizer_config.json", **asked)
-    tokenizer = data.load_tokenizer(str(tmp_path))
+    tokenizer = models.load_tokenizer(str(tmp_path))
     assert tokenizer.decode(tokenizer("f (x) , 5 .").input_ids) == "f (x) , 5 ."
 
 
@@ -93,7 +93,7 @@ def test_a_token_over_the_end_of_the_prompt_is_not_learnt(load, tmp_path):
     saved["model"]["merges"] = [["Ċ", "I"]]
     saved["pre_tokenizer"]["use_regex"] = False
     path.write_text(json.dumps(saved))
-    tokenizer = data.load_tokenizer(str(tmp_path))
+    tokenizer = models.load_tokenizer(str(tmp_path))
     assert 999 in tokenizer("\nIt").input_ids
     [row] = tokenize(tokenizer, PLAIN)
     assert tokenizer.decode(row.prompt_ids).endswith("assistant\n")
@@ -110,13 +110,13 @@ NO_SYSTEM_TURN = {
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ("gemma", "mistral")])
 def test_a_system_prompt_is_in_the_prompt_once(name, load, monkeypatch):
-    monkeypatch.setattr(data, "SYSTEM_PROMPT", "Be brief.")
-    assert data.prompt_text(load(CASES[name]), "1+1", "").count("Be brief.") == 1
+    monkeypatch.setattr(models, "SYSTEM_PROMPT", "Be brief.")
+    assert models.prompt_text(load(CASES[name]), "1+1", "").count("Be brief.") == 1
 
 
 @pytest.mark.parametrize("said", NO_SYSTEM_TURN)
 def test_a_system_prompt_for_a_template_without_a_system_turn_is_refused(said, load, monkeypatch):
-    monkeypatch.setattr(data, "SYSTEM_PROMPT", "Be brief.")
+    monkeypatch.setattr(models, "SYSTEM_PROMPT", "Be brief.")
     with pytest.raises(InputError, match=said):
         load(NO_SYSTEM_TURN[said])
 
@@ -141,18 +141,18 @@ def test_thinking_that_the_prompt_has_closed_is_refused(load):
 
 @needs_shared
 def test_the_real_qwen_vocabulary_takes_thinking_in_a_row_and_no_special_token():
-    tokenizer = data.load_tokenizer(str(SHARED / "qwen3_tokenizer"))
+    tokenizer = models.load_tokenizer(str(SHARED / "qwen3_tokenizer"))
     for name in ("qwen3", "qwen3 thinking"):
         tokenizer.chat_template = CASES[name].template
         [row] = tokenize(tokenizer, THOUGHT)
         ids = [*row.prompt_ids, *row.response_ids]
         assert ids.count(tokenizer.convert_tokens_to_ids("<think>")) == 1
         assert ids.count(tokenizer.convert_tokens_to_ids("</think>")) == 1
-    assert tokenizer.decode(data.stop_token_ids(tokenizer)) == "<|im_end|><|endoftext|>"
-    data.refuse_special_tokens(tokenizer, [("", "<think>\n</think> <tool_call> |im_end|>")])
+    assert tokenizer.decode(models.stop_token_ids(tokenizer)) == "<|im_end|><|endoftext|>"
+    models.refuse_special_tokens(tokenizer, [("", "<think>\n</think> <tool_call> |im_end|>")])
     for token in ("<|im_start|>", "<|endoftext|>", "<|vision_pad|>"):
         with pytest.raises(InputError, match=re.escape(token)):
-            data.refuse_special_tokens(tokenizer, [("a text", f"a{token}b")])
+            models.refuse_special_tokens(tokenizer, [("a text", f"a{token}b")])
 
 
 @pytest.mark.parametrize(
@@ -172,21 +172,12 @@ def test_a_template_that_cannot_be_trained_is_refused_in_one_line(template, load
     assert "\n" not in str(error.value)
 
 
-def test_a_tokenizer_that_loses_a_space_or_draws_is_refused(tmp_path):
-    loses, draws = make_tokenizer(CASES["chatml"]), make_tokenizer(CASES["chatml"])
-    loses.backend_tokenizer.normalizer = normalizers.Replace("by step", "bystep")
-    draws.backend_tokenizer.model.dropout = 0.1
-    for tokenizer, said in ((loses, "changes text"), (draws, "is random")):
-        tokenizer.save_pretrained(tmp_path)
-        with pytest.raises(InputError, match=said):
-            data.load_tokenizer(str(tmp_path))
-
-
-def test_a_tokenizer_that_splits_special_tokens_is_refused(load, tmp_path):
-    load(CASES["chatml"])
-    edit_json(tmp_path / "tokenizer_config.json", split_special_tokens=True)
-    with pytest.raises(InputError, match="special tokens as text"):
-        data.load_tokenizer(str(tmp_path))
+def test_a_tokenizer_that_loses_a_space_is_refused(tmp_path):
+    tokenizer = make_tokenizer(CASES["chatml"])
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace("by step", "bystep")
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="changes text"):
+        models.load_tokenizer(str(tmp_path))
 
 
 def test_code_in_a_models_folder_is_never_run(tmp_path):
@@ -195,7 +186,7 @@ def test_code_in_a_models_folder_is_never_run(tmp_path):
     config = {"model_type": "own", "auto_map": {"AutoConfig": "own.C"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(InputError):
-        data.load_tokenizer(str(tmp_path))
+        models.load_tokenizer(str(tmp_path))
     with pytest.raises(InputError, match="trust_remote_code"):
         load_config(str(tmp_path), 128)
     assert not (tmp_path / "ran").exists()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import data
+import models
 from conftest import ROOT, launch, needs_vllm, on_ranks, slow
 from demo.tiny import make_tokenizer
 from dense import assert_same, dense_oswft_loss, make_model, make_rows
@@ -235,7 +236,7 @@ def test_the_page_s_own_loop_gives_the_dense_gradient(tmp_path):
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules")  # imported before
 @pytest.mark.parametrize("recipe", ["transformers_trainer", "trl_sft", "the page's script"])
 def test_each_learns_what_the_scripts_learn(recipe, tiny, tmp_path, process_group, monkeypatch):
-    tokenizer = data.load_tokenizer(str(tiny / "model"))
+    tokenizer = models.load_tokenizer(str(tiny / "model"))
     tokenizer.chat_template = QWEN3  # it writes an empty <think></think> into messages
     model = shutil.copytree(tiny / "model", tmp_path / "model")
     tokenizer.save_pretrained(model)
@@ -255,10 +256,10 @@ def test_each_learns_what_the_scripts_learn(recipe, tiny, tmp_path, process_grou
         monkeypatch.setattr(sys, "argv", [*call, *LENGTHS])
         runpy.run_module(f"recipes.{recipe}", run_name="__main__")
         stops = made[0].model.generation_config.eos_token_id
-        assert set(stops) == set(data.stop_token_ids(tokenizer))
+        assert set(stops) == set(models.stop_token_ids(tokenizer))
     [trainer] = made
     assert trainer.args.num_train_epochs == 1
-    examples, _ = data.tokenize_examples(data.load_examples("train.jsonl"), tokenizer, 128, 48)
+    examples, _ = models.tokenize_examples(data.load_examples("train.jsonl"), tokenizer, 128, 48)
     for row, example in zip(trainer.train_dataset, examples, strict=True):
         learnt = [token for token in row["labels"] if token != -100]
         assert learnt == example.response_ids.tolist(), tokenizer.decode(learnt)
