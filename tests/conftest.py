@@ -8,6 +8,7 @@ import os
 # pytest runs two workers; torch reads the variable when it is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // 2)))
 
+import atexit
 import fcntl
 import json
 import math
@@ -33,6 +34,10 @@ ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared"
 BIN = Path(sys.executable).parent  # of the launchers
 sys.path.append(str(ROOT))  # at the end: `on_ranks` may read another copy of the modules
+
+# When Python ends, triton prints a page of "nanobind: leaked ...", which no setting turns off.
+# By then nothing else is to be said, so stderr is closed: the last line is that of pytest.
+atexit.register(lambda: os.dup2(os.open(os.devnull, os.O_WRONLY), 2))
 
 # A background job ignores Ctrl-C, and so would the processes that the tests start.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
