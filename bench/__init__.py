@@ -1,1 +1,1 @@
-"""What each part costs next to what one would use instead; and a plan: does a run fit?"""
+"""What each part costs next to what one would use instead."""

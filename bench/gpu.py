@@ -6,11 +6,12 @@ from functools import partial
 from statistics import median
 
 import train_sft
-from bench.measure import markdown_table, print_section, timed
+from bench.measure import print_section, timed
 from bench.parts import logprobs
 from data import Example, InputError, TokenizedExample
 from demo.tiny import make_tokenizer
 from engine import Engine, init_training
+from look import markdown_table
 from rollout import Rollout
 
 import numpy as np

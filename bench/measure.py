@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from arguments import command_line, parse_args
+from look import markdown_table
 
 import psutil
 import torch
@@ -47,12 +48,6 @@ def compare(
 def spread(values: Sequence[float], form: str) -> str:
     """A cell: the median, with the least and the largest."""
     return "{} ({}–{})".format(*(f"{f(values):{form}}" for f in (median, min, max)))
-
-
-def markdown_table(header: list[str], rows: list[list]) -> str:
-    """A Markdown table; its first column is text, the others are numbers."""
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
 def timed(call: Callable, turn: int = 0) -> float:

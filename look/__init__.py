@@ -25,3 +25,9 @@ def next_to(folders: Sequence[Path], name: str) -> Path:
         run = folders[0].resolve()
         return run.with_name(f"{run.name}-{name}")
     return Path(os.path.commonpath(map(os.path.abspath, folders)), name)
+
+
+def markdown_table(header: list[str], rows: list[list]) -> str:
+    """A Markdown table; its first column is text, the others are numbers."""
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)

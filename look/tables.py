@@ -19,7 +19,7 @@ from evaluate import (
     right_counts,
     score_with_interval,
 )
-from look import labels
+from look import labels, markdown_table
 from run import read_args
 
 import numpy as np
@@ -47,15 +47,15 @@ def table(folders: tuple[Path, ...]) -> None:
         chosen[name] = sorted({1, fewest})
         title = BENCHMARKS[name].title if name in BENCHMARKS else name
         heads.append(f"{title}, Pass" + " / ".join(f"@{n}" for n in chosen[name]))
-    print("| | " + " | ".join(heads) + " |")
-    print("|---" * (len(names) + 1) + "|")
+    rows = []
     for run, counts in runs:
-        cells = []
+        cells = [run]
         for name in names:
             ks = chosen[name] if name in counts else ()
             scores = [percent(*score_with_interval(*counts[name], n)) for n in ks]
             cells.append(" / ".join(scores) or "–")
-        print(f"| {run} | " + " | ".join(cells) + " |")
+        rows.append(cells)
+    print(markdown_table(["", *heads], rows))
 
 
 def compare(first: Path, second: Path) -> None:
@@ -69,16 +69,15 @@ def compare(first: Path, second: Path) -> None:
     pairs = {name: (before[name], after[name]) for name in before if name in after}
     if not pairs:
         raise InputError(f"{first} and {second} have no benchmark in common")
-    print(f"| | k | {one} | {other} | difference, 95 % interval | p |")
-    print("|---|---|---|---|---|---|")
+    rows = []
     for name, pair in pairs.items():
         for n in sorted({1, min(num for _, num in pair)}):
             scores = [100 * pass_at_k_curve(num, n)[counts].mean() for counts, num in pair]
             difference, bounds, p_value = paired_difference(*pair, n)
-            print(
-                f"| {name} | {n} | {scores[0]:.1f} | {scores[1]:.1f} "
-                f"| {percent(difference, bounds, '+')} | {p_value:.2g} |"
-            )
+            cells = [f"{score:.1f}" for score in scores]
+            cells += [percent(difference, bounds, "+"), f"{p_value:.2g}"]
+            rows.append([name, n, *cells])
+    print(markdown_table(["", "k", one, other, "difference, 95 % interval", "p"], rows))
 
 
 def paired_difference(

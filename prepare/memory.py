@@ -11,17 +11,16 @@ from dataclasses import dataclass, replace
 from unittest import mock
 
 import train_oswft
-from arguments import TrainArgs
-from bench.measure import markdown_table, print_section
+from arguments import TrainArgs, command_line, parse_args
 from engine import GATHER_BYTES
 from logprobs import MAX_LOGITS, LogprobModel
+from look import markdown_table
 from models import load_config
 from rollout import FREE_BYTES, VLLM_SHARE, kv_cache_bytes
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
-from tyro.conf import OmitArgPrefixes
 
 CONTEXT = 2**30  # bytes of CUDA's context and NCCL: assumed
 VLLM_OWN = 4 * 2**30  # bytes of vLLM's share for activations and CUDA graphs: assumed
@@ -171,7 +170,7 @@ def remedy(args: Args) -> str:
     return "No flag of the training scripts makes it fit: more GPUs, or larger ones."
 
 
-def main(args: OmitArgPrefixes[Args]) -> list[str]:
+def main(args: Args) -> list[str]:
     """The plan as Markdown paragraphs."""
     phases, complaints, sequences = check_fit(args)
     columns = [{**parts, "together": sum(parts.values())} for parts in phases.values()]
@@ -203,4 +202,5 @@ def main(args: OmitArgPrefixes[Args]) -> list[str]:
 
 
 if __name__ == "__main__":
-    print_section(main, __doc__)
+    with command_line():
+        print(*main(parse_args(Args, __doc__)), sep="\n\n")

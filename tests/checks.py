@@ -11,7 +11,6 @@ import train_grpo
 import train_oswft
 import train_sft
 from arguments import keywords
-from bench.gpu import random_rows
 from data import InputError, Trajectory
 from dense import (
     ROWS,
@@ -378,7 +377,7 @@ def held_by_a_step(folder: str, length: int, rows_per_rank: int) -> dict[str, in
     on_gpu = torch.cuda.is_available()
     passes = 1 + on_gpu  # the second adds to the gradients of the first
     num_rows = passes * rows_per_rank * dist.get_world_size()
-    rows = random_rows([(1, length - 1)] * num_rows, range(1000))
+    rows = [Trajectory("id", [0], [*range(1, length)])] * num_rows
     settings = {"max_tokens_per_micro_batch": rows_per_rank * length}
     settings["zero_stage"] = 2 if on_gpu else 3  # on one GPU 3 runs as 2
     engine = load_engine(folder, length, **settings)
