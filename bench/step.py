@@ -20,13 +20,12 @@ from bench.measure import compare, print_section, timed
 from bench.parts import DATA, MAX_LENGTH, MAX_TOKENS, MODEL, QUERIES, load_rows
 from cpu import bf16_is_slow, share_cores
 from data import InputError, TokenizedExample
-from models import load_tokenizer, stop_token_ids
+from models import load_tokenizer
 from ranks import init_ranks
-from recipes.oswft_mixin import Query
+from recipes.oswft_mixin import GenerateWeights
 from recipes.trainer_run import RolloutWeights, to_columns
 from recipes.trl_sft import WeightedSFTTrainer
 from rollout import Rollout
-from train_oswft import oswft_weights
 from verify import Verifier
 
 import torch
@@ -34,7 +33,7 @@ import transformers
 import trl
 from datasets import Dataset
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM
 
 # Of all of TRL's trainers. The learning rate is so small that the model hardly moves.
 SETTINGS = {"num_train_epochs": 1, "learning_rate": 1e-12, "remove_unused_columns": False}
@@ -137,21 +136,7 @@ def by_vllm(model: Path) -> Callable:
 def by_generate(model: Path) -> Callable:
     """Weights from two answers of transformers' `generate`, which ends with the longest."""
     tokenizer, verifier = load_tokenizer(str(model)), Verifier(num_workers=2)
-    options = {"max_new_tokens": MAX_TOKENS, "eos_token_id": stop_token_ids(tokenizer)}
-    options |= {"do_sample": True, "top_k": 0, "num_return_sequences": 2}
-    config = GenerationConfig(pad_token_id=tokenizer.pad_token_id, **options)
-
-    @torch.no_grad()
-    def weigh(learner, queries: list[Query], seed: int) -> torch.Tensor:
-        learner.eval()
-        prompts = {"input_ids": [query.prompt_ids for query in queries]}
-        rows = tokenizer.pad(prompts, padding_side="left", return_tensors="pt")
-        found = learner.generate(**rows, generation_config=config)[:, rows.input_ids.shape[1] :]
-        texts = tokenizer.batch_decode(found, skip_special_tokens=True)  # (B * 2)
-        verdicts = verifier.score(texts, [query.answer for query in queries for _ in range(2)])
-        return oswft_weights(torch.tensor(verdicts).view(-1, 2))
-
-    return weigh
+    return GenerateWeights(tokenizer, verifier, 2, MAX_TOKENS, chunk_size=QUERIES)
 
 
 def make_grpo_trainer(model: Path, rows: list[TokenizedExample], answers: int, **options):

@@ -8,7 +8,7 @@ with it is two lines in `compute_loss`: transformers_trainer.py, trl_sft.py.
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -17,6 +17,40 @@ import torch
 class Query:
     prompt_ids: list[int]
     answer: str | None  # the reference; evaluation needs none
+
+
+@dataclass
+class GenerateWeights:
+    """Weighs queries by K answers of transformers' `generate`, which is slow, and needs no vLLM."""
+
+    tokenizer: Any  # of transformers
+    verifier: Any  # `score` takes B * K completions and references, and returns verdicts
+    num_rollouts: int  # K
+    max_completion_length: int  # tokens of an answer
+    chunk_size: int = 16  # queries at a time: memory
+
+    @torch.no_grad()
+    def __call__(self, model, queries: list[Query], seed: int) -> torch.Tensor:
+        """1 - p̂ of each query, (B,), from answers of the model as it is now."""
+        torch.manual_seed(seed)
+        model.eval()
+        texts = []
+        for start in range(0, len(queries), self.chunk_size):
+            chunk = queries[start : start + self.chunk_size]
+            prompts = {"input_ids": [query.prompt_ids for query in chunk]}
+            inputs = self.tokenizer.pad(prompts, padding_side="left", return_tensors="pt")
+            ids = model.generate(
+                **inputs.to(model.device),
+                do_sample=True,
+                num_return_sequences=self.num_rollouts,
+                max_new_tokens=self.max_completion_length,
+                **{"temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0},
+            )  # the whole distribution, whatever the model's generation_config.json says
+            answers = ids[:, inputs.input_ids.shape[1] :]
+            texts += self.tokenizer.batch_decode(answers, skip_special_tokens=True)
+        references = [str(query.answer) for query in queries for _ in range(self.num_rollouts)]
+        rewards = torch.tensor(self.verifier.score(texts, references)).float()  # (B * K,)
+        return 1 - rewards.view(len(queries), -1).mean(dim=1)
 
 
 @dataclass
