@@ -65,9 +65,8 @@ def load_engine(model: str, max_length: int, checkpoint: Path | None = None, **o
 def init_training() -> None:
     """Join the process group, with the backend that training needs. A collective."""
     if torch.cuda.is_available():
-        torch.backends.cuda.enable_cudnn_sdp(
-            False
-        )  # vLLM does so, too: all methods use one kernel.
+        # vLLM does so, too: all methods use one kernel.
+        torch.backends.cuda.enable_cudnn_sdp(False)
         warnings.filterwarnings("ignore", "barrier")  # NCCL's, as the rank's device is set
         init_ranks("nccl")
     else:
@@ -111,7 +110,7 @@ class Engine:
         bf16 = precision == "bf16"
         if torch.cuda.is_available():
             model.cuda()  # first: all ranks' fp32 copies would fill the host's memory
-        # transformers sets it to the pad token, whose row would get no gradient where it is read.
+        # transformers sets this to the pad token, whose embedding would then get no gradient.
         model.get_input_embeddings().padding_idx = None
         cast_parameters(model, torch.float32)  # `checked` compares without rounding
         with blame(model.name_or_path, (ValueError, ImportError)):
@@ -188,9 +187,9 @@ class Engine:
         self.engine.backward(loss * dist.get_world_size(), scale_wrt_gas=False)
 
     def step(self, learning_rate: float) -> dict[str, float]:
-        """Clip the gradient and update the weights; returns metrics of the step. A collective.
+        """Clip the gradient and update the parameters; returns metrics of the step. A collective.
 
-        Raises FloatingPointError if loss or gradient is not finite; no weight has moved then.
+        Raises FloatingPointError if loss or gradient is not finite; no parameter has moved then.
         """
         dist.all_reduce(self.total_loss)
         loss = self.total_loss.item()
@@ -211,7 +210,7 @@ class Engine:
     def eval_logprobs(
         self, rows: Sequence[Trajectory], temperature: float = 1.0, keep: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """log pi of all rows under the current weights, without a gradient. A collective.
+        """log pi of all rows under the current parameters, without a gradient. A collective.
 
         Returns (N, T) fp32, the same on every rank; zero outside the mask and in rows not kept.
         """

@@ -86,7 +86,7 @@ def load_tokenizer(path_or_hub_id: str) -> Tokenizer:
 def check_template(tokenizer: Tokenizer) -> None:
     """Raise InputError if a prompt is not how the chat template begins a question with its answer.
 
-    It would be sampled from, and not be what was trained on.
+    Else sampling would start from a prompt that was not trained on.
     """
     end_of_turn_id(tokenizer)
     thinking = r"(\s|</?think>)+$"  # either side may hold an opened or an empty <think>
@@ -128,7 +128,7 @@ def end_of_turn_id(tokenizer: Tokenizer) -> int:
     closing = [(token.content, id) for id, token in tokens if after.startswith(token.content)]
     if not closing:
         raise InputError("the chat template closes the assistant's turn without a special token")
-    return max(closing)[1]  # the longest is meant
+    return max(closing)[1]  # All begin alike, so the greatest is the longest.
 
 
 def stop_token_ids(tokenizer: Tokenizer, own: int | list[int] | None = None) -> list[int]:
@@ -173,7 +173,7 @@ def tokenize_examples(
     refuse_special_tokens(tokenizer, texts)
     kept, dropped = [], {"prompt_too_long": 0, "solution_too_long": 0}
     end_of_turn, space = end_of_turn_id(tokenizer), space_before_answer(tokenizer)
-    room = max_completion_length if max_completion_length < max_length else 0
+    room = max_completion_length if max_completion_length < max_length else 0  # 0: turned off
 
     def encode(texts: list[str]) -> list[list[int]]:
         return tokenizer(texts, add_special_tokens=False).input_ids

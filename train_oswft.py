@@ -105,7 +105,8 @@ def control_weights(
         case "hard":  # 0 if all K answers are right, else 1
             return (weights > 0).float()
         case "random":  # evenly spread around OSW-FT's mean weight, and dealt at random
-            grid = (2 * torch.randperm(len(weights), generator=generator) + 1) / len(weights) - 1
+            order = torch.randperm(len(weights), generator=generator)
+            grid = (2 * order + 1) / len(weights) - 1  # evenly spaced in (-1, 1), shuffled
             mean = weights.mean()
             return mean + torch.minimum(mean, 1 - mean) * grid
     raise ValueError(f"unknown weighting strategy '{strategy}'")

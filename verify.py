@@ -65,47 +65,61 @@ def is_correct(completion: str, answer: str) -> bool:
 
 
 def grade(completion: str, reference: str, limit_s: int | None = None) -> Grade:
-    """Like `is_correct`, and which answer was read. Parsing, and comparing, may take `limit_s`."""
+    """Like `is_correct`, and which answer was read. Each parse and comparison may take `limit_s`.
+
+    Raises TypeError if the reference is neither text nor a number.
+    """
     reference = as_text(reference).strip()
-    read = extract(completion, reference)
+    boxed = extract(completion, reference)
     if letter := reference_letter(reference):
-        return Grade(read == letter, read)
+        return Grade(boxed == letter, boxed)
     closing = completion.rpartition("</think>")[2][-CLOSING_CHARS:]
-    said = read or said_answer(closing)
-    word, text = (plain(each).rstrip(".").casefold() for each in (reference, said or closing))
-    if said == reference or (word == text and re.fullmatch("no|[a-z]{3,}", word)):
-        return Grade(True, said)
-    if read and (len(read) > MAX_CHARS or "{cases}" in read):  # of cases it would read the first
-        return Grade(False, read)
+    answer = boxed or said_answer(closing)
+
+    # ---- The same text, or word?
+    ours, theirs = (plain(each).rstrip(".").casefold() for each in (reference, answer or closing))
+    if answer == reference or (ours == theirs and re.fullmatch("no|[a-z]{3,}", ours)):
+        return Grade(True, answer)
+    if boxed and (len(boxed) > MAX_CHARS or "{cases}" in boxed):  # It would read the first case.
+        return Grade(False, boxed)
+
+    # ---- The same value?
+    units = not re.search("[A-Za-z]", re.sub(NOT_A_VARIABLE, "", reference))
+    gold = rf"\boxed{{{reference}}}"
     try:
-        units = not re.search("[A-Za-z]", re.sub(NO_VARIABLES, "", reference))
-        text = rf"\boxed{{{said}}}" if said else closing
-        if not read and not parse_values(text, units, limit_s, strict=True):
-            said, text = None, closing
-        pair = rf"\boxed{{{reference}}}", text
-        pairs = {tuple(re.sub(old, new, side) for side in pair): None for old, new in READINGS}
-        right = any(are_equal(*each, units, limit_s) for each in pairs)
+        text = rf"\boxed{{{answer}}}" if answer else closing
+        if not boxed and not parse_values(text, units, limit_s, strict=True):
+            if answer and not parse_values(gold, units, limit_s, strict=True):
+                return Grade(same_text(answer, reference), answer)
+            answer, text = None, closing
         parsed = parse_values(text, units, limit_s)
-        return Grade(right, str(parsed[-1]) if parsed and not said else said)
+        for old, new in READINGS:
+            if are_equal(re.sub(old, new, gold), re.sub(old, new, text), units, limit_s):
+                return Grade(True, answer or str(parsed[-1]))
+        return Grade(False, str(parsed[-1]) if parsed and not answer else answer)
     except Exception:  # sympy raises errors of any kind: of a sum that diverges, of 1/0 in a sine
-        return Grade(False, said, ungraded=True)
+        return Grade(False, answer, ungraded=True)
 
 
 def are_equal(reference: str, text: str, units: bool, limit_s: int | None) -> bool:
     """Math-Verify's verdict; decimals are equal to six places, small ones by their ratio."""
     from math_verify import verify
-    from sympy import Float
+    from sympy import Eq, Float
 
     gold = parse_values(reference, units, limit_s, strict=True)
     if not gold:  # LaTeX cannot read it, and a number in it is not its value
-        return plain(text).replace(" ", "") == plain(reference).replace(" ", "")
+        return same_text(text, reference)
     parsed = parse_values(text, units, limit_s)
     equal = verify(gold, parsed, timeout_seconds=limit_s)
-    values = [getattr(found[0], "rhs", found[0]) for found in (gold, parsed) if found]  # of x = 5
+    values = [found[0] for found in (gold, parsed) if found]
+    equations = [value for value in values if isinstance(value, Eq)]
+    if len({equation.lhs for equation in equations}) < 2:  # The value of x = 5 is 5.
+        values = [value.rhs if value in equations else value for value in values]
     if len(values) < 2 or not all(getattr(value, "is_comparable", False) for value in values):
         return equal
-    if len({value.evalf().is_finite for value in values}) == 2:
-        return False  # for sympy any number is \min(-\infty, -4)
+    finite = [value.evalf().is_finite for value in values]
+    if not all(finite):
+        return equal and not any(finite)  # for sympy any number is \min(-\infty, -4)
     size, gap = abs(values[0]), abs(values[1] - values[0])
     if 0 < size < 1e-5:
         return equal and bool(gap / size < 1e-6)
@@ -113,6 +127,11 @@ def are_equal(reference: str, text: str, units: bool, limit_s: int | None) -> bo
         near = math.isclose(*map(float, values), rel_tol=1e-12, abs_tol=5e-7)
         return equal or (near and math.isfinite(values[0]))
     return equal and bool(gap.evalf(5, maxn=200) < 1e-150)  # Math-Verify's bound is 1e-15
+
+
+def same_text(one: str, other: str) -> bool:
+    """Whether two texts differ in spaces and fonts alone."""
+    return plain(one).replace(" ", "") == plain(other).replace(" ", "")
 
 
 def extract(completion: str, reference: str) -> str | None:
@@ -130,15 +149,16 @@ def extract(completion: str, reference: str) -> str | None:
 
 def said_answer(closing: str) -> str | None:
     """The value or word after the last "the answer is" or "Answer:"; None if a sentence follows."""
-    *_, mark = [None, *ANSWER_IS.finditer(closing)]
-    if not mark or re.search(r"(?i)\bif\b[^.!?\n]*$", closing[: mark.start()]):
+    marks = [*ANSWER_IS.finditer(closing)]
+    if not marks or re.search(r"(?i)\bif\b[^.!?\n]*$", closing[: marks[-1].start()]):
         return None
-    tail = closing[mark.end() :]
+    tail = closing[marks[-1].end() :]
     if display := re.match(r"(?s)(?:\\\[|\$\$)(.*?)(?:\\\]|\$\$)", tail):
         tail = display[1].strip().replace("\n", " ")
-    line = re.sub(r"^\([A-Za-z]\) |\$|\\[()[\]]|\*\*|\\\\$", "", tail.split("\n")[0])  # (c) 12
+    # Markup goes, and the label of an option: (c) 12.
+    line = re.sub(r"^\([A-Za-z]\) |\$|\\[()[\]]|\*\*|\\\\$", "", tail.split("\n")[0])
     said = re.split(SENTENCE_END, line)[0].strip(" .,;:'\"`“”")
-    last = "" if "\n" in tail.strip() else said.rpartition(" is ")[2]  # the area is 12
+    last = "" if "\n" in tail.strip() else said.rpartition(" is ")[2]  # "the area is 12": 12
     for each in filter(None, (said, last)):
         rest = re.sub(rf"{TEXT}|\\[A-Za-z]+", "", rewritten(rf"\boxed{{{each}}}"))
         if each.isalpha() or not re.search("[A-Za-z]{3,}", rest):
@@ -148,7 +168,8 @@ def said_answer(closing: str) -> str | None:
 
 def rewritten(text: str, units: bool = True) -> str:
     """A text with what Math-Verify misreads in another spelling; `units` of a box are left out."""
-    for pattern, latex in (*BOXED * text.startswith(r"\boxed"), *REWRITTEN, *UNITS * units):
+    rules = [*(BOXED if text.startswith(r"\boxed") else ()), *REWRITTEN, *(UNITS if units else ())]
+    for pattern, latex in rules:
         text = re.sub(pattern, latex, text)
     return text
 
@@ -172,7 +193,9 @@ def as_text(value: str | float) -> str:
     """A reference as text; a number is written out: 27.0 as 27, 5e-05 as 0.00005."""
     if isinstance(value, str):
         return value
-    if type(value) in (int, float) and Decimal(value).is_finite():
+    if type(value) is int:
+        return str(value)
+    if type(value) is float and math.isfinite(value):
         return f"{Decimal(repr(value)).normalize():f}"
     raise TypeError(f"a reference must be text or a number, got {value!r:.80}")
 
@@ -196,20 +219,22 @@ def boxes(text: str) -> list[tuple[int, int]]:
 
 INVISIBLE = r"[\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]"  # Unicode's Cf
 TEXT = r"\\(?:text|mathrm|mbox)\s*\{[^{}]*\}"
-NO_VARIABLES = rf"{TEXT}|\\[A-Za-z]+|^[A-Za-z] *=|(?<=\d) +[A-Za-z]{{2,}}.*$"
+UNIT = r"(?:[kcmnM]?(?:m|g|s|L|l|V|A|W|N|J|Hz|Pa|eV)|ft|in|lb|oz|hr)"
+NOT_A_VARIABLE = rf"{TEXT}|\\[A-Za-z]+|^[A-Za-z] *=|(?<=\d) +(?:{UNIT}\b|[A-Za-z]{{3,}}).*$"
 ANSWER_IS = re.compile(r"(?i)\banswer\b(?:\W{0,4}(?:\bis\b|:))+[\s:*}]*")
 SENTENCE_END = (  # 12. Thus | True, by Euler | True - it is | 12 (dollars) | 12, since
     r"(?i)(?<!\.)[.!?](?:\s|$)|;|(?:(?<=rue)|(?<=alse)|(?<=yes)|(?<=no))(?:, | [-–—] )"
     r"| \((?=[a-z]{2})|,?\s(?:since|because|as|which|where|when|so)\b"
 )
-READINGS = (("^", ""), (r"\\?%", ""), (r"\\log(?! *_)", r"\\ln"))  # 35.0\% is 35, too
+# As it is written; 35.0\% is 35, too; a \log may be a \ln.
+READINGS = (("^", ""), (r"\\?%", ""), (r"\\log(?! *_)", r"\\ln"))
 NO_UNIT = r".*(?:hundred|thousand|illion|dozen|half|third|quarter|\b(?:and|or|to|sin|cos|log|pi)\b)"
 POWERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 BOXED = (("½", r"\\frac12"), ("°", r"^\\circ"), ("∞", r"\\infty "), ("×", r"\\times "))
-BOXED += ((r"(\\[dt]?frac(?:\{[^{}]*\}|\w)?)\s+(?=[\w{])", r"\1"),) * 2  # \frac {a} 5
+BOXED += ((r"(\\[dt]?frac(?:\{[^{}]*\}|\w)?)\s+(?=[\w{])", r"\1"),) * 2  # \frac {a} 5: twice
 REWRITTEN = (  # what Math-Verify misreads, and how it is written instead
     (rf"{INVISIBLE}|[€£]", ""),
-    (r"\d", lambda digit: str(int(digit[0]))),  # full-width
+    (r"\d", lambda digit: str(int(digit[0]))),  # full-width digits
     (r"(?:√|\\?(?<![A-Za-z])sqrt) ?\(([^()]*)\)|√ ?(\d+|\w)", r"\\sqrt{\1\2}"),
     (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi "),
     (r"\^\{\\(?:text|mathrm)\{(?:st|nd|rd|th)\}\}", ""),
@@ -217,16 +242,16 @@ REWRITTEN = (  # what Math-Verify misreads, and how it is written instead
     (r"(?<=\d) ?[x×] ?10(?=\^)", r"\\times 10"),
     (r"10\^\(([-−]?\d+)\)", r"10^{\1}"),
     (r"(?<=\d)[eE]([+-]?\d+)", r"\\times 10^{\1}"),
-    *((rf"(?<=\d)\s*(\\text\{{)?\s*\b{w}\b", rf"\\times 10^{{{n}}} \1") for w, n in POWERS.items()),
+    *((rf"(?<=\d)\s*(\\text\{{)?\s*{w}\b", rf"\\times 10^{{{n}}} \1") for w, n in POWERS.items()),
     (r"(?<=\d)(?:\{,\}|,\\!)(?=\d{3}(?!\d))", ""),  # 2{,}500
     (r"(?<=[\d)}])\s*(?=\\[dt]?binom)", r"\\cdot "),
     (r"\\lg(?![A-Za-z])", r"\\log_{10} "),
     (r"\s+(?=\\\]|\$\$)", ""),
-    (r"\.(?=[\s$}\])\\]*$)", ""),  # at the end
+    (r"\.(?=[\s$}\])\\]*$)", ""),  # a period at the end
 )
 UNITS = (  # 12 hours | 12 m/s | 12 V
     (rf"^(\\boxed\{{-?\d[\d.,/]*) (?!{NO_UNIT})[A-Za-z]{{3}}[A-Za-z ]*\}}$", r"\1}"),
-    (r"(?<=[\d)\]]) ?(?:[A-Za-z]+/[A-Za-z]+(?:\^\{?\d\}?)?|(?![ei])[A-Za-z]{1,2})(?=\}?$)", ""),
+    (rf"(?<=[\d)\]]) ?(?:[A-Za-z]+/[A-Za-z]+(?:\^\{{?\d\}}?)?|{UNIT})(?=\}}?$)", ""),
 )
 
 

@@ -157,6 +157,8 @@ x \geq 3 => x \ge 3 | \{2, 1\} => \{1,2\} | (2,1) ≠> (1,2) | [1,2] ≠> (1,2)
 €45 => 45
 12 million ≠> 12 | 2 dozen ≠> 2 | 2 thirds ≠> 2 | 5 or 6 ≠> 5 | 2 sin x ≠> 2 | 12 weeks ≠> 13
 119.99999999999999 => 120 | 120 => 119.99999999999999 | 4.00001 ≠> 4 | x - y = 0 ≠> 2x - y = 0
+x>2.5 ≠> x<2.5 | 2.5 ≠> x \ne 2.5 | y=2.5 ≠> x=2.5 | x=2.5 => 2.5 | ∞ => \infty | +\infty => \infty
+x = 4.99999999999 => 5 | 2 ≠> 2 xy | 12 V => 12 | 12million => 12000000 | x \le 2.50 => x \le 2.5
 3t+8 => 8+3t | 11 ≠> 8+3t | -4.9 ≠> -4.9 t | 5g ≠> 5h | 3a+3 ≠> 3a+3l | 5\text{ g} => 5
 5 cm => 5
 8\text{ m/s} => 8 | 8 m/s => 8 | 8\,\text{cm}^2 => 8 | 3 => 3\text{ cm}
@@ -206,6 +208,7 @@ The answer is 2.5 × 10^(-4). => 0.00025 | The answer is 3.7x10^5 m/s. => 370000
 Answer: 3.7e5. ≠> 3.7
 The answer is (c) 18. => 18 | The answer is 12, since 5 + 7 = 12. => 12
 ### Answer:⏎⏎The area is $50$. => 50
+The limit is $\infty$. => \infty | Answer: \foo{7} => \foo {7} | Answer: \foo{7} ≠> \foo{8}
 The answer is 5, because 4 is too small. => 5 | ✅ Final Answer: **73**⏎⏎Thanks! => 73
 Answer: m+n = 256+37 = 293 => 293 | Answer: m+n = 256+37 = 293 ≠> 256 | Answer: 5x^2 + 3 => 5x^2+3
 Answer: `12` => 12 | Answer: 2√3 => 2\sqrt{3} | Answer: x > 3 => x>3 | Answer: 6 apples => 6
@@ -347,6 +350,7 @@ def test_results_come_in_the_order_of_the_inputs():
 
 def test_a_number_is_a_reference_and_what_is_no_text_either_is_an_error_not_a_wrong_answer():
     boxed = [rf"\boxed{{{answer}}}" for answer in (1, 27, "0.00005", "7")]
+    assert verify.as_text(10**40 + 1) == str(10**40 + 1)
     assert is_correct(r"\boxed{6.63\times 10^{24}}", 6.63e24) and verify.as_text(100.0) == "100"
     with Verifier(num_workers=1) as verifier:
         assert verifier.score(boxed, [1, 27.0, 5e-5, "7"]) == [True] * 4
