@@ -332,7 +332,7 @@ def follow_the_trainer(tiny: str, folder: str, tied: bool, precision: str) -> st
         rows = [Trajectory("id", prompt[:50], prompt[50:99]) for prompt in prompts]
         train_oswft.update(engine, rows, torch.ones(3), args)
     assert largest_gap(first) > 3, "the update was not large: this test shows nothing"
-    with pytest.raises(InputError, match="vLLM does not sample from the trained model"):
+    with pytest.raises(InputError, match="vLLM does not sample from the model"):
         check_vllm(engine, sampler, queries, [[c] for c in first], strict=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("engine.GATHER_BYTES", 20_000)  # several buckets

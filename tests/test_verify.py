@@ -304,7 +304,7 @@ def test_no_text_ends_the_grading_and_none_counts_as_a_number_or_a_letter_that_i
     for x in texts[:250]:
         said, last_line = f"The answer is ${x}$.", f"So we have\n\n\\[{x}\\]"
         pairs += [(said, "7919"), (last_line, "7919"), (rf"\boxed{{{x}}}", "C"), (said, "C")]
-    with Verifier(num_workers=2, timeout_s=0.4) as verifier:
+    with Verifier(num_workers=2, timeout_s=0.2) as verifier:
         grades = verifier.grade(*zip(*pairs, strict=True))
     assert not [pair for pair, grade in zip(pairs, grades, strict=True) if grade.correct]
     ungraded = sum(grade.ungraded for grade in grades) / len(pairs)
