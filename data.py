@@ -1,4 +1,4 @@
-"""What the model reads: files, examples, prompts, token ids, batches.
+"""A training file becomes examples, and examples become batches.
 
 A training file is JSONL with `id, question, solution, answer, source`. Options of a multiple-choice
 question are part of `question`, and `answer` is then the letter. Other columns are kept for a

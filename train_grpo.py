@@ -34,6 +34,8 @@ import torch.distributed as dist
 
 @dataclass(kw_only=True)
 class Args(RolloutArgs):
+    """What this method turns; arguments.py has all other flags."""
+
     output_dir: str = "runs/grpo"  # where the run writes; all hosts share it
     save_every: int = 10  # optimizer steps between checkpoints
     keep_models: bool = True  # any checkpoint's may be the one that is evaluated

@@ -33,6 +33,8 @@ import torch
 
 @dataclass(kw_only=True)
 class Args(RolloutArgs):
+    """What this method turns; arguments.py has all other flags."""
+
     output_dir: str = "runs/oswft"  # where the run writes; all hosts share it
 
     # The method

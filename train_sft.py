@@ -25,6 +25,8 @@ import torch
 
 @dataclass(kw_only=True)
 class Args(TrainArgs):
+    """What this method turns; arguments.py has all other flags."""
+
     output_dir: str = "runs/sft"  # where the run writes; all hosts share it
 
     # The method
