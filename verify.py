@@ -93,9 +93,12 @@ def grade(completion: str, reference: str, limit_s: int | None = None) -> Grade:
                 return Grade(same_text(answer, reference), answer)
             answer, text = None, closing
         parsed = parse_values(text, units, limit_s)
+        tried = []
         for old, new in READINGS:
-            if are_equal(re.sub(old, new, gold), re.sub(old, new, text), units, limit_s):
+            pair = re.sub(old, new, gold), re.sub(old, new, text)
+            if pair not in tried and are_equal(*pair, units, limit_s):
                 return Grade(True, answer or str(parsed[-1]))
+            tried.append(pair)
         return Grade(False, str(parsed[-1]) if parsed and not answer else answer)
     except Exception:  # sympy raises errors of any kind: of a sum that diverges, of 1/0 in a sine
         return Grade(False, answer, ungraded=True)
