@@ -483,16 +483,14 @@ def score_and_print(folder: Path) -> None:
     """Write results.json from the samples alone, and print it."""
     samples = complete_samples(folder)
     judge = judge_version(read_args(folder)["args"]["reward"])
-    for name in [
-        name for name, rows in samples.items() if {row.get("judge") for row in rows} != {judge}
-    ]:
-        print(
-            f"note: {folder}: {name} has verdicts of another judge: name it, too", file=sys.stderr
-        )
-        del samples[name]
+    for name in list(samples):
+        if {row.get("judge") for row in samples[name]} != {judge}:
+            said = f"{name} has verdicts of another judge: name it, too"
+            print(f"note: {folder}: {said}", file=sys.stderr)
+            del samples[name]
     results = {name: summarize(rows) for name, rows in samples.items()}
     write_json(results, folder / "results.json")
-    warn_of_ungraded(max(r["ungraded_share"] for r in results.values()))
+    warn_of_ungraded(max((r["ungraded_share"] for r in results.values()), default=0))
 
     print(f"\n{'':16}problems answers truncated (right) no box tokens  pass@k in % [95 % interval]")
     for name, r in results.items():

@@ -319,9 +319,10 @@ class Run(contextlib.AbstractContextManager):
         verdict = "reward" if self.settings.get("reward") else "correct"
         rows = []
         for query, group in enumerate(completions):
+            pass_rate = rewards[query].mean().item()
             for k, completion in enumerate(group):
                 reward = rewards[query, k].item()
-                row = {"id": queries[query].id, "pass_rate": rewards[query].mean().item()}
+                row = {"id": queries[query].id, "pass_rate": pass_rate}
                 for name, value in values.items():  # one for the query, or one for each completion
                     row[name] = (value[query] if value.dim() == 1 else value[query, k]).item()
                 row[verdict] = reward if verdict == "reward" else bool(reward)

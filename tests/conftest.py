@@ -78,9 +78,6 @@ SETTING = {
 
 pytest.register_assert_rewrite("checks", "dense")  # as in the tests: they say their numbers
 slow = pytest.mark.slow
-needs_compiler = pytest.mark.skipif(
-    not shutil.which("g++"), reason="needs g++, for torch's compiler"
-)
 needs_shared = pytest.mark.skipif(
     not SHARED.is_dir(), reason="needs ../shared (real problems and the Qwen tokenizer)"
 )
