@@ -26,7 +26,8 @@ def write_run(folder: Path, batches: list[dict[str, list]], **args) -> Path:
     write_rows([{"id": id, "question": f"question {id}", **fields} for id in ids], data)
     make_tokenizer().save_pretrained(folder / "final")
     write_args(folder, args={"model": "absent", "data": str(data), "weighting": "oswft", **args})
-    write_rows([{"loss": 1.0, "train_s": 1.0}] * 2, folder / "metrics.jsonl")
+    metrics = [{"step": step, "loss": 1.0, "train_s": 1.0} for step in (1, 2)]
+    write_rows(metrics, folder / "metrics.jsonl")
     for step, batch in enumerate(batches, start=1):
         rows = [
             {"id": id, "query": n, "token_ids": [17, 18, 13], "finish_reason": "stop", **answer}
