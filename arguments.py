@@ -144,7 +144,7 @@ def claim_or_resume(args: TrainArgs) -> Path | None:
             print_changes(args, checkpoint)
         return checkpoint
 
-    checkpoint = on_rank_0(begin)  # another host may still see the folder as it was
+    checkpoint = on_rank_0(begin)  # Another host may still see the folder as it was.
     check_hosts(Path(args.output_dir))
     return checkpoint
 
@@ -165,12 +165,12 @@ def check_hosts(folder: Path) -> None:
     refuse_differences("has other code", provenance())
 
 
-def refuse_differences(said: str, value: object) -> None:
+def refuse_differences(problem: str, value: object) -> None:
     """Raise InputError that names a host whose value is not the first rank's. A collective."""
-    first, *others = gather([(socket.gethostname(), value)])
-    for host, own in others:
-        if own != first[1]:
-            raise InputError(f"{host} {said}: {own}; {first[0]}: {first[1]}")
+    (first_host, first_value), *others = gather([(socket.gethostname(), value)])
+    for host, other in others:
+        if other != first_value:
+            raise InputError(f"{host} {problem}: {other}; {first_host}: {first_value}")
 
 
 def find_checkpoint(args: TrainArgs) -> Path | None:
@@ -181,7 +181,7 @@ def find_checkpoint(args: TrainArgs) -> Path | None:
             raise InputError(f"{folder} is not empty: choose another --output_dir, or --resume it")
         return None
     _, checkpoint = max(checkpoints(folder).items(), default=(0, None))
-    if not checkpoint and (folder / "final").exists():  # a new run would overwrite it
+    if not checkpoint and (folder / "final").exists():  # A new run would overwrite it.
         raise InputError(f"{folder} is finished, and has no checkpoint: choose another folder")
     then = type(args)(**read_args(folder)["args"], output_dir=args.output_dir)
     sizes, now = ((a.batch_size, a.train_batch_size or a.batch_size) for a in (then, args))
@@ -239,7 +239,8 @@ def parse_args(args_class: type, description: str | None, **options):
 
     return tyro.cli(
         args_class,
-        args=[arg for arg in sys.argv[1:] if not arg.startswith("--local_rank")],  # a launcher's
+        # A launcher adds --local_rank.
+        args=[arg for arg in sys.argv[1:] if not arg.startswith("--local_rank")],
         description=description,
         use_underscores=True,
         console_outputs="WORLD_SIZE" not in os.environ or os.environ.get("RANK", "0") == "0",
@@ -254,11 +255,9 @@ def saved_args(args_class: type) -> dict:
     folder = parser.parse_known_args()[0].resume
     if folder is None or not hasattr(args_class, "resume"):
         return {}
-    record, parent = read_args(Path(folder)), Path(folder).parent
+    record = read_args(Path(folder))
     if "args" not in record:
         advice = "leave out --resume" if Path(folder).is_dir() else "no such folder"
-        if read_args(parent):
-            advice = f"--resume {parent}?"
         raise InputError(f"{folder}: there is no run in it: {advice}")
     if not record["args"].keys() <= args_class.__dataclass_fields__.keys():
         raise InputError(f"{folder}: was made by {record.get('script', 'another script')}")
@@ -267,7 +266,7 @@ def saved_args(args_class: type) -> dict:
 
 def run_script(main: Callable, args_class: type, description: str | None) -> NoReturn:
     """Parse the command line, run `main(args)`, and end with the exit status that it returns."""
-    gc.set_threshold(100_000, 50, 50)  # Python's own (700) takes a fifth of the imports' time
+    gc.set_threshold(100_000, 50, 50)  # The default, 700, takes a fifth of the imports' time.
     resume = " (if the run had begun, --resume it)" if hasattr(args_class, "resume") else ""
     with command_line(f"stopped; type the command again{resume}"):
         status = main(parse_args(args_class, description, **saved_args(args_class)))
@@ -276,12 +275,10 @@ def run_script(main: Callable, args_class: type, description: str | None) -> NoR
 
 @contextlib.contextmanager
 def command_line(stopped: str = "stopped") -> Iterator[None]:
-    """What every command does: read `~` in its words, and end with one line after Ctrl-C.
+    """End a command with one line after Ctrl-C, or after an error that the user can fix.
 
-    So it does after an error that the user can fix; after others with a traceback.
+    After any other error it ends with a traceback.
     """
-    # A shell reads the ~ of `--data ~/x`, but not that of `--data=~/x`.
-    sys.argv = ["=".join(map(os.path.expanduser, word.split("=", 1))) for word in sys.argv]
     try:
         yield
     except KeyboardInterrupt:

@@ -21,9 +21,9 @@ def share_cores() -> None:
     """Give each rank its share of the cores, unless OMP_NUM_THREADS is set; vLLM's default is 1."""
     threads = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_SIZE", 1)))
     if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1":
-        del os.environ["OMP_NUM_THREADS"]  # torchrun set it, not the user
+        del os.environ["OMP_NUM_THREADS"]  # torchrun set it, not the user.
     os.environ["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(threads)
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"].partition(",")[0]))  # it may be "8,2"
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"].partition(",")[0]))  # It may be "8,2".
 
 
 def bf16_is_slow() -> bool:
@@ -33,21 +33,21 @@ def bf16_is_slow() -> bool:
 
 def keep_freed_memory() -> None:
     """Let glibc keep freed memory for the next micro-batch: new pages take a tenth of an update."""
-    trim_threshold, mmap_threshold = -1, -3  # of malloc.h
-    with contextlib.suppress(AttributeError):  # another libc has none
+    trim_threshold, mmap_threshold = -1, -3  # malloc.h has their numbers.
+    with contextlib.suppress(AttributeError):  # Another libc has no mallopt.
         for option in trim_threshold, mmap_threshold:
             ctypes.CDLL(None).mallopt(option, 2**31 - 1)
 
 
 def prepare_deepspeed() -> None:
     """Set what must be set before DeepSpeed is imported."""
-    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # loading torch's compiler takes a second
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # without it DeepSpeed warns
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # Loading torch's compiler takes a second.
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # Otherwise DeepSpeed warns.
 
 
 def prepare_vllm() -> None:
     """Set what must be set before vLLM is imported."""
-    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # compiling takes seconds, and gains none
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # Compiling takes seconds, and gains none.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 
@@ -84,7 +84,5 @@ def repack(model: torch.nn.Module) -> None:
         method = getattr(module, "quant_method", None)
         if getattr(method, "moe_kernel", None):
             method.moe_kernel.fused_experts.process_weights_after_loading(module)
-        elif (
-            hasattr(module, "cpu_linear") and module.weight.numel()
-        ):  # An empty weight has only its copy.
+        elif hasattr(module, "cpu_linear") and module.weight.numel():  # Else it has only the copy.
             method.process_weights_after_loading(module)

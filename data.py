@@ -19,7 +19,7 @@ from verify import as_text
 import numpy as np
 import torch
 
-FIELDS = ("id", "question", "solution", "answer", "source")  # of a row of a training file
+FIELDS = ("id", "question", "solution", "answer", "source")  # in each row of a training file
 MAX_PADDING = 512  # padding tokens: more cost more than another micro-batch does
 
 
@@ -49,7 +49,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise OSError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
-        partial.unlink(missing_ok=True)  # it is there after Ctrl-C, or on a full disk
+        partial.unlink(missing_ok=True)  # Ctrl-C or a full disk leaves it.
 
 
 def write_rows(rows: Iterable[dict], path: str | Path) -> None:
@@ -85,7 +85,7 @@ def read_rows(path_or_hub_id: str, split: str = "train") -> Iterator[tuple[str, 
                     raise InputError(f"{path}:{number}: expected a JSON object")
                 yield f"{path}:{number}", row
     elif re.fullmatch(r"[\w-]+/[\w.-]+(?<!\.json)(?<!\.jsonl)(:[\w.-]+)?", path_or_hub_id):
-        import datasets  # takes seconds to import, and only hub ids need it
+        import datasets  # It takes seconds to import.
 
         name, _, config = path_or_hub_id.partition(":")
         with blame(f"{name}: no such file, and as a hub id"):
@@ -105,7 +105,7 @@ def get_texts(where: str, row: dict, *names: str) -> list[str]:
         try:
             text = as_text(row[name]).strip()
             text.encode()
-        except (TypeError, UnicodeError):  # it is null, pandas' NaN or half an emoji
+        except (TypeError, UnicodeError):  # It is null, NaN or half an emoji.
             text = ""
         texts.append(text)
         if not text:
@@ -163,7 +163,7 @@ def load_examples(path_or_hub_id: str, **fixed: str) -> list[Example]:
 class Trajectory:
     """A prompt and what follows it, as token ids: an expert's solution, or a model's answer."""
 
-    id: str  # of the query
+    id: str  # the query's
     prompt_ids: Sequence[int]
     response_ids: Sequence[int]  # a solution ends with the end of turn, which is learnt too
 
@@ -210,7 +210,7 @@ def split_rows(lengths: Sequence[int], world_size: int, max_tokens: int) -> list
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     batches = []
-    size = padding = 0  # of the last micro-batch: rows on each rank, and padding tokens
+    size = padding = 0  # rows on each rank, and padding tokens, of the last micro-batch
     for start in range(0, len(order), world_size):
         dealt = order[start : start + world_size]  # one row for each rank
         longest = lengths[batches[-1][0][0]] if batches else 0

@@ -35,7 +35,7 @@ from safetensors.torch import save_file
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-GATHER_BYTES = 2**30  # of parameters that ZeRO-3 gathers at a time
+GATHER_BYTES = 2**30  # size of the parameters that ZeRO-3 gathers at a time
 STATE_KEYS = ("master", "exp_avg", "exp_avg_sq")  # the fp32 weight, and Adam's moments
 IDLE = Trajectory("idle", [0, 0, 0, 0], [])  # a rank without rows reads this
 
@@ -67,7 +67,7 @@ def init_training() -> None:
     if torch.cuda.is_available():
         # vLLM does so, too: all methods use one kernel.
         torch.backends.cuda.enable_cudnn_sdp(False)
-        warnings.filterwarnings("ignore", "barrier")  # NCCL's, as the rank's device is set
+        warnings.filterwarnings("ignore", "barrier")  # NCCL warns, though the device is set.
         init_ranks("nccl")
     else:
         cpu.keep_freed_memory()
@@ -81,11 +81,11 @@ def import_deepspeed():
     import deepspeed
 
     deepspeed.utils.logging.set_log_level_from_string("error")
-    deepspeed.ops.__compatible_ops__ = {}  # it would compile an op for CPUs for a minute
-    # It takes the group that is there. Its own would be bound to a device, and then each later
-    # group of vLLM takes 0.5 GiB more.
+    deepspeed.ops.__compatible_ops__ = {}  # It would compile an op for a minute.
+    # It takes the process group that is there. A new one would be bound to a device, and then each
+    # later group of vLLM takes 0.5 GiB more.
     deepspeed.init_distributed(verbose=False)
-    gc.freeze()  # searching what was imported for garbage takes half a second
+    gc.freeze()  # Else garbage collection takes half a second.
     return deepspeed
 
 
@@ -105,14 +105,14 @@ class Engine:
     ):
         if gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        self.max_tokens = max_tokens_per_micro_batch  # of one rank, padding included
+        self.max_tokens = max_tokens_per_micro_batch  # in a pass of one rank, padding included
         self.max_grad_norm, self.zero_stage = max_grad_norm, zero_stage
         bf16 = precision == "bf16"
         if torch.cuda.is_available():
-            model.cuda()  # first: all ranks' fp32 copies would fill the host's memory
+            model.cuda()  # First: all ranks' fp32 copies would fill the host's memory.
         # transformers sets this to the pad token, whose embedding would then get no gradient.
         model.get_input_embeddings().padding_idx = None
-        cast_parameters(model, torch.float32)  # `checked` compares without rounding
+        cast_parameters(model, torch.float32)  # `checked` compares without rounding.
         with blame(model.name_or_path, (ValueError, ImportError)):
             model = LogprobModel.checked(model)
             cast_parameters(model, torch.bfloat16 if bf16 else torch.float32)
@@ -120,7 +120,7 @@ class Engine:
         # Fused, it is one kernel, on CPUs too.
         self.adam = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
         config = {
-            "train_micro_batch_size_per_gpu": 1,  # DeepSpeed asks for it; `micro_batches` decides
+            "train_micro_batch_size_per_gpu": 1,  # DeepSpeed asks for it; `micro_batches` decides.
             "bf16": {"enabled": bf16},
             "data_types": {"grad_accum_dtype": "fp32"},
             "gradient_clipping": max_grad_norm,
@@ -130,17 +130,17 @@ class Engine:
                 # One rank has nothing to scatter, and would copy each gradient three times more.
                 "reduce_scatter": dist.get_world_size() > 1 or zero_stage == 3,
             },
-            "zero_force_ds_cpu_optimizer": False,  # torch's AdamW needs no compiler at run time
+            "zero_force_ds_cpu_optimizer": False,  # torch's AdamW needs no compiler.
         }
         if not torch.cuda.is_available():
             config["zero_optimization"]["reduce_bucket_size"] = cpu.REDUCE_BUCKET
         if cpu_offload:
             config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
         self.deepspeed = import_deepspeed()
-        dist.barrier()  # the slowest rank is awaited here: DeepSpeed gives up in ten minutes
+        dist.barrier()  # Wait for the slowest rank: DeepSpeed gives up in ten minutes.
         self.engine, *_ = self.deepspeed.initialize(model=model, optimizer=self.adam, config=config)
         self.model, self.device = model.model, self.engine.device
-        self.total_loss = torch.zeros((), device=self.device)  # of this rank's micro-batches so far
+        self.total_loss = torch.zeros((), device=self.device)  # this rank's, so far
         self.num_steps = 0  # optimizer steps done
         self._allocate_moments()
 
@@ -197,7 +197,7 @@ class Engine:
         if not math.isfinite(loss):
             raise FloatingPointError(f"step {self.num_steps + 1}: the loss is {loss}")
         self.adam.param_groups[0]["lr"] = learning_rate
-        self.engine.step()  # takes no step if the norm is not finite
+        self.engine.step()  # It takes no step if the norm is not finite.
         grad_norm = float(self.engine.get_global_grad_norm())
         if not math.isfinite(grad_norm):
             raise FloatingPointError(f"step {self.num_steps + 1}: the gradient is {grad_norm}")
@@ -215,12 +215,12 @@ class Engine:
         Returns (N, T) fp32, the same on every rank; zero outside the mask and in rows not kept.
         """
         longest = max(map(len, rows)) - 1
-        found = torch.zeros(len(rows), longest, device=self.device)
+        total = torch.zeros(len(rows), longest, device=self.device)
         for batch in self.micro_batches(rows, keep):
             logprobs = self.logprobs(batch, temperature)
-            found[:, : logprobs.shape[1]].index_add_(0, batch.rows, logprobs)
-        dist.all_reduce(found)  # one rank has each row
-        return found
+            total[:, : logprobs.shape[1]].index_add_(0, batch.rows, logprobs)
+        dist.all_reduce(total)  # Each row is on one rank, and 0 on the others.
+        return total
 
     # ---- Weights and state -----------------------------------------------------------------------
 
@@ -237,7 +237,7 @@ class Engine:
         """Copies of all parameters, about GATHER_BYTES at a time; then the persistent buffers."""
         buckets, size = [{}], 0
         for name, parameter in self.model.named_parameters():
-            numel = getattr(parameter, "ds_numel", parameter.numel())  # a shard's numel() is 0
+            numel = getattr(parameter, "ds_numel", parameter.numel())  # A shard's numel() is 0.
             size += numel * parameter.element_size()
             if buckets[-1] and size > GATHER_BYTES:
                 buckets.append({})
@@ -260,7 +260,7 @@ class Engine:
             sampling = self.model.generation_config
             sampling.eos_token_id = stop_token_ids(tokenizer, sampling.eos_token_id)
             rope = getattr(self.model.config, "rope_parameters", None) or {}
-            if rope.get("rope_type") == "default":  # transformers 4 reads it here
+            if rope.get("rope_type") == "default":  # transformers 4 reads it here.
                 self.model.config.rope_theta = rope["rope_theta"]
             self.model.save_pretrained(folder, state_dict=weights)
             tokenizer.save_pretrained(folder)
@@ -273,7 +273,7 @@ class Engine:
         number of ranks and the ZeRO stage may change.
         """
         (folder / "state").mkdir(parents=True, exist_ok=True)
-        writing: Future | None = None  # this rank writes while the others go on
+        writing: Future | None = None  # This rank writes while the others go on.
         with ThreadPoolExecutor(1) as disk:
             for number, (name, parameter) in enumerate(self.model.named_parameters()):
                 writes = number % dist.get_world_size() == dist.get_rank()
@@ -282,22 +282,22 @@ class Engine:
                     tensor = self._get_state(parameter, key)  # a collective
                     if writes:
                         tensors[key] = tensor.cpu()
-                    del tensor  # a GPU needs the memory for the next one
+                    del tensor  # A GPU needs its memory for the next one.
                 if writes:
                     if writing:
-                        writing.result()  # no more than one waits in the host's memory
+                        writing.result()  # At most one waits in the host's memory.
                     path = folder / "state" / f"{name}.safetensors"
                     step = {"step": str(self.num_steps)}
                     writing = disk.submit(save_file, tensors, path, metadata=step)
             if writing:
                 writing.result()
-        dist.barrier()  # the slowest disk is awaited
+        dist.barrier()  # Wait for the slowest disk.
 
     def load_state(self, folder: Path) -> None:
         """Read what `save_state` wrote; the model has to be loaded from there. A collective."""
         for name, parameter in self.model.named_parameters():
             path = folder / "state" / f"{name}.safetensors"
-            with blame(str(path)), safe_open(path, "pt") as file:  # it may be lost, or cut off
+            with blame(str(path)), safe_open(path, "pt") as file:  # It may be lost, or cut off.
                 for key in STATE_KEYS:
                     self._set_state(parameter, key, file.get_tensor(key))
                 num_steps = int(file.metadata()["step"])
@@ -327,7 +327,7 @@ class Engine:
     def _set_state(self, parameter: torch.nn.Parameter, key: str, value: torch.Tensor) -> None:
         utils = self.deepspeed.utils
         set_weight, set_moment = utils.safe_set_full_fp32_param, utils.safe_set_full_optimizer_state
-        if self.zero_stage == 3:  # those functions forget that its shards are padded
+        if self.zero_stage == 3:  # They forget that its shards are padded.
             set_weight = utils.safe_set_local_fp32_param
             set_moment = utils.safe_set_local_optimizer_state
             size = parameter.ds_tensor.numel()

@@ -261,8 +261,8 @@ def verdicts(
         yield {
             "correct": grade.correct == 1,
             **({"reward": grade.correct} if args.reward else {}),
-            "extracted": grade.extracted,  # what was read in the text, if anything
-            "ungraded": grade.ungraded,  # wrong: grading raised, or took too long
+            "extracted": grade.extracted,  # the answer that was read in the text, or null
+            "ungraded": grade.ungraded,  # true if grading raised or took too long
             "judge": judge_version(args.reward),
         }
 
@@ -274,14 +274,13 @@ def grade_anew(args: Args, folder: Path, problems: Sequence[Example]) -> None:
         rows = read_file(path)
         old = [row for row in rows if row.get("judge") != judge_version(args.reward)]
         if old := [row for row in old if (row["benchmark"], row["id"]) in asked]:
-            said = f"{path}: {len(old):,} answers are graded anew, as the judge has changed"
-            print(said, file=sys.stderr)
+            print(f"{path}: {len(old):,} answers are graded anew, by a new judge", file=sys.stderr)
             (folder / "results.json").unlink(missing_ok=True)
-            own = [asked[row["benchmark"], row["id"]] for row in old]
+            texts = [row["text"] for row in old]
+            answered = [asked[row["benchmark"], row["id"]] for row in old]
             with verify.Verifier(args.verifier_workers, reward=args.reward) as verifier:
-                texts = [row["text"] for row in old]
-                for row, verdict in zip(old, verdicts(args, verifier, texts, own), strict=True):
-                    row |= verdict
+                for row, new in zip(old, verdicts(args, verifier, texts, answered), strict=True):
+                    row |= new
             write_rows(rows, path)
 
 
@@ -314,7 +313,7 @@ def evaluate(args: Args) -> int:
     """Sample what is missing, on all ranks; rank 0 scores and prints. Returns the exit status."""
     init_ranks("gloo", timeout=timedelta(days=1))  # At the end, ranks wait for the slowest.
     folder = args.output_dir or default_folder(args.model)
-    tokenizer = load_tokenizer(args.model)  # first, as the hub may take long to say that it is away
+    tokenizer = load_tokenizer(args.model)  # First: the hub may be slow.
     problems = on_rank_0(lambda: load_problems(args))
     sample_missing(args, folder, tokenizer, lambda: find_missing(args, folder, tokenizer, problems))
     if dist.get_rank() == 0:
@@ -359,7 +358,7 @@ def open_folder(
         print(f"note: {run} was trained with another prompt than models.py has", file=sys.stderr)
     if before and "benchmarks" not in before:
         raise InputError(f"{folder} holds a training run: choose another folder")
-    before = before if samples else {}  # an earlier call ended before its first answer
+    before = before if samples else {}  # No answer came before.
     then = before.get("args", now)
     other = [name for name in (*PROTOCOL, "model_version") if then.get(name) != now[name]]
     other += ["prompt"] if before.get("prompt", PROMPT) != PROMPT else []
@@ -381,8 +380,9 @@ def find_missing(
             raise InputError(f"{folder} has other problems of {name}: choose another folder")
         done = {(row["id"], row["sample"]) for row in rows}
         default = BENCHMARKS[name].num_samples if name in BENCHMARKS else 16
-        default = default if args.temperature else 1  # greedy answers are all alike
-        count = max([args.num_samples or default, *(n + 1 for _, n in done)])  # for all problems
+        default = default if args.temperature else 1  # Greedy answers are all alike.
+        # All problems of a benchmark get as many answers as the one that has the most.
+        count = max([args.num_samples or default, *(n + 1 for _, n in done)])
         asked[name] = {"problems": len(part), "samples": count, "fingerprint": mark}
         missing += [(p, n) for n in range(count) for p in part if (p.id, n) not in done]
     if missing:
@@ -405,12 +405,12 @@ def answer_missing(
     seeds = [derive_seed(args.seed, p.source, p.id, sample) for p, sample in missing]
     longest = max(map(len, prompts)) + args.max_completion_length
     model = None
-    if dist.get_rank() == 0:  # the model as training has it
+    if dist.get_rank() == 0:  # Training has the model like this.
         model = load_model(args.model, longest, args.precision)
     dist.barrier()
     path = folder / f"samples.rank{dist.get_rank()}.jsonl"
     with path.open("ab") as out:
-        out.truncate(path.read_bytes().rfind(b"\n") + 1)  # a kill may leave half a row
+        out.truncate(path.read_bytes().rfind(b"\n") + 1)  # A kill may leave half a row.
     with verify.Verifier(args.verifier_workers, reward=args.reward) as verifier:
         options = {"precision": args.precision, "vllm_memory": args.vllm_memory}
         options |= {"rollout_batch_size": len(missing), "load_from_disk": True}
@@ -421,14 +421,13 @@ def answer_missing(
             write_args(folder, **{**read_args(folder), "vllm_runner": rollout.model_runner})
             print(f"{len(missing):,} answers to sample", file=sys.stderr)
         stream = rollout.stream(prompts, 1, args.max_completion_length, seeds, **args.sampling)
-        for completions in filter(None, stream):  # a step of vLLM has ended these
+        for completions in filter(None, stream):  # A step of vLLM has ended these.
             asked = [missing[completion.query] for completion in completions]
             texts = [completion.text for completion in completions]
-            found = [*verdicts(args, verifier, texts, [problem for problem, _ in asked])]
-            with blame(str(path), (OSError,)), path.open("ab") as out:  # the disk may be full
-                for (problem, n), completion, verdict in zip(
-                    asked, completions, found, strict=True
-                ):
+            graded = [*verdicts(args, verifier, texts, [problem for problem, _ in asked])]
+            with blame(str(path), (OSError,)), path.open("ab") as out:  # The disk may be full.
+                rows = zip(asked, completions, graded, strict=True)
+                for (problem, n), completion, verdict in rows:
                     row = {
                         "benchmark": problem.source,
                         "id": problem.id,
@@ -468,12 +467,12 @@ def summarize(rows: Sequence[dict]) -> dict:
         score, bounds = score_with_interval(counts, num_samples, k)
         results |= {f"pass@{k}": score, f"pass@{k}_interval": bounds}
     truncated = [row for row in rows if row["finish_reason"] == "length"]
-    found = [verify.extract(row["text"], row["answer"]) for row in rows]
+    extracted = [verify.extract(row["text"], row["answer"]) for row in rows]
     return {
         **results,
         "truncated_share": len(truncated) / len(rows),
         "truncated_right_share": sum(row["correct"] for row in truncated) / len(rows),
-        "without_box_share": sum(read is None for read in found) / len(rows),
+        "without_box_share": sum(read is None for read in extracted) / len(rows),
         "ungraded_share": sum(row.get("ungraded", False) for row in rows) / len(rows),
         "completion_length_mean": sum(row["tokens"] for row in rows) / len(rows),
     }
@@ -485,8 +484,8 @@ def score_and_print(folder: Path) -> None:
     judge = judge_version(read_args(folder)["args"]["reward"])
     for name in list(samples):
         if {row.get("judge") for row in samples[name]} != {judge}:
-            said = f"{name} has verdicts of another judge: name it, too"
-            print(f"note: {folder}: {said}", file=sys.stderr)
+            note = f"{name} has verdicts of another judge: evaluate it again, too"
+            print(f"note: {folder}: {note}", file=sys.stderr)
             del samples[name]
     results = {name: summarize(rows) for name, rows in samples.items()}
     write_json(results, folder / "results.json")

@@ -12,8 +12,8 @@ The targets follow `input_ids`, both (B, T). Without logits the wrapped model ca
 import torch
 import torch.nn.functional as F
 
-MAX_LOGITS = {"cpu": 2**21, "cuda": 2**26}  # in a chunk, which takes 8 and 256 MiB in fp32
-CHECK_TOKENS = 64  # on which a model is compared with its own logits
+MAX_LOGITS = {"cpu": 2**21, "cuda": 2**26}  # A chunk takes 8 or 256 MiB in fp32.
+CHECK_TOKENS = 64  # random tokens on which a model is compared with its own logits
 MAX_GAP = 1e-3  # nats a token, on average; rounding in fp32 gives 1e-5, a forgotten bias 0.35
 MAX_MOVED = 1e-5  # nats by which a token may move those before it; a causal model gives 0
 
@@ -23,7 +23,7 @@ class LogprobHead(torch.nn.Module):
 
     def __init__(self, head: torch.nn.Linear, scale: float = 1.0, cap: float | None = None):
         super().__init__()
-        self.weight, self.bias = head.weight, head.bias  # the same Parameters: tied ones stay tied
+        self.weight, self.bias = head.weight, head.bias  # Tied ones stay tied.
         self.scale, self.cap = scale, cap
 
     def forward(
@@ -57,14 +57,14 @@ class ChunkedLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         hidden, weight, bias, targets, normalizer = ctx.saved_tensors
-        grad_hidden = torch.zeros_like(hidden, dtype=torch.float32)  # summed over the chunks
+        grad_hidden = torch.zeros_like(hidden, dtype=torch.float32)  # a sum over the chunks
         grad_weight = torch.empty_like(weight)
         grad_bias = None if bias is None else torch.empty_like(bias)
         for part, logits, ids, inside in chunks(
             ctx.head, hidden, weight, bias, targets, ctx.temperature
         ):
             slope = grad[:, None] * ctx.head.scale / ctx.temperature
-            if ctx.head.cap:  # the derivative of tanh
+            if ctx.head.cap:  # This is the derivative of tanh.
                 slope = slope * (1 - (logits * ctx.temperature / ctx.head.cap) ** 2)
             softmax = logits.sub_(normalizer[:, None]).exp_()
             softmax.scatter_add_(1, ids, -inside.float()[:, None])
@@ -112,8 +112,8 @@ class LogprobModel(torch.nn.Module):
             raise ValueError(f"{type(model).__name__} is not supported: it has no plain head")
         model.set_output_embeddings(LogprobHead(head, *logit_scale_and_cap(config)))
         if getattr(config, "attn_logit_softcapping", None):
-            model.set_attn_implementation("eager")  # sdpa drops the cap
-        for module in model.modules():  # in eval mode, unless checkpointing needs train
+            model.set_attn_implementation("eager")  # sdpa drops the cap.
+        for module in model.modules():  # Only checkpointing needs train mode.
             module.training = getattr(module, "gradient_checkpointing", False)
         self.model = model
 
@@ -138,7 +138,7 @@ class LogprobModel(torch.nn.Module):
             reason = f"log-probabilities are {gap:.2g} nats a token away from its own logits'"
             raise ValueError(f"{type(model).__name__} is not supported: the trained {reason}")
         other, middle = tokens[:, :-1].clone(), CHECK_TOKENS // 2
-        other[0, middle] = (other[0, middle] + 1) % vocabulary  # earlier tokens must not see it
+        other[0, middle] = (other[0, middle] + 1) % vocabulary  # Earlier tokens must not see it.
         moved = (wrapped(other, tokens[0, 1:], positions) - logprobs)[:middle].abs().max().item()
         if moved > MAX_MOVED:
             reason = f"a token changes log-probabilities before it, by {moved:.2g} nats"

@@ -10,7 +10,6 @@ import datetime
 import math
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from data import Example, InputError, TokenizedExample, blame
@@ -19,7 +18,7 @@ from verify import reference_letter
 import numpy as np
 import torch
 
-if TYPE_CHECKING:  # transformers takes seconds to import
+if TYPE_CHECKING:  # transformers takes seconds to import.
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 Tokenizer: TypeAlias = "PreTrainedTokenizerBase"
@@ -31,7 +30,7 @@ ASK_LETTER = "Please reason step by step, and put the letter of your choice with
 PROMPT = {"system": SYSTEM_PROMPT, "free answer": ASK_FREE, "multiple choice": ASK_LETTER}
 TODAY = datetime.date(2026, 1, 1)  # templates that ask get the same date on every day
 
-PLACEHOLDER = "Aa 0987654321"  # a turn's text, to find where a chat template puts it
+PLACEHOLDER = "Aa 0987654321"  # stands for a turn's text, to find it in what a template makes
 TOKENIZER_BATCH = 200  # examples in one call of the tokenizer
 
 
@@ -63,16 +62,15 @@ def render(tokenizer: Tokenizer, turns: list[dict], **options) -> str:
 
 def load_tokenizer(path_or_hub_id: str) -> Tokenizer:
     """Load a tokenizer.json as it is. Raises InputError if it cannot be trained or sampled with."""
-    from transformers import PreTrainedTokenizerFast  # AutoTokenizer may build another tokenizer
+    from transformers import PreTrainedTokenizerFast  # AutoTokenizer may build another one.
     from transformers.utils import has_file
 
     nothing = f"{path_or_hub_id}: no folder, nor a hub id in reach, with a tokenizer.json"
-    with blame(nothing):  # a tokenizer made from other files may give other ids
-        found = has_file(path_or_hub_id, "tokenizer.json")
-    if not found:
-        inside = sorted(Path(path_or_hub_id).glob("*/tokenizer.json"))
-        raise InputError(f"{nothing}; {inside[-1].parent}?" if inside else nothing)
-    options = {"clean_up_tokenization_spaces": False}  # what is graded is what was sampled
+    with blame(nothing):  # Made from other files, it may give other ids.
+        has_tokenizer = has_file(path_or_hub_id, "tokenizer.json")
+    if not has_tokenizer:
+        raise InputError(nothing)
+    options = {"clean_up_tokenization_spaces": False}  # What is graded is what was sampled.
     with blame(f"{path_or_hub_id}: its tokenizer cannot be loaded"):
         tokenizer = PreTrainedTokenizerFast.from_pretrained(path_or_hub_id, **options)
     check_template(tokenizer)
@@ -89,7 +87,7 @@ def check_template(tokenizer: Tokenizer) -> None:
     Else sampling would start from a prompt that was not trained on.
     """
     end_of_turn_id(tokenizer)
-    thinking = r"(\s|</?think>)+$"  # either side may hold an opened or an empty <think>
+    thinking = r"(\s|</?think>)+$"  # Either side may hold an opened or an empty <think>.
     asked = re.sub(thinking, "", prompt_text(tokenizer, "1", ASK_FREE))
     before = re.sub(thinking, "", around_answer(tokenizer)[0])
     if asked != before:
@@ -105,14 +103,14 @@ def space_before_answer(tokenizer: Tokenizer) -> str:
     """White space that the chat template writes between its prompt and an assistant's text."""
     asked = prompt_text(tokenizer, "1", ASK_FREE)
     between = around_answer(tokenizer)[0].removeprefix(asked)
-    return between if between.isspace() else ""  # it may be an empty <think>, which is not learnt
+    return between if between.isspace() else ""  # An empty <think> is not learnt.
 
 
 def around_answer(tokenizer: Tokenizer) -> tuple[str, str]:
     """What the chat template writes before an assistant's text, and after it."""
     turns = [*messages("1", ASK_FREE), {"role": "assistant", "content": PLACEHOLDER}]
-    before, found, after = render(tokenizer, turns).rpartition(PLACEHOLDER)
-    if not found:
+    before, text, after = render(tokenizer, turns).rpartition(PLACEHOLDER)
+    if not text:
         raise InputError("the chat template drops the assistant's turn")
     return before, after
 
@@ -148,8 +146,8 @@ def refuse_special_tokens(tokenizer: Tokenizer, texts: Iterable[tuple[str, str]]
     special.update(tokenizer.convert_ids_to_tokens(stop_token_ids(tokenizer)))
     pattern = re.compile("|".join(map(re.escape, sorted(special, reverse=True))))
     for what, text in texts:
-        if found := pattern.search(text):
-            raise InputError(f"{what} holds the special token '{found[0]}'")
+        if token := pattern.search(text):
+            raise InputError(f"{what} holds the special token '{token[0]}'")
 
 
 # ---- Token ids ----------------------------------------------------------------------------------
@@ -187,7 +185,7 @@ def tokenize_examples(
         for n, example in enumerate(part):
             size = len(prompt_ids[n])
             solution_ids = whole_ids[n][size:]
-            if whole_ids[n][:size] != prompt_ids[n]:  # a token spans the prompt and the solution
+            if whole_ids[n][:size] != prompt_ids[n]:  # A token spans prompt and solution.
                 [solution_ids] = encode([solutions[n]])
             solution_ids = np.array([*solution_ids, end_of_turn], np.int32)
             prompt = np.array(prompt_ids[n], np.int32)
@@ -230,15 +228,16 @@ def load_config(model: str, max_length: int) -> PreTrainedConfig:
     from transformers import AutoConfig
     from transformers.utils import has_file
 
-    if has_file(model, "adapter_config.json"):  # peft would load it, on another base
+    if has_file(model, "adapter_config.json"):  # peft would load it on another base.
         raise InputError(f"{model}: adapter_config.json names an adapter: merge it first")
-    with blame(model):  # transformers may not know its type, or it has code of its own
+    with blame(model):  # Its type may be unknown.
         config = AutoConfig.from_pretrained(model, trust_remote_code=False)
     if config.get_text_config() is not config:
         raise InputError(f"{model}: reads more than text ({config.model_type})")
-    limit = getattr(config, "max_position_embeddings", None) or math.inf  # some models have none
+    limit = getattr(config, "max_position_embeddings", None) or math.inf  # Some models have none.
     if (getattr(config, "rope_parameters", None) or {}).get("rope_type") == "longrope":
-        limit = config.rope_parameters["original_max_position_embeddings"]  # rope varies past it
+        # Past this length rope's factors change.
+        limit = config.rope_parameters["original_max_position_embeddings"]
     if max_length > limit:
         advice = "lower --max_completion_length, and in training --max_length"
         raise InputError(f"{model}: reads {limit} tokens, not {max_length}: {advice}")
@@ -252,14 +251,14 @@ def load_model(path_or_hub_id: str, max_length: int, precision: str = "auto") ->
 
     logging.disable_progress_bar()
     config = load_config(path_or_hub_id, max_length)
-    if getattr(config, "quantization_config", None):  # the cast to fp32 would lose the scales
+    if getattr(config, "quantization_config", None):  # The cast to fp32 would lose the scales.
         raise InputError(f"{path_or_hub_id}: is quantized: take the model it was made from")
     for name, value in vars(config).items():
-        if "drop" in name and isinstance(value, float):  # checkpointed layers are in train mode
+        if "drop" in name and isinstance(value, float):  # Checkpointed layers are in train mode.
             setattr(config, name, 0.0)
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}.get(precision, "auto")
     options = {"config": config, "output_loading_info": True, "trust_remote_code": False}
-    with blame(path_or_hub_id):  # a file may be cut off
+    with blame(path_or_hub_id):  # A file may be cut off.
         model, report = AutoModelForCausalLM.from_pretrained(path_or_hub_id, dtype=dtype, **options)
     # Missing weights would start at random, and unexpected ones be dropped.
     for kind in "missing", "unexpected":
@@ -290,7 +289,7 @@ def check_model(
 
     config = load_config(model, max_length)
     own_stops = config.eos_token_id
-    with contextlib.suppress(OSError):  # it has no generation_config.json
+    with contextlib.suppress(OSError):  # It has no generation_config.json.
         own_stops = GenerationConfig.from_pretrained(model).eos_token_id
     # Llama's and Mistral's configs say `eos_token_id` 2 by default, whatever the vocabulary.
     for token in stop_token_ids(tokenizer, own_stops):

@@ -24,13 +24,14 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 def init_ranks(backend: str, timeout: timedelta = timedelta(minutes=30)) -> None:
     """Join the process group of the launcher; without one, be the only rank. A collective."""
-    os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's name
+    # torchrun has another name for it.
+    os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))
     alone = "WORLD_SIZE" not in os.environ
     if alone:
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     cpu.share_cores()
-    warnings.filterwarnings("ignore", category=FutureWarning)  # of calls in DeepSpeed and vLLM
-    if torch.cuda.is_available():  # without it each rank opens GPU 0, too
+    warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed and vLLM cause them.
+    if torch.cuda.is_available():  # Otherwise each rank opens GPU 0, too.
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     store = dist.HashStore() if alone else next(dist.rendezvous("env://", timeout=timeout))[0]
     if several_hosts():
@@ -52,10 +53,10 @@ def refuse_loopback(store: dist.Store) -> None:
             address = socket.gethostbyname(name)
     store.set(f"address {os.environ['RANK']}", f"{name} resolves to {address}")
     for rank in range(int(os.environ["WORLD_SIZE"])):
-        told = store.get(f"address {rank}").decode()
-        if " to 127." in told:
+        address = store.get(f"address {rank}").decode()
+        if " to 127." in address:
             advice = "set GLOO_SOCKET_IFNAME to the network's interface, such as eth0"
-            raise InputError(f"{told}, where no other host reaches it: {advice}")
+            raise InputError(f"{address}, where no other host reaches it: {advice}")
 
 
 def share_stop_signals(signals: Sequence[int]) -> None:
@@ -65,12 +66,12 @@ def share_stop_signals(signals: Sequence[int]) -> None:
     """
     read, write = os.pipe()
     os.set_blocking(write, False)
-    signal.set_wakeup_fd(write)  # Python writes the number of each signal to it
+    signal.set_wakeup_fd(write)  # Python writes each signal's number to it.
 
     def tell() -> None:
         while os.read(read, 1)[0] not in signals:
             pass
-        with contextlib.suppress(RuntimeError):  # rank 0, which keeps the store, has ended
+        with contextlib.suppress(RuntimeError):  # Rank 0, which has the store, has ended.
             _get_default_store().set("stop", "")
 
     threading.Thread(target=tell, daemon=True).start()
@@ -90,8 +91,8 @@ def finish(status: int) -> NoReturn:
 
 def fail(reason: str, status: int = 1) -> NoReturn:
     """End this rank; if it is the first that fails, say why. The launcher ends the others."""
-    with contextlib.suppress(OSError, RuntimeError):  # rank 0 has ended: it or the launcher spoke
-        speaks = os.environ.get("LOCAL_RANK", "0") == "0"  # one of each host
+    with contextlib.suppress(OSError, RuntimeError):  # Rank 0 has ended: it or the launcher spoke.
+        speaks = os.environ.get("LOCAL_RANK", "0") == "0"  # one rank of each host
         if dist.is_initialized() and dist.get_world_size() > 1:
             server = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
             socket.create_connection(server, timeout=10).close()

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-MAX_SEQUENCES = {"cpu": 256, "cuda": 512}  # at once; vLLM has no CUDA graph for more
+MAX_SEQUENCES = {"cpu": 256, "cuda": 512}  # in flight; vLLM has no CUDA graph for more
 VLLM_SHARE = 0.3  # vLLM's share of the memory; --vllm_memory and --vllm_sleep change it
 FREE_BYTES = 2 * 2**30  # bytes of a GPU stay free for what vLLM does not count (a guess)
 NUM_GAP_QUERIES = 8  # queries that `check_vllm` compares: each step of vLLM that has one is slower
@@ -33,21 +33,21 @@ MAX_VLLM_GAP = {"bf16": 0.1, "fp32": 1e-4}  # nats a token; rounding gives 0.01 
 @dataclass(frozen=True)
 class Completion:
     query: int  # which prompt it answers
-    token_ids: list[int]  # with the end of turn, if it came
-    text: str  # without the end of turn
+    token_ids: list[int]  # the end of turn is the last one, if it came
+    text: str  # the end of turn is left out
     finish_reason: str  # "stop", or "length" if the token limit cut it off
-    logprobs: list[float]  # of each token, where it was sampled; or empty
+    logprobs: list[float]  # each token's, as it was sampled; or empty
     ungraded: bool = False  # `judge` sets it: wrong because the verifier could not grade it
 
 
 def import_vllm():
     """Set what must be set first, then import vLLM."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # this process has the parameters
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # This process has the parameters.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     level = os.environ["VLLM_LOGGING_LEVEL"].upper()
-    logging.getLogger("vllm").setLevel(level)  # vLLM warns before it reads the variable
+    logging.getLogger("vllm").setLevel(level)  # vLLM warns before it reads the variable.
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # it ignores per-request seeds
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # It ignores seeds.
     os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")  # Attention would round fp32 to tf32.
     if not torch.cuda.is_available():
         cpu.prepare_vllm()
@@ -85,7 +85,7 @@ class Rollout:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         num_sequences = min(MAX_SEQUENCES[device], own_prompts * num_rollouts)
         cache = (num_sequences + 1) * kv_cache_bytes(model, max_length, precision)
-        llm_class = self.vllm.LLM  # this imports most of vLLM
+        llm_class = self.vllm.LLM  # This imports most of vLLM.
         gc.freeze()  # garbage collection would scan all imports five times while vLLM starts
         if torch.cuda.is_available():
             options = gpu_options(vllm_memory, self.sleeps, cache)
@@ -93,16 +93,16 @@ class Rollout:
             options = cpu.vllm_options(vllm_memory or VLLM_SHARE, cache, max_length)
         self.llm = llm_class(
             model=model,
-            skip_tokenizer_init=True,  # it gets token ids, and gives token ids
+            skip_tokenizer_init=True,  # Token ids go in, and token ids come out.
             dtype="bfloat16" if precision == "bf16" else "float32",
             max_model_len=max_length,
             max_num_seqs=num_sequences,
             distributed_executor_backend="external_launcher",
             load_format="auto" if load_from_disk else "dummy",
             enable_sleep_mode=self.sleeps,
-            generation_config="vllm",  # it takes only the stop ids from the model's folder
-            logprobs_mode="processed_logprobs",  # they are of the distribution that is sampled from
-            seed=0,  # each request has its own, too
+            generation_config="vllm",  # Only the stop ids come from the model's.
+            logprobs_mode="processed_logprobs",  # those of the sampling distribution
+            seed=0,  # Each request has another one.
             use_tqdm_on_load=False,
             **options,
         )
@@ -119,7 +119,7 @@ class Rollout:
         After sleep the order matters: wake the weights, load them, wake the KV cache.
         """
         if self.sleeps:
-            torch.cuda.empty_cache()  # torch would keep what the update freed: 24 GiB on an H200
+            torch.cuda.empty_cache()  # Return what the update freed: 24 GiB on an H200.
             self.llm.wake_up(tags=["weights"])
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named_parameters})
         if not torch.cuda.is_available():
@@ -147,13 +147,13 @@ class Rollout:
             temperature=self.temperature,
             with_logprobs=NUM_GAP_QUERIES,
         )
-        self.sleep()  # the update and a checkpoint need the memory
+        self.sleep()  # The update and a checkpoint need the memory.
         return completions
 
     def generate(self, *args, **options) -> list[Completion]:
         """All that `stream` yields, in the order of the prompts."""
-        found = [completion for part in self.stream(*args, **options) for completion in part]
-        return sorted(found, key=lambda completion: completion.query)
+        completions = [c for ended in self.stream(*args, **options) for c in ended]
+        return sorted(completions, key=lambda completion: completion.query)
 
     def stream(
         self,
@@ -179,7 +179,7 @@ class Rollout:
         """
         share = range(dist.get_rank(), len(prompts), dist.get_world_size())
         # Penalties, logit bias and bad words cannot be used: vLLM's sleep discards their tensors.
-        with blame("vLLM"):  # e.g. a temperature above 2
+        with blame("vLLM"):  # It refuses a temperature above 2.
             params = [
                 self.vllm.SamplingParams(
                     **sampling,
@@ -188,7 +188,7 @@ class Rollout:
                     stop_token_ids=self.stop_token_ids,
                     seed=seeds[index],
                     logprobs=0 if index < with_logprobs else None,  # 0: the sampled token's alone
-                    flat_logprobs=True,  # a list of numbers comes back, not an object for each
+                    flat_logprobs=True,  # It gives numbers, not an object for each.
                     detokenize=False,
                 )
                 for index in share
@@ -203,7 +203,7 @@ class Rollout:
         while self.llm.llm_engine.has_unfinished_requests():
             ended = self.llm.llm_engine.step()
             if stop and stop():
-                bar.disable = True  # the terminal may be gone
+                bar.disable = True  # The terminal may be gone.
                 break
             bar.update(len(ended) * num_samples)
             yield [self._completion(places[o.request_id], s) for o in ended for s in o.outputs]
@@ -212,7 +212,7 @@ class Rollout:
     def _completion(self, query: int, sample) -> Completion:
         token_ids = list(sample.token_ids)
         text_ids = token_ids[:-1] if sample.finish_reason == "stop" else token_ids
-        text = self.tokenizer.decode(text_ids, skip_special_tokens=False)  # an unknown id has none
+        text = self.tokenizer.decode(text_ids, skip_special_tokens=False)
         return Completion(
             query=query,
             token_ids=token_ids,
@@ -307,7 +307,7 @@ def pad_completions(
 
 def gpu_options(memory_share: float | None, sleeps: bool, cache_bytes: int) -> dict:
     """What vLLM needs to be told on a GPU; its KV cache can use `cache_bytes` at most."""
-    torch.cuda.empty_cache()  # vLLM compares its share with what is free when it starts
+    torch.cuda.empty_cache()  # vLLM starts only if its share is free.
     free, total = torch.cuda.mem_get_info()
     share = memory_share or ((free - FREE_BYTES) / total if sleeps else VLLM_SHARE)
     if share <= 0:

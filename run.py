@@ -36,7 +36,7 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-STOP_SIGNALS += (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)  # Slurm sends these before a limit
+STOP_SIGNALS += (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)  # from Slurm before a limit
 
 
 # ---- args.json -----------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ def provenance() -> dict:
             versions[name] = importlib.metadata.version(name)
     command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
     commit = None
-    with contextlib.suppress(OSError):  # there may be no git
+    with contextlib.suppress(OSError):  # There may be no git.
         result = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
         commit = result.stdout.strip() or None
     return {"versions": versions, "git_commit": commit}
@@ -84,7 +84,7 @@ def hash_examples(examples: Iterable[TokenizedExample]) -> str:
 def read_args(folder: Path) -> dict:
     """A folder's args.json; empty if it has none. Raises InputError if it is damaged."""
     path = folder / "args.json"
-    with blame(f"{path}: not JSON", (ValueError,)):  # a power cut may leave it empty
+    with blame(f"{path}: not JSON", (ValueError,)):  # A power cut may leave it empty.
         return json.loads(path.read_bytes()) if path.exists() else {}
 
 
@@ -100,11 +100,11 @@ def write_args(folder: Path, **record) -> None:
 
 def checkpoints(folder: Path) -> dict[int, Path]:
     """The checkpoints of a run by their step, the oldest first."""
-    found = {path.name.removeprefix("checkpoint-"): path for path in folder.glob("checkpoint-*")}
-    return dict(sorted((int(step), path) for step, path in found.items() if step.isdecimal()))
+    named = {path.name.removeprefix("checkpoint-"): path for path in folder.glob("checkpoint-*")}
+    return dict(sorted((int(step), path) for step, path in named.items() if step.isdecimal()))
 
 
-_claimed = None  # keeps the lock's file open until this process ends
+_claimed = None  # The lock holds while this file is open, so until the process ends.
 
 
 def claim(folder: Path) -> None:
@@ -116,7 +116,7 @@ def claim(folder: Path) -> None:
         fcntl.flock(_claimed, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise InputError(f"{folder}: another process is writing here") from error
-    except OSError as error:  # Lustre and old NFS have no locks
+    except OSError as error:  # Lustre and old NFS have no locks.
         print(f"warning: {folder} is not locked: {error.strerror}", file=sys.stderr)
 
 
@@ -181,9 +181,9 @@ class Run(contextlib.AbstractContextManager):
         shown = {"unit": "step", "mininterval": every, "miniters": 0, "disable": not self.is_rank_0}
         self.bar = tqdm(total=self.total_steps, initial=self.step, **shown)
         self.interrupted = False
-        self.next_look = 0.0  # when the store is asked for a stop again
+        self.next_look = 0.0  # when `stop_requested` asks the store again
         for number in STOP_SIGNALS:
-            if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores one
+            if signal.getsignal(number) != signal.SIG_IGN:  # Under nohup SIGHUP is ignored.
                 signal.signal(number, self._interrupt)
         share_stop_signals(STOP_SIGNALS)
         self.last_lap = time.perf_counter()
@@ -197,19 +197,19 @@ class Run(contextlib.AbstractContextManager):
             record["vllm_runner"] = rollout.model_runner
         record["prompt"] = PROMPT
         earlier = before.get("earlier_args", [])
-        if before and before["args"] != self.settings:  # they held until this step
+        if before and before["args"] != self.settings:  # The old ones held until this step.
             earlier = [*earlier, {"step": self.step, **before["args"]}]
         record["earlier_args"] = earlier
         record["data_hash"] = before.get("data_hash") or hash_examples(self.examples)
         write_args(self.folder, **record)
-        said = f"{self.total_steps} steps; {self.folder}/args.json has the arguments"
-        print(said, file=sys.stderr)
+        steps = f"{self.total_steps} steps"
+        print(f"{steps}; {self.folder}/args.json has the arguments", file=sys.stderr)
         path, rows = self.folder / "metrics.jsonl", {}
         for line in path.read_bytes().split(b"\n") if path.exists() else ():
-            with contextlib.suppress(ValueError):  # a kill or a power cut may leave half a row
+            with contextlib.suppress(ValueError):  # A kill may leave half a row.
                 row = json.loads(line)
                 rows[row["step"]] = row
-        steps = range(1, self.step + 1)  # those after the checkpoint are taken again
+        steps = range(1, self.step + 1)  # Later steps are taken again.
         if lost := [step for step in steps if step not in rows]:
             print(f"warning: {path} lacks {len(lost)} rows, from step {lost[0]}", file=sys.stderr)
         write_rows((rows[step] for step in steps if step in rows), path)
@@ -254,7 +254,7 @@ class Run(contextlib.AbstractContextManager):
             batch = self.step // self.steps_per_batch
             order = batch_indices(len(self.examples), self.batch_size, batch, self.seed)
             yield batch, [self.examples[i] for i in order]
-            if self.step // self.save_every > self.saved_step // self.save_every:  # one is due
+            if self.step // self.save_every > self.saved_step // self.save_every:  # It is due.
                 self.save_checkpoint()
             if self.should_stop():
                 return
@@ -289,7 +289,7 @@ class Run(contextlib.AbstractContextManager):
         self.metrics.write(json.dumps(row) + "\n")
         self.metrics.flush()
         if self.log:
-            del row["step"]  # it has a place of its own
+            del row["step"]  # It has its own argument.
             self._try(self.log.log, row, step=self.step)
 
     def _try(self, call: Callable, *args, **options) -> None:
@@ -313,7 +313,7 @@ class Run(contextlib.AbstractContextManager):
         """
         if not self.is_rank_0:
             return
-        if self.step == 0 and (right := rewards.mean()) < 0.05:  # then nearly all weights are 1
+        if self.step == 0 and (right := rewards.mean()) < 0.05:  # Then nearly all weights are 1.
             advice = "are prompt, references and lengths as you meant them?"
             print(f"\nwarning: {right:.0%} of the first answers right: {advice}", file=sys.stderr)
         verdict = "reward" if self.settings.get("reward") else "correct"
@@ -323,7 +323,7 @@ class Run(contextlib.AbstractContextManager):
             for k, completion in enumerate(group):
                 reward = rewards[query, k].item()
                 row = {"id": queries[query].id, "pass_rate": pass_rate}
-                for name, value in values.items():  # one for the query, or one for each completion
+                for name, value in values.items():
                     row[name] = (value[query] if value.dim() == 1 else value[query, k]).item()
                 row[verdict] = reward if verdict == "reward" else bool(reward)
                 rows.append({**row, **vars(completion)})
@@ -342,7 +342,7 @@ class Run(contextlib.AbstractContextManager):
                 shutil.rmtree(old / "state" if self.keep_models else old, ignore_errors=True)
         dist.barrier()
         self.saved_step = self.step
-        self.lap(None)  # the time to write belongs to no phase
+        self.lap(None)  # The time to write belongs to no phase.
 
     def _save(self, name: str, with_state: bool = False) -> None:
         """Write the model under another name, then rename its folder. A collective."""
@@ -351,19 +351,19 @@ class Run(contextlib.AbstractContextManager):
             if with_state:
                 self.engine.save_state(partial)
             self.engine.save_model(self.tokenizer, partial)
-        except Exception as error:  # safetensors raises its own types
-            shutil.rmtree(partial, ignore_errors=True)  # the disk may be full
+        except Exception as error:  # safetensors raises other types than OSError.
+            shutil.rmtree(partial, ignore_errors=True)  # The disk may be full.
             raise OSError(f"step {self.step}: {folder} could not be written: {error}") from error
         if self.is_rank_0:
-            for path in partial.rglob("*.safetensors"):  # safetensors lets only the owner read
+            for path in partial.rglob("*.safetensors"):  # Only the owner may read them.
                 shutil.copymode(self.folder / "args.json", path)
             shutil.rmtree(folder, ignore_errors=True)
             partial.rename(folder)
 
     def _interrupt(self, signum: int, frame) -> None:
         self.interrupted = True
-        self.bar.disable = True  # the terminal may be gone
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait
+        self.bar.disable = True  # The terminal may be gone.
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # The second one does not wait.
 
     def stop_requested(self) -> bool:
         """Whether this or, up to a second ago, another rank was asked to stop. No collective."""
@@ -396,7 +396,7 @@ def metrics_table(rows: list[dict]) -> str:
     tenth = max(1, len(rows) // 10)
     lines = [f"{'':24}{'first':>12}{'last':>12}  (mean of {tenth} steps; seconds: the sum of all)"]
     for name in rows[0] if rows else ():
-        values = [row[name] for row in rows if name in row]  # a resumed run may have other ones
+        values = [row[name] for row in rows if name in row]  # A resumed run may have others.
         if name.endswith("_s"):
             lines.append(f"{name:24}{sum(values):24.1f}")
         else:

@@ -38,7 +38,7 @@ class Args(RolloutArgs):
 
     output_dir: str = "runs/grpo"  # where the run writes; all hosts share it
     save_every: int = 10  # optimizer steps between checkpoints
-    keep_models: bool = True  # any checkpoint's may be the one that is evaluated
+    keep_models: bool = True  # any of them may be the one that is evaluated
 
     # The method
     num_rollouts: int = 8  # G, answers sampled per query
@@ -55,7 +55,7 @@ class Args(RolloutArgs):
         super().check()
         if self.num_rollouts < 2:
             raise InputError("--num_rollouts must be at least 2: an answer is compared with others")
-        if not 0.5 <= self.clip_low <= 1 <= self.clip_high:  # 0.2 is another code's epsilon
+        if not 0.5 <= self.clip_low <= 1 <= self.clip_high:  # Elsewhere 0.2 is an epsilon.
             raise InputError("--clip_low is 0.5 to 1, --clip_high above 1: they bound the ratio")
 
 
@@ -127,7 +127,7 @@ def update(
     stats = engine.step(args.learning_rate)
 
     dist.all_reduce(sums)
-    low, high, kl = (sums[1:] / sums[0].clamp(min=1)).tolist()  # there may be no token
+    low, high, kl = (sums[1:] / sums[0].clamp(min=1)).tolist()  # There may be no token.
     means = {"clipped_low_share": low, "clipped_high_share": high, "approx_kl": kl}
     counts = count_rows(rows, keep=advantages != 0)
     return {"no_signal_share": no_signal, **stats, **counts, **means}
@@ -141,8 +141,8 @@ def log_pi_old(
     args: Args,
 ) -> torch.Tensor | None:
     """log pi_old of the answers, (B, G, T), before the batch's first update. A collective."""
-    if args.train_batch_size in (None, args.rollout_batch_size):  # one update: pi_old is the model
-        return None
+    if args.train_batch_size in (None, args.rollout_batch_size):
+        return None  # With one update pi_old is the model itself.
     rows = trajectories(queries, completions)
     old = engine.eval_logprobs(rows, args.temperature, keep=advantages.flatten() != 0)
     return old.view(*advantages.shape, -1)
@@ -154,7 +154,7 @@ def diagnose(logprobs, old_logprobs, advantages, mask, args: Args) -> torch.Tens
     ratio = log_ratio.exp()
     clipped_low = (ratio < args.clip_low) & (advantages[:, None] < 0) & mask
     clipped_high = (ratio > args.clip_high) & (advantages[:, None] > 0) & mask
-    kl = (ratio - 1 - log_ratio) * mask  # unbiased, and never negative
+    kl = (ratio - 1 - log_ratio) * mask  # It is unbiased, and never negative.
     return torch.stack([mask.sum(), clipped_low.sum(), clipped_high.sum(), kl.sum()])
 
 
@@ -166,7 +166,7 @@ def main(args: Args) -> int:
     init_training()
     checkpoint = claim_or_resume(args)
     tokenizer, examples = load_training_data(args)
-    verifier = Verifier(args.verifier_workers, reward=args.reward)  # it starts while models load
+    verifier = Verifier(args.verifier_workers, reward=args.reward)  # It starts while models load.
     engine = load_engine(args.model, args.max_length, checkpoint, **keywords(args, Engine))
     rollout = Rollout(args.model, tokenizer, args.max_length, **keywords(args, Rollout))
     run = Run(args.output_dir, engine, tokenizer, examples, rollout, **keywords(args, Run))
@@ -177,7 +177,7 @@ def main(args: Args) -> int:
             rollout.load_parameters(engine.named_parameters())
             run.lap("sync_s")
             own_completions = rollout.sample(queries, number, stop=run.stop_requested)
-            if run.should_stop():  # sampling was cut short, and `run` saves a checkpoint
+            if run.should_stop():  # Sampling was cut short; `run` saves a checkpoint.
                 break
             run.lap("rollout_s")
 

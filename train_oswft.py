@@ -69,7 +69,7 @@ def oswft_loss(
         normalizer: solution tokens (or queries) of the whole step: all ranks, weight 0 included.
             It is never the sum of the weights: dividing by that would undo the weighting.
     """
-    assert weights.shape == logprobs.shape[:1], "one weight for each row"  # (B, 1) would broadcast
+    assert weights.shape == logprobs.shape[:1], "one weight for each row"  # (B, 1) would broadcast.
     sequence_logprobs = torch.where(mask.bool(), logprobs, 0).sum(dim=1)  # (B, T) -> (B,)
     return -(weights * sequence_logprobs).sum() / normalizer
 
@@ -122,7 +122,7 @@ def main(args: Args) -> int:
     init_training()
     checkpoint = claim_or_resume(args)
     tokenizer, examples = load_training_data(args)
-    verifier = Verifier(args.verifier_workers, reward=args.reward)  # it starts while models load
+    verifier = Verifier(args.verifier_workers, reward=args.reward)  # It starts while models load.
     engine = load_engine(args.model, args.max_length, checkpoint, **keywords(args, Engine))
     rollout = Rollout(args.model, tokenizer, args.max_length, **keywords(args, Rollout))
     run = Run(args.output_dir, engine, tokenizer, examples, rollout, **keywords(args, Run))
@@ -133,7 +133,7 @@ def main(args: Args) -> int:
             rollout.load_parameters(engine.named_parameters())
             run.lap("sync_s")
             own_completions = rollout.sample(queries, number, stop=run.stop_requested)
-            if run.should_stop():  # sampling was cut short, and `run` saves a checkpoint
+            if run.should_stop():  # Sampling was cut short; `run` saves a checkpoint.
                 break
             run.lap("rollout_s")
 
