@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Literal, NoReturn
 
@@ -41,6 +41,7 @@ class TrainArgs:
     train_batch_size: int | None
     num_epochs: int = 1  # times that each row is read
     max_steps: int | None = None  # in place of num_epochs; a batch that has begun is finished
+    weight_decay: float = 0.0  # AdamW's; the paper names none
     max_grad_norm: float = 1.0  # gradients are clipped to this norm
 
     # Lengths
@@ -105,12 +106,16 @@ class RolloutArgs(TrainArgs):
             raise InputError(f"--train_batch_size is {sizes}: the first must divide the second")
 
 
-def check_args(args: object, may_be_0: Sequence[str] = ("seed",)) -> None:
-    """Raise InputError for a number that is too small, or too large a share."""
-    for name, value in vars(args).items():
-        allowed = "0 or more" if name in may_be_0 else "above 0"
-        if type(value) in (int, float) and not (value > 0 or (value == 0 and name in may_be_0)):
-            raise InputError(f"--{name} must be {allowed}, got {value}")
+def check_args(args: object, may_be_0: Sequence[str] = ()) -> None:
+    """Raise InputError for a number that is too small, or too large a share.
+
+    A field may be 0 if that is its default, or if it is named.
+    """
+    for field in fields(args):
+        name, value = field.name, getattr(args, field.name)
+        zero = field.default == 0 or name in may_be_0
+        if type(value) in (int, float) and not (value > 0 or (zero and value == 0)):
+            raise InputError(f"--{name} must be {'0 or more' if zero else 'above 0'}, got {value}")
         if name in ("vllm_memory", "top_p") and (value or 0) > 1:
             raise InputError(f"--{name} is a share, at most 1, got {value}")
 

@@ -59,6 +59,21 @@ def load_engine(model: str, max_length: int, checkpoint: Path | None = None, **o
     return engine
 
 
+def batch_logprobs(
+    model: torch.nn.Module, batch: MicroBatch, temperature: float = 1.0
+) -> torch.Tensor:
+    """log pi(target) of every completion token: (B, T) fp32, zero outside `batch.mask`.
+
+    Args:
+        model: a `LogprobModel`, such as a frozen reference.
+        temperature: the logits are divided by it.
+    """
+    targets = batch.targets.flatten().index_select(0, batch.positions)
+    logprobs = model(batch.input_ids, targets, batch.positions, temperature)  # (N,)
+    padded = logprobs.new_zeros(batch.mask.numel()).index_copy(0, batch.positions, logprobs)
+    return padded.view(batch.mask.shape)
+
+
 # ---- The engine ----------------------------------------------------------------------------------
 
 
@@ -98,6 +113,7 @@ class Engine:
         *,  # the others are arguments of the scripts, by these names (see `keywords`)
         precision: Literal["bf16", "fp32"] = "bf16",
         max_tokens_per_micro_batch: int = 8192,
+        weight_decay: float = 0.0,
         max_grad_norm: float = 1.0,
         zero_stage: Literal[1, 2, 3] = 2,
         gradient_checkpointing: bool = False,
@@ -118,7 +134,7 @@ class Engine:
             cast_parameters(model, torch.bfloat16 if bf16 else torch.float32)
             model.model.generation_config.validate(strict=True)  # The first save would fail.
         # Fused, it is one kernel, on CPUs too.
-        self.adam = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
+        self.adam = torch.optim.AdamW(model.parameters(), weight_decay=weight_decay, fused=True)
         config = {
             "train_micro_batch_size_per_gpu": 1,  # DeepSpeed asks for it; `micro_batches` decides.
             "bf16": {"enabled": bf16},
@@ -167,14 +183,8 @@ class Engine:
             yield batch.to(self.device)
 
     def logprobs(self, batch: MicroBatch, temperature: float = 1.0) -> torch.Tensor:
-        """log pi(target) of every completion token: (B, T) fp32, zero outside `batch.mask`.
-
-        The logits are divided by `temperature`.
-        """
-        targets = batch.targets.flatten().index_select(0, batch.positions)
-        logprobs = self.engine(batch.input_ids, targets, batch.positions, temperature)  # (N,)
-        padded = logprobs.new_zeros(batch.mask.numel()).index_copy(0, batch.positions, logprobs)
-        return padded.view(batch.mask.shape)
+        """`batch_logprobs` of the model that is being trained: (B, T)."""
+        return batch_logprobs(self.engine, batch, temperature)
 
     def backward(self, loss: torch.Tensor, is_last: bool) -> None:
         """Add a micro-batch's gradient; its loss is divided by the global batch's normalizer.
@@ -196,7 +206,8 @@ class Engine:
         self.total_loss.zero_()
         if not math.isfinite(loss):
             raise FloatingPointError(f"step {self.num_steps + 1}: the loss is {loss}")
-        self.adam.param_groups[0]["lr"] = learning_rate
+        for group in self.adam.param_groups:
+            group["lr"] = learning_rate
         self.engine.step()  # It takes no step if the norm is not finite.
         grad_norm = float(self.engine.get_global_grad_norm())
         if not math.isfinite(grad_norm):

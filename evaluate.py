@@ -342,7 +342,7 @@ def open_folder(
     args: Args, folder: Path, tokenizer: Tokenizer, problems: Sequence[Example]
 ) -> tuple[dict, dict[str, list[dict]]]:
     """Check all, and lock a folder of this protocol: its args.json, and its samples."""
-    check_args(args, may_be_0=("temperature", "top_k", "seed"))
+    check_args(args, may_be_0=("temperature", "top_k"))
     warn_of_slow_bf16(args.precision)
     refuse_special_tokens(tokenizer, ((problem.where, problem.question) for problem in problems))
     ids = tokenize_prompts(tokenizer, problems)

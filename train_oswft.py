@@ -65,11 +65,12 @@ def oswft_loss(
     Args:
         logprobs: (B, T) log pi of each token of the expert solutions.
         mask: (B, T), true on these tokens, false on prompt and padding.
-        weights: (B,) from `oswft_weights`.
+        weights: (B,) constants, from `oswft_weights`.
         normalizer: solution tokens (or queries) of the whole step: all ranks, weight 0 included.
             It is never the sum of the weights: dividing by that would undo the weighting.
     """
     assert weights.shape == logprobs.shape[:1], "one weight for each row"  # (B, 1) would broadcast.
+    assert not weights.requires_grad, "no gradient flows through a weight: detach it"
     sequence_logprobs = torch.where(mask.bool(), logprobs, 0).sum(dim=1)  # (B, T) -> (B,)
     return -(weights * sequence_logprobs).sum() / normalizer
 
@@ -100,9 +101,10 @@ def update(
 
 
 def control_weights(
-    weights: torch.Tensor, strategy: str, generator: torch.Generator | None = None
+    rewards: torch.Tensor, strategy: str, generator: torch.Generator | None = None
 ) -> torch.Tensor:
-    """Weights (B,) to compare OSW-FT's with."""
+    """Weights to compare OSW-FT's with: (B, K) rewards -> (B,)."""
+    weights = oswft_weights(rewards)
     match strategy:
         case "hard":  # 0 if all K answers are right, else 1
             return (weights > 0).float()
@@ -146,7 +148,7 @@ def main(args: Args) -> int:
             weights = oswft_weights(rewards)  # (B,)
             if args.weighting != "oswft":
                 generator = torch.Generator().manual_seed(derive_seed(args.seed, number, "weights"))
-                weights = control_weights(weights, args.weighting, generator)
+                weights = control_weights(rewards, args.weighting, generator)
             run.save_rollouts(queries, completions, rewards, weight=weights)
             run.lap("verify_s")
 

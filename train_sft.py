@@ -52,6 +52,7 @@ def sft_loss(
         normalizer: solution tokens of the whole step: all ranks, weight 0 included.
     """
     assert weights.shape == logprobs.shape[:1], "one weight for each row"  # (B, 1) would broadcast.
+    assert not weights.requires_grad, "no gradient flows through a weight: detach it"
     sequence_logprobs = torch.where(mask.bool(), logprobs, 0).sum(dim=1)  # (B, T) -> (B,)
     return -(weights * sequence_logprobs).sum() / normalizer
 

@@ -55,7 +55,8 @@ class Twins:
         self.args, self.dense, self.gradients = args, copy.deepcopy(model), {}
         model.get_input_embeddings().padding_idx = 5  # as for a pad token, which rows have here
         parameters = self.dense.parameters()
-        self.adam = torch.optim.AdamW(parameters, lr=args.learning_rate, weight_decay=0.0)
+        options = {"lr": args.learning_rate, "weight_decay": args.weight_decay}
+        self.adam = torch.optim.AdamW(parameters, **options)
         patch.delenv("TORCHDYNAMO_DISABLE", raising=False)  # set for the engine before this one
         self.engine = Engine(model, **keywords(args, Engine))
         for name, buffer in self.engine.model.named_buffers():  # rotary frequencies, in bf16 too
@@ -115,6 +116,18 @@ def compare_oswft(patch: pytest.MonkeyPatch, tied: bool = True, **settings) -> N
         twins.compare(loss, stats)
 
 
+def compare_two_groups(patch: pytest.MonkeyPatch, **settings) -> None:
+    """As of an optimizer that spares some parameters: both groups get the learning rate."""
+    adamw = torch.optim.AdamW
+
+    def split(parameters, **options) -> torch.optim.Optimizer:
+        parameters = list(parameters)
+        return adamw([{"params": parameters[::2]}, {"params": parameters[1::2]}], **options)
+
+    patch.setattr(torch.optim, "AdamW", split)
+    compare_oswft(patch, **settings)
+
+
 def compare_grpo(
     patch: pytest.MonkeyPatch, steps_per_batch=2, tied=True, vocabulary=VOCABULARY, **settings
 ) -> None:
@@ -161,6 +174,7 @@ SETTINGS_OF_A_RUN = [
     *[partial(compare_oswft, zero_stage=stage, normalizer="sequence") for stage in (1, 2)],
     *[partial(compare_oswft, zero_stage=stage, precision="bf16") for stage in (1, 2, 3)],
     partial(compare_oswft, gradient_checkpointing=True),
+    partial(compare_two_groups, weight_decay=0.3),
     partial(compare_oswft, tied=False, cpu_offload=True),
     partial(compare_grpo, steps_per_batch=1),
     partial(compare_grpo, steps_per_batch=4, tied=False, zero_stage=2, clip_low=0.9, clip_high=1.1),

@@ -21,8 +21,8 @@ EDGE_CASES = {  # rewards (B, K) -> the weights of OSW-FT and of hard-thresholdi
 def test_weightings_on_edge_cases(case):
     rewards, oswft, hard = EDGE_CASES[case]
     assert oswft_weights(rewards).tolist() == pytest.approx(oswft)
-    assert control_weights(oswft_weights(rewards), "hard").tolist() == hard
-    random = control_weights(oswft_weights(rewards), "random")
+    assert control_weights(rewards, "hard").tolist() == hard
+    random = control_weights(rewards, "random")
     assert random.shape == (len(rewards),)
     assert random.mean().item() == pytest.approx(sum(oswft) / len(oswft), abs=1e-6)
 
@@ -31,7 +31,7 @@ def test_weightings_on_edge_cases(case):
 def test_random_weights_are_uniform_around_the_mean_of_osw_ft_and_within_0_and_1(wrong):
     rewards = (torch.arange(128) >= wrong).float()[:, None]
     mean = wrong / 128
-    weights = control_weights(oswft_weights(rewards), "random", torch.Generator().manual_seed(0))
+    weights = control_weights(rewards, "random", torch.Generator().manual_seed(0))
     assert weights.mean().item() == pytest.approx(mean, abs=1e-6)
     assert weights.min() >= 0 and weights.max() <= 1
     # a uniform distribution of the largest spread that this mean allows
@@ -43,33 +43,33 @@ def test_random_weights_are_uniform_around_the_mean_of_osw_ft_and_within_0_and_1
 
 def test_random_weights_have_nothing_to_do_with_the_answers():
     rewards = (torch.arange(128) >= 50).float()[:, None]
-    weights = oswft_weights(rewards)
     correlations = [
-        torch.corrcoef(torch.stack([rewards[:, 0], control_weights(weights, "random")]))[0, 1]
+        torch.corrcoef(torch.stack([rewards[:, 0], control_weights(rewards, "random")]))[0, 1]
         for _ in range(400)
     ]
     assert abs(torch.stack(correlations).mean().item()) < 4 / (128 * 400) ** 0.5
 
 
 def test_random_weights_follow_their_generator_and_leave_the_global_one_alone():
-    weights = torch.full((16,), 0.5)
+    rewards = torch.tensor([[0.0, 1.0]] * 16)
     draws = [
-        control_weights(weights, "random", torch.Generator().manual_seed(seed)).tolist()
+        control_weights(rewards, "random", torch.Generator().manual_seed(seed)).tolist()
         for seed in (1, 1, 2)
     ]
     assert draws[0] == draws[1] != draws[2]
     state = torch.get_rng_state()
-    control_weights(weights, "random", torch.Generator().manual_seed(1))
+    control_weights(rewards, "random", torch.Generator().manual_seed(1))
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_an_unknown_strategy_and_weights_that_would_be_broadcast_are_refused():
+def test_an_unknown_strategy_and_weights_that_broadcast_or_have_a_gradient_are_refused():
     with pytest.raises(ValueError):
-        control_weights(torch.ones(1), strategy="soft")
+        control_weights(torch.ones(1, 2), strategy="soft")
     rows_end_to_end = torch.full((1, 6), -1.0)
-    for weights in (torch.ones(2), torch.ones(1, 1)):
-        with pytest.raises(AssertionError):
-            oswft_loss(rows_end_to_end, torch.ones(1, 6), weights, 6)
+    for weights in (torch.ones(2), torch.ones(1, 1), torch.ones(1, requires_grad=True)):
+        for loss in (oswft_loss, sft_loss):
+            with pytest.raises(AssertionError):
+                loss(rows_end_to_end, torch.ones(1, 6), weights, 6)
 
 
 def test_loss_equals_numbers_worked_out_by_hand():

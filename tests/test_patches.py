@@ -1,5 +1,6 @@
 """recipes/patches: each diff still applies, and does to a real run what its page says."""
 
+import copy
 import functools
 import json
 import runpy
@@ -9,12 +10,21 @@ import sys
 from pathlib import Path
 
 import train_grpo
+import train_oswft
 from checks import SETTINGS as ENGINE_SETTINGS
 from checks import Twins, compare_oswft
 from conftest import ROOT, assert_equal_up_to_rounding, call_of, launch, metrics, on_ranks, slow
 from data import read_rows, write_rows
-from dense import assert_same, dense_grpo_loss, dense_logprobs, make_rows
+from dense import (
+    ROWS,
+    assert_same,
+    dense_grpo_loss,
+    dense_logprobs,
+    dense_oswft_loss,
+    make_rows,
+)
 from engine import init_training
+from logprobs import LogprobModel
 from models import load_tokenizer, stop_token_ids
 from rollout import pad_completions
 
@@ -24,10 +34,9 @@ from safetensors.torch import load_file
 
 FOLDER = ROOT / "recipes" / "patches"
 PATCHES = sorted(path.stem for path in FOLDER.glob("*.diff"))
-SETTING = ("--rollout_batch_size", "12", "--max_steps", "4", "--save_every", "1")
-SETTING += ("--keep_checkpoints", "4")
+SETTING = ("--rollout_batch_size", "12", "--save_every", "1", "--keep_checkpoints", "4")
 RATE, MOMENTUM = 2.0, 0.9  # of SGD
-FACTORS = [1, 1, 0.75, 0.25]  # of the schedule, for 4 steps
+FACTORS = [1, 1, 0.75, 0.25]  # of the schedule, for the 4 steps of an epoch
 LENGTH = 24  # of an answer: some are cut off
 LORA_SCALE = 2  # alpha / rank
 
@@ -64,6 +73,7 @@ def weights(folder: Path) -> torch.Tensor:
     return torch.cat([tensors[name].double().flatten() for name in sorted(tensors)])
 
 
+@slow  # So that `make check` passes while a script is edited.
 @pytest.mark.parametrize("names", [[name] for name in PATCHES] + [PATCHES], ids="+".join)
 def test_patches_apply_alone_and_together_and_leave_code_that_passes_lint(tmp_path, names):
     root = patched(tmp_path / "copy", *names)
@@ -72,10 +82,10 @@ def test_patches_apply_alone_and_together_and_leave_code_that_passes_lint(tmp_pa
 
 
 @pytest.fixture(scope="module")
-def four(tiny, tmp_path_factory) -> Path:
-    """One run with four patches, as they change different parts; vLLM cannot be imported."""
-    folder = tmp_path_factory.mktemp("four patches")
-    root = patched(folder / "copy", "weighting", "schedule", "optimizer", "generate")
+def five(tiny, tmp_path_factory) -> Path:
+    """One run with five patches, as they change different parts; vLLM cannot be imported."""
+    folder = tmp_path_factory.mktemp("five patches")
+    root = patched(folder / "copy", "weighting", "schedule", "optimizer", "generate", "kl")
     (root / "vllm.py").write_text("raise ImportError('blocked')")
     rows = [row for _, row in read_rows(tiny / "train.jsonl")][:48]
     for row in rows[::2]:  # else all prompts are of one length
@@ -83,14 +93,15 @@ def four(tiny, tmp_path_factory) -> Path:
     write_rows(rows, folder / "train.jsonl")
     setting = (*SETTING, "--data", folder / "train.jsonl", "--learning_rate", RATE)
     setting += ("--weighting", "std", "--num_rollouts", "4", "--temperature", "0.8")
-    setting += ("--max_completion_length", LENGTH)
+    setting += ("--max_completion_length", LENGTH, "--kl", "0.1")
+    setting += ("--max_steps", "None")  # The schedule needs none.
     launch(*call_of("train_oswft.py", tiny, folder / "whole"), *setting, root=root)
     return resumed(folder / "whole", root)
 
 
 @slow
-def test_weighting_the_weights_are_the_standard_deviations_of_the_rewards(four):
-    rows, pass_rates = rollouts(four), set()
+def test_weighting_the_weights_are_the_standard_deviations_of_the_rewards(five):
+    rows, pass_rates = rollouts(five), set()
     for answers in (rows[i : i + 4] for i in range(0, len(rows), 4)):
         pass_rate = sum(answer["correct"] for answer in answers) / 4
         assert answers[0]["weight"] == pytest.approx((pass_rate * (1 - pass_rate)) ** 0.5)
@@ -99,8 +110,8 @@ def test_weighting_the_weights_are_the_standard_deviations_of_the_rewards(four):
 
 
 @slow
-def test_schedule_rises_for_a_tenth_of_the_run_then_falls_to_zero(four, tmp_path):
-    rates = [row["learning_rate"] for row in metrics(four)]
+def test_schedule_rises_for_a_tenth_of_the_run_then_falls_to_zero(five, tmp_path):
+    rates = [row["learning_rate"] for row in metrics(five)]
     assert rates == pytest.approx([RATE * factor for factor in FACTORS])
     root = patched(tmp_path / "copy", "schedule")
     schedule = runpy.run_path(str(root / "train_oswft.py"))["schedule"]
@@ -109,11 +120,11 @@ def test_schedule_rises_for_a_tenth_of_the_run_then_falls_to_zero(four, tmp_path
 
 
 @slow
-def test_optimizer_the_weights_move_as_sgd_with_momentum_would_move_them(four, tiny):
+def test_optimizer_the_weights_move_as_sgd_with_momentum_would_move_them(five, tiny):
     """From the checkpoints; after the second one the momentum must have come back."""
     models = [weights(tiny / "model")]
-    models += [weights(four / f"checkpoint-{n:06d}") for n in range(1, 5)]
-    steps, momentum = zip(models[:-1], models[1:], metrics(four), FACTORS, strict=True), 0
+    models += [weights(five / f"checkpoint-{n:06d}") for n in range(1, 5)]
+    steps, momentum = zip(models[:-1], models[1:], metrics(five), FACTORS, strict=True), 0
     for before, after, row, factor in steps:
         gradient = -(after - before) / (RATE * factor) - MOMENTUM * momentum
         norm = min(row["grad_norm"], 1)  # 0 where no query has a weight
@@ -122,10 +133,10 @@ def test_optimizer_the_weights_move_as_sgd_with_momentum_would_move_them(four, t
 
 
 @slow
-def test_generate_samples_what_the_trainer_would_without_vllm(four, tiny):
+def test_generate_samples_what_the_trainer_would_without_vllm(five, tiny):
     """Prompts of several lengths side by side, at a temperature, while the weights change."""
-    assert all(row["vllm_gap_max"] < 1e-3 for row in metrics(four))
-    ends, rows = stop_token_ids(load_tokenizer(str(tiny / "model"))), rollouts(four)
+    assert all(row["vllm_gap_max"] < 1e-3 for row in metrics(five))
+    ends, rows = stop_token_ids(load_tokenizer(str(tiny / "model"))), rollouts(five)
     for row in rows:
         stops = [n for n, token in enumerate(row["token_ids"], 1) if token in ends]
         assert stops == ([len(row["token_ids"])] if row["finish_reason"] == "stop" else [])
@@ -138,7 +149,7 @@ def test_lora_trains_adapters_that_vllm_the_final_model_and_a_resumed_run_have(t
     pytest.importorskip("peft", reason="needs requirements-dev.txt")
     root, whole = patched(tmp_path / "copy", "lora"), tmp_path / "whole"
     call = call_of("train_oswft.py", tiny, whole)
-    launch(*call, *SETTING, "--learning_rate", "1e-2", root=root)
+    launch(*call, *SETTING, "--max_steps", "4", "--learning_rate", "1e-2", root=root)
     run = resumed(whole, root)
     assert_equal_up_to_rounding(run, whole)
     assert all(row["vllm_gap_max"] < 1e-3 for row in metrics(run))
@@ -154,6 +165,33 @@ def test_lora_trains_adapters_that_vllm_the_final_model_and_a_resumed_run_have(t
         assert_same(after[name], weight + change)
         assert a is None or change.norm() > 0.05 * weight.norm(), f"{name} has hardly changed"
     assert not state  # only adapters have one
+
+
+def compare_kl() -> None:
+    """Where kl.diff is applied. The reference is another model than the one that is trained."""
+    init_training()
+    args = train_oswft.Args(**ENGINE_SETTINGS, kl=0.3)
+    twins = Twins(pytest.MonkeyPatch(), args)
+    generator = torch.Generator().manual_seed(0)
+    reference = copy.deepcopy(twins.dense)
+    for parameter in reference.parameters():
+        parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
+    twins.engine.reference = LogprobModel(copy.deepcopy(reference)).to(twins.engine.device)
+    for weights in (torch.arange(ROWS) / ROWS, torch.zeros(ROWS)):  # the penalty alone, too
+        rows = make_rows(generator)
+        tokens = sum(len(row.response_ids) for row in rows)
+        loss = dense_oswft_loss(twins.dense, rows, weights, tokens)
+        for row in rows:
+            with torch.no_grad():
+                fixed = dense_logprobs(reference, row)
+            ratio = (fixed - dense_logprobs(twins.dense, row)).exp()
+            loss = loss + args.kl * (ratio - ratio.log() - 1).sum() / tokens
+        twins.compare(loss, train_oswft.update(twins.engine, rows, weights, args))
+
+
+@slow
+def test_kl_has_the_dense_gradient_on_two_ranks_and_rows_of_weight_0_have_it_too(tmp_path):
+    on_ranks(2, compare_kl, root=patched(tmp_path / "copy", "kl"))
 
 
 def compare_importance() -> None:

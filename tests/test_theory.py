@@ -83,9 +83,9 @@ def test_one_rollout_is_hard_example_selection():
     for batch in itertools.product([0.0, 1.0], repeat=4):
         rewards = torch.tensor(batch)[:, None]
         weights = oswft_weights(rewards)
-        assert weights.tolist() == control_weights(weights, "hard").tolist()
-    soft = oswft_weights(torch.tensor([[1.0, 0.0]]))
-    assert soft.tolist() != control_weights(soft, "hard").tolist()
+        assert weights.tolist() == control_weights(rewards, "hard").tolist()
+    mixed = torch.tensor([[1.0, 0.0]])
+    assert oswft_weights(mixed).tolist() != control_weights(mixed, "hard").tolist()
 
 
 def test_a_gradient_through_the_weight_would_be_another_one():
@@ -116,7 +116,7 @@ def test_the_mean_weight_does_not_depend_on_k_but_that_of_hard_weights_does(k):
     for p in SHARES:
         _, probability = enumerate_rollouts(k, p)
         weights = oswft_weights(rewards)
-        for each, mean in ((weights, 1 - p), (control_weights(weights, "hard"), 1 - p**k)):
+        for each, mean in ((weights, 1 - p), (control_weights(rewards, "hard"), 1 - p**k)):
             assert (probability @ each.double()).item() == pytest.approx(mean)
 
 
