@@ -2,8 +2,7 @@
 # make lesson     runs docs/lesson.ipynb and keeps its outputs; needs `uv pip install jupyterlab`
 # make exercises  grades docs/exercises (ONLY=3: one of them)
 # make check      style, and every test that is not marked slow: a minute
-# make test       installs what development needs, too, then runs every test (TESTS=tests/test_sft.py);
-#                 at its end it says what was skipped, and what that needs
+# make test       style, and every test (TESTS=tests/test_sft.py); its end says what was skipped and why
 # make test-gpu   on a machine with a GPU, the tests that use one: 8 minutes at most
 # make bench      compares with other implementations and writes BENCHMARKS.md: 40 minutes
 # make lint       style and names
@@ -61,7 +60,7 @@ exercises: $(INSTALLED)
 check: lint
 	python -m pytest -q -n 2 -m "not slow" $(TESTS)
 
-test: $(DEV_INSTALLED)
+test: lint
 	python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 25 -rs $(TESTS)
 
 test-gpu: $(DEV_INSTALLED)

@@ -174,7 +174,8 @@ def test_every_file_module_flag_function_and_test_that_is_named_exists(page):
     arguments |= {"dry_run", "tiny", "hostfile", "help"}
     arguments |= {"no_ssh", "node_rank", "master_addr", "master_port", "num_gpus", "venv_script"}
     arguments |= {"quiet", "module", "shutdown_timeout"}  # of the launchers
-    arguments |= {"compile"}  # of a patch
+    arguments |= {"compile", "kl"}  # of patches
+    arguments |= {"torch"}  # of uv: --torch-backend
     for code in re.findall(r"`([^`\n]+)`", prose(page)):
         for flag in re.findall(r"(?:^| )--(\w+)", code):
             assert flag in arguments, f"`{code}`: no script has this argument"
@@ -223,7 +224,7 @@ def tops() -> set[tuple[str, str]]:
 
 
 def test_the_readmes_file_tree_is_that_of_the_repository(tops):
-    named = [line.split()[0] for line in blocks(README, "text")[1].splitlines()]
+    named = [line.split()[0] for line in blocks(README, "text")[2].splitlines()]
     parts = {name + slash for name, slash in tops if slash or name.endswith(".py")}
     assert sorted(named) == sorted(parts)
 
