@@ -50,11 +50,10 @@ def provenance() -> dict:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
-    commit = None
+    output = b""
     with contextlib.suppress(OSError):  # There may be no git.
-        result = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
-        commit = result.stdout.strip() or None
-    return {"versions": versions, "git_commit": commit}
+        output = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True).stdout
+    return {"versions": versions, "git_commit": output.decode().strip() or None}
 
 
 def model_version(model: str) -> str:
@@ -91,8 +90,7 @@ def read_args(folder: Path) -> dict:
 def write_args(folder: Path, **record) -> None:
     """Write args.json, with the script's name, versions and commit."""
     folder.mkdir(parents=True, exist_ok=True)
-    record["script"] = Path(sys.argv[0]).name
-    write_json({**record, **provenance()}, folder / "args.json")
+    write_json({**record, "script": Path(sys.argv[0]).name, **provenance()}, folder / "args.json")
 
 
 # ---- The folder ----------------------------------------------------------------------------------
@@ -196,14 +194,12 @@ class Run(contextlib.AbstractContextManager):
         if rollout:
             record["vllm_runner"] = rollout.model_runner
         record["prompt"] = PROMPT
-        earlier = before.get("earlier_args", [])
+        record["earlier_args"] = before.get("earlier_args", [])
         if before and before["args"] != self.settings:  # The old ones held until this step.
-            earlier = [*earlier, {"step": self.step, **before["args"]}]
-        record["earlier_args"] = earlier
+            record["earlier_args"].append({"step": self.step, **before["args"]})
         record["data_hash"] = before.get("data_hash") or hash_examples(self.examples)
         write_args(self.folder, **record)
-        steps = f"{self.total_steps} steps"
-        print(f"{steps}; {self.folder}/args.json has the arguments", file=sys.stderr)
+        print(f"{self.folder}: {self.total_steps} steps", file=sys.stderr)
         path, rows = self.folder / "metrics.jsonl", {}
         for line in path.read_bytes().split(b"\n") if path.exists() else ():
             with contextlib.suppress(ValueError):  # A kill may leave half a row.
@@ -281,7 +277,10 @@ class Run(contextlib.AbstractContextManager):
         if not self.is_rank_0:
             return
         if self.step == self.start_step + 1:
-            warn_of_truncated(row.get("truncated_share", 0))
+            if (truncated := row.get("truncated_share", 0)) > 0.5:
+                advice = "raise --max_completion_length, or find out why they do not end"
+                reason = f"{truncated:.0%} of the answers were cut off: {advice}"
+                print(f"\nwarning: {reason}", file=sys.stderr)
             warn_of_ungraded(row.get("ungraded_share", 0))
         shown = {name: f"{row[name]:.3f}" for name in self.SHOWN if name in row}
         self.bar.set_postfix(shown, refresh=False)
@@ -377,12 +376,6 @@ class Run(contextlib.AbstractContextManager):
         flag = torch.tensor([float(self.interrupted)], device=self.engine.device)
         dist.all_reduce(flag)
         return bool(flag)
-
-
-def warn_of_truncated(share: float) -> None:
-    if share > 0.5:
-        advice = "raise --max_completion_length, or find out why they do not end"
-        print(f"\nwarning: {share:.0%} of the answers were cut off: {advice}", file=sys.stderr)
 
 
 def warn_of_ungraded(share: float) -> None:

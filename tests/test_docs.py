@@ -175,7 +175,6 @@ def test_every_file_module_flag_function_and_test_that_is_named_exists(page):
     arguments |= {"no_ssh", "node_rank", "master_addr", "master_port", "num_gpus", "venv_script"}
     arguments |= {"quiet", "module", "shutdown_timeout"}  # of the launchers
     arguments |= {"compile", "kl"}  # of patches
-    arguments |= {"torch"}  # of uv: --torch-backend
     for code in re.findall(r"`([^`\n]+)`", prose(page)):
         for flag in re.findall(r"(?:^| )--(\w+)", code):
             assert flag in arguments, f"`{code}`: no script has this argument"
