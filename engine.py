@@ -263,17 +263,17 @@ class Engine:
 
     def save_model(self, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
         """Write a plain Hugging Face folder, whose model stops at the end of turn. A collective."""
-        weights = {}
+        parameters = {}
         for bucket in self._gather():
             if dist.get_rank() == 0:
-                weights |= {name: tensor.cpu() for name, tensor in bucket.items()}
+                parameters |= {name: tensor.cpu() for name, tensor in bucket.items()}
         if dist.get_rank() == 0:
             sampling = self.model.generation_config
             sampling.eos_token_id = stop_token_ids(tokenizer, sampling.eos_token_id)
             rope = getattr(self.model.config, "rope_parameters", None) or {}
             if rope.get("rope_type") == "default":  # transformers 4 reads it here.
                 self.model.config.rope_theta = rope["rope_theta"]
-            self.model.save_pretrained(folder, state_dict=weights)
+            self.model.save_pretrained(folder, state_dict=parameters)
             tokenizer.save_pretrained(folder)
         dist.barrier()
 

@@ -157,7 +157,7 @@ def main(args: Args) -> int:
                 stats = update(engine, queries[part], weights[part], args)
                 sampled = completion_stats(completions[part])
                 run.end_step({"pass_rate": rewards[part].mean().item(), **stats, **gap, **sampled})
-    return 0 if run.finished else 130
+    return 0 if run.finished else 130  # 130 is the status after Ctrl-C.
 
 
 if __name__ == "__main__":

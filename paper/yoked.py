@@ -57,7 +57,7 @@ def main(args: Args) -> int:
                 path = run.folder / "weights" / f"step_{run.step + 1:06d}.jsonl"
                 write_rows(({"id": query.id, "weight": weight} for query, weight in pairs), path)
             run.end_step(update(engine, queries, weights, args))
-    return 0 if run.finished else 130
+    return 0 if run.finished else 130  # 130 is the status after Ctrl-C.
 
 
 if __name__ == "__main__":
