@@ -336,6 +336,7 @@ class Engine:
 
     @torch.no_grad()
     def _set_state(self, parameter: torch.nn.Parameter, key: str, value: torch.Tensor) -> None:
+        """Set what `_get_state` returns. A collective."""
         utils = self.deepspeed.utils
         set_weight, set_moment = utils.safe_set_full_fp32_param, utils.safe_set_full_optimizer_state
         if self.zero_stage == 3:  # They forget that its shards are padded.

@@ -210,6 +210,7 @@ class Rollout:
         bar.close()
 
     def _completion(self, query: int, sample) -> Completion:
+        """A `Completion` from vLLM's output."""
         token_ids = list(sample.token_ids)
         text_ids = token_ids[:-1] if sample.finish_reason == "stop" else token_ids
         text = self.tokenizer.decode(text_ids, skip_special_tokens=False)

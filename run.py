@@ -168,8 +168,7 @@ class Run(contextlib.AbstractContextManager):
         self.step = engine.num_steps  # optimizer steps done
         self.start_step = self.step  # where this process began
         self.saved_step = self.step  # the newest checkpoint's; 0: there is none
-        # If the last batch is not full, it is not used.
-        batches = len(examples) * num_epochs // batch_size
+        batches = len(examples) * num_epochs // batch_size  # A last one that is not full is unused.
         self.total_steps = max_steps or batches * self.steps_per_batch
         self.log = None  # the logger's module
         self.is_rank_0 = dist.get_rank() == 0
@@ -188,6 +187,7 @@ class Run(contextlib.AbstractContextManager):
         self.seconds = {}  # this step's, by phase
 
     def _open_files(self, logger: str, rollout: Rollout | None) -> None:
+        """Write args.json, open metrics.jsonl, and drop what is newer than the checkpoint."""
         before = read_args(self.folder)
         run_id = before.get("run_id", secrets.token_hex(4))
         record = {"args": self.settings, "world_size": dist.get_world_size(), "run_id": run_id}
