@@ -28,7 +28,6 @@ from decimal import Decimal
 from functools import lru_cache
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from threading import Event
 from typing import NamedTuple
 
 CLOSING_CHARS = 300  # without a box, the answer must be in the last 300 characters
@@ -85,21 +84,15 @@ def grade(completion: str, reference: str, limit_s: int | None = None) -> Grade:
 
     # ---- The same value?
     units = not re.search("[A-Za-z]", re.sub(NOT_A_VARIABLE, "", reference))
-    gold = rf"\boxed{{{reference}}}"
+    gold, text = rf"\boxed{{{reference}}}", rf"\boxed{{{answer}}}" if answer else closing
     try:
-        text = rf"\boxed{{{answer}}}" if answer else closing
-        if not boxed and not parse_values(text, units, limit_s, strict=True):
-            if answer and not parse_values(gold, units, limit_s, strict=True):
-                return Grade(same_text(answer, reference), answer)
+        readable = parse_values(gold, units, limit_s, strict=True)
+        if readable and not boxed and not parse_values(text, units, limit_s, strict=True):
             answer, text = None, closing
         parsed = parse_values(text, units, limit_s)
-        tried = []
-        for old, new in READINGS:
-            pair = re.sub(old, new, gold), re.sub(old, new, text)
-            if pair not in tried and are_equal(*pair, units, limit_s):
-                return Grade(True, answer or str(parsed[-1]))
-            tried.append(pair)
-        return Grade(False, str(parsed[-1]) if parsed and not answer else answer)
+        pairs = [(re.sub(old, new, gold), re.sub(old, new, text)) for old, new in READINGS]
+        equal = any(are_equal(*pair, units, limit_s) for pair in dict.fromkeys(pairs))
+        return Grade(equal, answer or (str(parsed[-1]) if parsed else None))
     except Exception:  # sympy raises errors of any kind: of a sum that diverges, of 1/0 in a sine
         return Grade(False, answer, ungraded=True)
 
@@ -110,8 +103,9 @@ def are_equal(reference: str, text: str, units: bool, limit_s: int | None) -> bo
     from sympy import Eq, Float
 
     gold = parse_values(reference, units, limit_s, strict=True)
-    if not gold:  # LaTeX cannot read it, and a number in it is not its value
-        return same_text(text, reference)
+    if not gold:  # LaTeX cannot read it, and a number in it is not its value.
+        ours, theirs = (plain(each).replace(" ", "") for each in (reference, text))
+        return ours == theirs
     parsed = parse_values(text, units, limit_s)
     equal = verify(gold, parsed, timeout_seconds=limit_s)
     values = [found[0] for found in (gold, parsed) if found]
@@ -130,11 +124,6 @@ def are_equal(reference: str, text: str, units: bool, limit_s: int | None) -> bo
         near = math.isclose(*map(float, values), rel_tol=1e-12, abs_tol=5e-7)
         return equal or (near and math.isfinite(values[0]))
     return equal and bool(gap.evalf(5, maxn=200) < 1e-150)  # Math-Verify's bound is 1e-15
-
-
-def same_text(one: str, other: str) -> bool:
-    """Whether two texts differ in spaces and fonts alone."""
-    return plain(one).replace(" ", "") == plain(other).replace(" ", "")
 
 
 def extract(completion: str, reference: str) -> str | None:
@@ -169,8 +158,7 @@ def said_answer(closing: str) -> str | None:
 
 def rewritten(text: str, units: bool = True) -> str:
     """A text with what Math-Verify misreads in another spelling; `units` of a box are left out."""
-    rules = [*(BOXED if text.startswith(r"\boxed") else ()), *REWRITTEN, *(UNITS if units else ())]
-    for pattern, latex in rules:
+    for pattern, latex in (*REWRITTEN, *(UNITS if units else ())):
         text = re.sub(pattern, latex, text)
     return text
 
@@ -192,9 +180,7 @@ def parse_values(text: str, units: bool, limit_s: int | None, strict: bool = Fal
 
 def as_text(value: str | float) -> str:
     """A reference as text; a number is written out: 27.0 as 27, 5e-05 as 0.00005."""
-    if isinstance(value, str):
-        return value
-    if type(value) is int:
+    if isinstance(value, str) or type(value) is int:
         return str(value)
     if type(value) is float and math.isfinite(value):
         return f"{Decimal(repr(value)).normalize():f}"
@@ -230,9 +216,9 @@ SENTENCE_END = (  # 12. Thus | True, by Euler | True - it is | 12 (dollars) | 12
 READINGS = (("^", ""), (r"\\?%", ""), (r"\\log(?! *_)", r"\\ln"))
 NO_UNIT = r".*(?:hundred|thousand|illion|dozen|half|third|quarter|\b(?:and|or|to|sin|cos|log|pi)\b)"
 POWERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-BOXED = (("°", r"^\\circ"),)
-BOXED += ((r"(\\[dt]?frac(?:\{[^{}]*\}|\w)?)\s+(?=[\w{])", r"\1"),) * 2  # \frac {a} 5: twice
-REWRITTEN = (  # what Math-Verify misreads, and how it is written instead
+REWRITTEN = (  # What Math-Verify misreads, and how it is written instead.
+    ("°", r"^\\circ"),
+    *((r"(\\[dt]?frac(?:\{[^{}]*\}|\w)?)\s+(?=[\w{])", r"\1"),) * 2,  # \frac {a} 5: two spaces
     (r"(?:√|\\?(?<![A-Za-z])sqrt) ?\(([^()]*)\)|√ ?(\d+|\w)", r"\\sqrt{\1\2}"),
     (r"\^\{\\(?:text|mathrm)\{(?:st|nd|rd|th)\}\}", ""),
     ("[⁰¹²³⁴-⁹⁻]+", lambda power: f"^{{{unicodedata.normalize('NFKC', power[0])}}}"),
@@ -350,12 +336,10 @@ class Verifier(contextlib.AbstractContextManager):
     def grade(self, completions: Sequence[str], references: Sequence[str | dict]) -> list[Grade]:
         """Like `score`, which answers were read, and which are `ungraded`."""
         pairs = list(zip(completions, references, strict=True))
-        grades, numbers, stop = [UNGRADED] * len(pairs), iter(range(len(pairs))), Event()
+        grades, numbers = [UNGRADED] * len(pairs), iter(range(len(pairs)))
 
         def work(worker: _Worker) -> None:
             for n in numbers:  # All workers take from the same iterator.
-                if stop.is_set():
-                    return
                 grades[n] = worker.grade(pairs[n], self.timeout_s + WAITING_S)
 
         with ThreadPoolExecutor(len(self.workers)) as pool:
@@ -363,7 +347,7 @@ class Verifier(contextlib.AbstractContextManager):
                 for done in as_completed([pool.submit(work, worker) for worker in self.workers]):
                     done.result()
             finally:
-                stop.set()  # after an error, or Ctrl-C, no worker takes another answer
+                list(numbers)  # After an error, or Ctrl-C, no worker finds another answer.
         return grades
 
 
