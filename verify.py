@@ -78,28 +78,22 @@ def grade(completion: str, reference: str, limit_s: int | None = None) -> Grade:
 
     # ---- The same text, or word?
     ours, theirs = (plain(each).rstrip(".").casefold() for each in (reference, answer or closing))
-    if answer == reference or (ours == theirs and re.fullmatch("no|[a-z]{3,}", ours)):
+    if answer == reference or (ours == theirs and re.fullmatch("[a-z]{3,}", ours)):
         return Grade(True, answer)
     if boxed and (len(boxed) > MAX_CHARS or "{cases}" in boxed):  # It would read the first case.
         return Grade(False, boxed)
 
     # ---- The same value?
     units = not re.search("[A-Za-z]", re.sub(NOT_A_VARIABLE, "", reference))
-    gold = rf"\boxed{{{reference}}}"
+    gold, text = rf"\boxed{{{reference}}}", rf"\boxed{{{answer}}}" if answer else closing
     try:
-        text = rf"\boxed{{{answer}}}" if answer else closing
-        if not boxed and not parse_values(text, units, limit_s, strict=True):
-            if answer and not parse_values(gold, units, limit_s, strict=True):
-                return Grade(same_text(answer, reference), answer)
+        readable = parse_values(gold, units, limit_s, strict=True)
+        if readable and not boxed and not parse_values(text, units, limit_s, strict=True):
             answer, text = None, closing
         parsed = parse_values(text, units, limit_s)
-        tried = []
-        for old, new in READINGS:
-            pair = re.sub(old, new, gold), re.sub(old, new, text)
-            if pair not in tried and are_equal(*pair, units, limit_s):
-                return Grade(True, answer or str(parsed[-1]))
-            tried.append(pair)
-        return Grade(False, str(parsed[-1]) if parsed and not answer else answer)
+        pairs = [(re.sub(old, new, gold), re.sub(old, new, text)) for old, new in READINGS]
+        equal = any(are_equal(*pair, units, limit_s) for pair in dict.fromkeys(pairs))
+        return Grade(equal, answer or (str(parsed[-1]) if parsed else None))
     except Exception:  # sympy raises errors of any kind: of a sum that diverges, of 1/0 in a sine
         return Grade(False, answer, ungraded=True)
 
@@ -110,8 +104,9 @@ def are_equal(reference: str, text: str, units: bool, limit_s: int | None) -> bo
     from sympy import Eq, Float
 
     gold = parse_values(reference, units, limit_s, strict=True)
-    if not gold:  # LaTeX cannot read it, and a number in it is not its value
-        return same_text(text, reference)
+    if not gold:  # LaTeX cannot read it, and a number in it is not its value.
+        ours, theirs = (plain(each).replace(" ", "") for each in (reference, text))
+        return ours == theirs
     parsed = parse_values(text, units, limit_s)
     equal = verify(gold, parsed, timeout_seconds=limit_s)
     values = [found[0] for found in (gold, parsed) if found]
@@ -130,11 +125,6 @@ def are_equal(reference: str, text: str, units: bool, limit_s: int | None) -> bo
         near = math.isclose(*map(float, values), rel_tol=1e-12, abs_tol=5e-7)
         return equal or (near and math.isfinite(values[0]))
     return equal and bool(gap.evalf(5, maxn=200) < 1e-150)  # Math-Verify's bound is 1e-15
-
-
-def same_text(one: str, other: str) -> bool:
-    """Whether two texts differ in spaces and fonts alone."""
-    return plain(one).replace(" ", "") == plain(other).replace(" ", "")
 
 
 def extract(completion: str, reference: str) -> str | None:
@@ -156,10 +146,8 @@ def said_answer(closing: str) -> str | None:
     if not marks or re.search(r"(?i)\bif\b[^.!?\n]*$", closing[: marks[-1].start()]):
         return None
     tail = closing[marks[-1].end() :]
-    if display := re.match(r"(?s)(?:\\\[|\$\$)(.*?)(?:\\\]|\$\$)", tail):
-        tail = display[1].strip().replace("\n", " ")
     # Markup goes, and the label of an option: (c) 12.
-    line = re.sub(r"^\([A-Za-z]\) |\$|\\[()[\]]|\*\*|\\\\$", "", tail.split("\n")[0])
+    line = re.sub(r"^\([A-Za-z]\) |\$|\\[()[\]]|\*\*", "", tail.split("\n")[0])
     said = re.split(SENTENCE_END, line)[0].strip(" .,;:'\"`“”")
     last = "" if "\n" in tail.strip() else said.rpartition(" is ")[2]  # "the area is 12": 12
     for each in filter(None, (said, last)):
@@ -171,8 +159,7 @@ def said_answer(closing: str) -> str | None:
 
 def rewritten(text: str, units: bool = True) -> str:
     """A text with what Math-Verify misreads in another spelling; `units` of a box are left out."""
-    rules = [*(BOXED if text.startswith(r"\boxed") else ()), *REWRITTEN, *(UNITS if units else ())]
-    for pattern, latex in rules:
+    for pattern, latex in (*REWRITTEN, *(UNITS if units else ())):
         text = re.sub(pattern, latex, text)
     return text
 
@@ -194,9 +181,7 @@ def parse_values(text: str, units: bool, limit_s: int | None, strict: bool = Fal
 
 def as_text(value: str | float) -> str:
     """A reference as text; a number is written out: 27.0 as 27, 5e-05 as 0.00005."""
-    if isinstance(value, str):
-        return value
-    if type(value) is int:
+    if isinstance(value, str) or type(value) is int:
         return str(value)
     if type(value) is float and math.isfinite(value):
         return f"{Decimal(repr(value)).normalize():f}"
@@ -220,30 +205,25 @@ def boxes(text: str) -> list[tuple[int, int]]:
     return sorted((start, end) for start, end in spans if start is not None)
 
 
-INVISIBLE = r"[\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]"  # Unicode's Cf
 TEXT = r"\\(?:text|mathrm|mbox)\s*\{[^{}]*\}"
 UNIT = r"(?:[kcmnM]?(?:m|g|s|L|l|V|A|W|N|J|Hz|Pa|eV)|ft|in|lb|oz|hr)"
 NOT_A_VARIABLE = rf"{TEXT}|\\[A-Za-z]+|^[A-Za-z] *=|(?<=\d) +(?:{UNIT}\b|[A-Za-z]{{3,}}).*$"
-ANSWER_IS = re.compile(r"(?i)\banswer\b(?:\W{0,4}(?:\bis\b|:))+[\s:*}]*")
-SENTENCE_END = (  # 12. Thus | True, by Euler | True - it is | 12 (dollars) | 12, since
-    r"(?i)(?<!\.)[.!?](?:\s|$)|;|(?:(?<=rue)|(?<=alse)|(?<=yes)|(?<=no))(?:, | [-–—] )"
-    r"| \((?=[a-z]{2})|,?\s(?:since|because|as|which|where|when|so)\b"
+ANSWER_IS = re.compile(r"(?i)\banswer\b\W{0,4}(?:\bis\b|:)[\s:*}]*")
+SENTENCE_END = (  # 12. Thus | True, by Euler | True - it is | 12 (dollars) | 12, which
+    r"(?i)(?<!\.)\.(?:\s|$)|;|(?:(?<=rue)|(?<=alse))(?:, | [-–—] )"
+    r"| \((?=[a-z]{2})|,?\s(?:as|which|where)\b"
 )
 # As it is written; 35.0\% is 35, too; a \log may be a \ln.
 READINGS = (("^", ""), (r"\\?%", ""), (r"\\log(?! *_)", r"\\ln"))
 NO_UNIT = r".*(?:hundred|thousand|illion|dozen|half|third|quarter|\b(?:and|or|to|sin|cos|log|pi)\b)"
 POWERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-BOXED = (("½", r"\\frac12"), ("°", r"^\\circ"), ("∞", r"\\infty "), ("×", r"\\times "))
-BOXED += ((r"(\\[dt]?frac(?:\{[^{}]*\}|\w)?)\s+(?=[\w{])", r"\1"),) * 2  # \frac {a} 5: twice
-REWRITTEN = (  # what Math-Verify misreads, and how it is written instead
-    (rf"{INVISIBLE}|[€£]", ""),
-    (r"\d", lambda digit: str(int(digit[0]))),  # full-width digits
+REWRITTEN = (  # What Math-Verify misreads, and how it is written instead.
+    *(("½", r"\\frac12"), ("°", r"^\\circ"), ("∞", r"\\infty "), ("×", r"\\times ")),
+    *((r"(\\[dt]?frac(?:\{[^{}]*\}|\w)?)\s+(?=[\w{])", r"\1"),) * 2,  # \frac {a} 5: two spaces
     (r"(?:√|\\?(?<![A-Za-z])sqrt) ?\(([^()]*)\)|√ ?(\d+|\w)", r"\\sqrt{\1\2}"),
-    (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi "),
     (r"\^\{\\(?:text|mathrm)\{(?:st|nd|rd|th)\}\}", ""),
     ("[⁰¹²³⁴-⁹⁻]+", lambda power: f"^{{{unicodedata.normalize('NFKC', power[0])}}}"),
     (r"(?<=\d) ?[x×] ?10(?=\^)", r"\\times 10"),
-    (r"10\^\(([-−]?\d+)\)", r"10^{\1}"),
     (r"(?<=\d)[eE]([+-]?\d+)", r"\\times 10^{\1}"),
     *((rf"(?<=\d)\s*(\\text\{{)?\s*{w}\b", rf"\\times 10^{{{n}}} \1") for w, n in POWERS.items()),
     (r"(?<=\d)(?:\{,\}|,\\!)(?=\d{3}(?!\d))", ""),  # 2{,}500
@@ -260,10 +240,7 @@ UNITS = (  # 12 hours | 12 m/s | 12 V
 
 # ---- Letters: the patterns read what `plain` returns ---------------------------------------------
 
-FONTS = (  # and what cannot be seen
-    r"\\(?:(?:text|math)(?:bf|rm|it|sf|tt|normal|up)?|mbox|boldsymbol|bm|bf|rm|operatorname|emph"
-    rf"|underline|tiny|small|[lL]arge|LARGE|[hH]uge)\b|\\(?:text)?color\s*\{{[^{{}}]*\}}|{INVISIBLE}"
-)
+FONTS = r"\\(?:(?:text|math)(?:bf|rm|it|sf|tt|normal|up)?|mbox|boldsymbol|bm|bf|rm|operatorname)\b"
 SPACES = r"\\[ ,;:!]|\\q?quad\b|~|\s"
 IN_BOX = re.compile(  # C | (C) | C) 12 | C. none of these | Option C | The answer is C | 12 (C)
     r"(?i:(?:the )?(?:correct |final )?(?:answer|option|choice)(?: is)?:? )?"
@@ -373,7 +350,7 @@ class Verifier(contextlib.AbstractContextManager):
                 for done in as_completed([pool.submit(work, worker) for worker in self.workers]):
                     done.result()
             finally:
-                stop.set()  # after an error, or Ctrl-C, no worker takes another answer
+                stop.set()  # After an error, or Ctrl-C, no worker takes another answer.
         return grades
 
 
