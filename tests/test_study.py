@@ -107,13 +107,6 @@ HEADS = {
 
 
 @pytest.mark.parametrize("regime", HEADS)
-def test_each_regimes_table_has_its_columns_and_arms(regime):
-    head, _, *rows = TABLES[f"regime {regime}"]
-    assert head[1:] == HEADS[regime].split()
-    assert [row[0] for row in rows] == ["base", *ARMS]
-
-
-@pytest.mark.parametrize("regime", HEADS)
 @pytest.mark.parametrize("title", ["base", *ARMS])
 def test_the_means_of_an_arm_are_those_of_the_rows(title, regime):
     runs, goal = [[BASES[regime]]], GOAL[regime]
@@ -137,8 +130,10 @@ def test_the_means_of_an_arm_are_those_of_the_rows(title, regime):
         tokens = statistics.mean(point["solution_tokens"] for point in points) / 1000
         expected["tokens"] = f"{tokens:.0f}"
         expected["TFLOPs"] = f"{statistics.mean(map(tflops, points)):.0f}"
-    [row] = [cells for cells in TABLES[f"regime {regime}"] if cells[0] == title]
-    assert row[1:] == [expected[name] for name in HEADS[regime].split()]
+    head, _, *rows = TABLES[f"regime {regime}"]
+    assert head[1:] == HEADS[regime].split()
+    [row] = [cells for cells in rows if cells[0] == title]
+    assert row[1:] == [expected[name] for name in head[1:]]
 
 
 def greedy(regime: str, arm: str, seed: int) -> float:
@@ -151,42 +146,22 @@ def test_the_text_says_what_the_rows_say():
         " ".join((ROOT / name).read_text().split()) for name in ("docs/study.md", "README.md")
     )
     below = {name: interval([-value for value in x]) for name, x in PAIRS.items()}
-    said = [
-        f"gained {below['S2']} points less than SFT",
-        f"{below['S3']} less after as many tokens",
-    ]
-    said.append(f"retention ended {below['O2']} lower.")
     assert f"gained {below['S2']} points of pass@1 less than SFT (95 %, five pairs" in readme
     assert f"retention also ended {below['O2']} points lower" in readme
     most = statistics.mean(PAIRS["O1"]) + half_width(PAIRS["O1"])
-    said.append(f"retention is at most {most:.1f} points above the control's (95 %)")
+    easy = [interval([-value for value in less("S", arm, "easy_held")]) for arm in "AC"]
+    real = interval(less("S", "C", "real_held")).lstrip("−")
+    said = [
+        f"gained {below['S2']} points less than SFT",
+        f"{below['S3']} less after as many tokens",
+        f"retention ended {below['O2']} lower.",
+        f"retention is at most {most:.1f} points above the control's (95 %)",
+        "{} below SFT, {} below the control".format(*easy),
+        f"it and the control differ by {real}.",
+    ]
     for regime, text in ("S", "differ from SFT's by {} in S"), ("O", "by {} in O"):
         x = [greedy(regime, "B", n) - greedy(regime, "A", n) for n in range(5)]
-        said.append(text.format(interval(x, "+.1f")))
         assert statistics.mean(x) > 0 or regime == "O"  # README: no loss of gain
-    easy = [interval([-value for value in less("S", arm, "easy_held")]) for arm in "AC"]
-    said.append("{} below SFT, {} below the control".format(*easy))
-    real = interval(less("S", "C", "real_held")).lstrip("−")
-    said.append(f"it and the control differ by {real}.")
-    for arm in "ABC":
-        points = [p for n in range(5) for p in RUNS["O", arm, n][-3:]]
-        assert statistics.mean(p["style"] for p in points) > 0.97
-    said.append("at the end over 97 % were, in each arm")
-    early = [RUNS["O", "A", n][0] for n in range(5)]
-    assert [point["step"] for point in early] == [20] * 5
-    left = statistics.mean(pass_at_1(point, "kept_held") for point in early)
-    style = 100 * statistics.mean(point["style"] for point in early)
-    said.append(f"After 20 steps SFT's retention was {left:.1f}, with {style:.0f} % of the answers")
-    gate = {name: BASES[name]["gate"]["weights"] for name in "SO"}
-    shares = [f"{100 * gate[name][w]:.0f} %" for name in "SO" for w in ("0.0", "1.0")]
-    said.append("{} are 0 and {} are 1 in S, {} and {} in O".format(*shares))
-    rates = {r["learning_rate"]: r["checkpoints"][-1] for r in ROWS if r["arm"] == "rate"}
-    base = pass_at_1(BASES["O"], "kept_held")
-    within = [
-        rate for rate in rates if 30 <= 100 * pass_at_1(rates[rate], "kept_held") / base <= 90
-    ]
-    assert len(rates) == 3 and max(within) == 5e-5
-    style, begun = 100 * rates[1e-5]["style"], pass_at_1(rates[1e-5], "skill")
-    said.append(f"{style:.0f} % in that style, and {begun:.1f} begun")
+        said.append(text.format(interval(x, "+.1f")))
     for text in said:
         assert text in page, text
