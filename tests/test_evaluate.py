@@ -101,19 +101,6 @@ def test_a_difference_is_tested_by_swapping_the_two_in_each_problem():
     )
 
 
-def test_95_of_100_intervals_of_a_difference_hold_the_true_one_up_to_chance(monkeypatch):
-    monkeypatch.setattr(tables, "SWAPS", 100)
-    rng = np.random.default_rng(0)
-    for mean, k in ((0.05, 1), (0.3, 1), (0.3, 16)):
-        hits = 0
-        for _ in range(DRAWS):
-            chances = random_problems(rng, mean, 0.3, 30)
-            one, other = ((rng.binomial(16, chances), 16) for _ in range(2))  # of one model
-            _, (low, high), _ = tables.paired_difference(one, other, k)
-            hits += low <= 0 <= high
-        assert hits / DRAWS == pytest.approx(0.95, abs=CHANCE), (mean, k)
-
-
 WRONG = {f"Incorrect Answer {n}": f"wrong {n}" for n in (1, 2, 3)}
 HUB = {  # (data set, its config, split): rows that we wrote, in the columns of the source
     ("HuggingFaceH4/aime_2024", None, "train"): [{"id": 60, "problem": "1+1?", "answer": "002"}],
@@ -228,13 +215,7 @@ def test_the_tiny_model_knows_the_easy_tier_and_the_middle_and_the_hard_partly(f
     assert easy > 0.9 and 0.85 > middle > hard > 0.2
     for tier, rows in evaluate.read_samples(finished).items():
         assert len({(row["id"], row["sample"]) for row in rows}) == len(rows) == NUM_ANSWERS // 3
-        for name, values in {
-            "pass@1": [row["correct"] for row in rows],
-            "completion_length_mean": [row["tokens"] for row in rows],
-            "truncated_share": [row["finish_reason"] == "length" for row in rows],
-            "without_box_share": ["\\boxed{" not in row["text"] for row in rows],
-        }.items():
-            assert results[tier][name] == pytest.approx(np.mean(values))
+        assert results[tier]["pass@1"] == pytest.approx(np.mean([row["correct"] for row in rows]))
         curve = [results[tier][f"pass@{k}"] for k in range(1, 9)]
         assert curve == sorted(curve)
 
@@ -356,11 +337,14 @@ def test_answers_without_a_box_or_letter_ungraded_and_right_ones_cut_off_are_cou
         ("The answer is B.", "B", True, "stop"),
     ]
     names = ("text", "answer", "correct", "finish_reason")
-    rows = [{"id": row[0], "tokens": 9, **dict(zip(names, row, strict=True))} for row in answers]
+    rows = [{"id": row[0], **dict(zip(names, row, strict=True))} for row in answers]
+    for n, row in enumerate(rows):
+        row["tokens"] = 10 * n
     rows[3]["ungraded"] = True  # rows of earlier versions do not say it
     results = evaluate.summarize(rows)
     shares = ("truncated_share", "truncated_right_share", "without_box_share", "ungraded_share")
     assert [results[name] for name in shares] == [2 / 5, 1 / 5, 3 / 5, 1 / 5]
+    assert results["completion_length_mean"] == 20
 
 
 def test_an_incomplete_benchmark_is_left_out_and_said(tmp_path, capsys):
@@ -377,16 +361,17 @@ def test_an_incomplete_benchmark_is_left_out_and_said(tmp_path, capsys):
             refused(folder)
 
 
-BAD = {
-    **{"max_completion_length": 8192, "benchmarks": ("aime26",), "num_samples": -1, "top_k": -2},
-    **{"verifier_workers": 0, "vllm_memory": 2.0, "temperature": -0.5, "top_p": 1.5},
-}
-BAD_FILES = (Path("own.jsonl"), Path("own.jsonl")), (Path("special.jsonl"),)
+BAD = [
+    ("benchmarks", ("aime26",)),
+    ("max_completion_length", 8192),  # more than the model reads
+    ("vllm_memory", 80.0),  # is a share
+    ("num_samples", -1),
+    ("benchmark_file", (Path("own.jsonl"), Path("own.jsonl"))),
+    ("benchmark_file", (Path("special.jsonl"),)),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [*BAD.items(), *(("benchmark_file", x) for x in BAD_FILES)]
-)
+@pytest.mark.parametrize(("name", "value"), BAD)
 def test_bad_input_is_refused_before_anything_is_written(name, value, tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_rows([{"question": "<|im_end|>", "answer": 4}], Path("special.jsonl"))
@@ -481,11 +466,16 @@ def test_verdicts_of_two_judges_are_neither_compared_nor_summed_up(tmp_path, cap
         tables.table((second,))
 
 
-def test_a_reward_of_ones_own_judges_the_answers(tiny, tmp_path, monkeypatch, one_rank, capsys):
-    code = (
-        "    if not completion: raise MemoryError\n    return len(completion) < int(example.source)"
-    )
-    (tmp_path / "own.py").write_text(f"def short(completion, example):\n{code}\n")
+SHORT = """
+def short(completion, example):
+    if not completion:
+        raise MemoryError
+    return len(completion) < int(example.source)
+"""
+
+
+def test_a_reward_of_ones_own_judges_the_answers(tiny, tmp_path, monkeypatch, one_rank):
+    (tmp_path / "own.py").write_text(SHORT)
     write_rows([{"question": "?", "answer": "1", "source": "3"}], tmp_path / "own.jsonl")
 
     def stream(prompts, *_, **__):
@@ -495,18 +485,11 @@ def test_a_reward_of_ones_own_judges_the_answers(tiny, tmp_path, monkeypatch, on
     monkeypatch.setattr(evaluate, "refuse_gap", lambda *_: None)
     monkeypatch.setattr(evaluate, "Rollout", lambda *args, **kwargs: stub)
     monkeypatch.setattr(evaluate, "init_ranks", lambda *args, **kwargs: None)
-    args = Args(model=str(tiny / "model"), benchmark_file=(tmp_path / "own.jsonl",))
-    args.output_dir, args.reward = tmp_path / "eval", f"{tmp_path}/own.py:short"
-    args.max_completion_length = 48
-    evaluate.evaluate(args)
+    own = {"benchmark_file": (tmp_path / "own.jsonl",), "reward": f"{tmp_path}/own.py:short"}
+    paths = {"model": str(tiny / "model"), "output_dir": tmp_path / "eval"}
+    evaluate.evaluate(Args(**paths, **own, max_completion_length=48))
     results = results_of(tmp_path / "eval")["own"]
     assert (results["pass@1"], results["ungraded_share"]) == (2 / 16, 1 / 16)
-    code = (tmp_path / "own.py").read_text()
-    (tmp_path / "own.py").write_text(code.replace("<", ">"))
-    evaluate.judge_version.cache_clear()  # as in another process
-    evaluate.evaluate(args)  # samples nothing: there is no model to load
-    assert results_of(tmp_path / "eval")["own"]["pass@1"] == 12 / 16
-    assert "6.2% of the answers count as wrong" in capsys.readouterr().err
 
 
 def test_a_model_that_training_refuses_is_not_scored(model_copy, tmp_path, one_rank):
