@@ -98,12 +98,6 @@ def test_a_model_that_cannot_be_trained_or_saved_is_refused(file, fields, said, 
         load_engine(str(model_copy), 128)
 
 
-def test_an_adapter_alone_is_called_one(tmp_path):
-    edit_json(tmp_path / "adapter_config.json", peft_type="LORA")
-    with pytest.raises(InputError, match="adapter"):
-        load_config(str(tmp_path), 128)
-
-
 def test_a_folder_with_too_few_or_too_many_weights_is_refused(model_copy):
     path = model_copy / "model.safetensors"
     weights = load_file(path)

@@ -2,7 +2,6 @@
 
 import re
 import runpy
-import subprocess
 import sys
 
 from conftest import ROOT
@@ -97,16 +96,9 @@ def test_the_grader_prints_each_exercise_and_says_if_all_passed(monkeypatch, tmp
     assert "by position 1+2=3<|im_end|>" in output  # the tiny model has learnt to stop
 
 
-def test_exercises_are_graded_by_their_numbers_also_through_make(monkeypatch, capsys):
-    command = ["make", "-n", "--no-print-directory", "exercises", "ONLY=1", "INSTALLED="]
-    python, script, number = subprocess.check_output(command, cwd=ROOT, text=True).split()
-    assert (python, ROOT / script, number) == ("python", grade.FOLDER / "grade.py", "1")
-    for arguments, expected in (
-        ([number], "write `oswft_weights`\n0 of 1 passed"),
-        (["7", "4"], "0 of 2 passed"),
-        (["9"], "1 to 8"),
-    ):
-        monkeypatch.setattr(sys, "argv", [script, *arguments])
+def test_exercises_are_graded_by_their_numbers(monkeypatch, capsys):
+    for numbers, expected in ((["1"], "write `oswft_weights`\n0 of 1 passed"), (["9"], "1 to 8")):
+        monkeypatch.setattr(sys, "argv", ["grade.py", *numbers])
         with pytest.raises(SystemExit, match="1"):
-            runpy.run_path(str(ROOT / script), run_name="__main__")
+            runpy.run_path(str(grade.FOLDER / "grade.py"), run_name="__main__")
         assert expected in capsys.readouterr().out
