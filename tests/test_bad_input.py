@@ -301,15 +301,12 @@ def test_first_answers_that_are_hardly_ever_right_cut_off_or_not_graded_are_told
             rewards = torch.tensor([[1.0] * right + [0.0] * (100 - right)])
             run.save_rollouts(run.examples[:1], [], rewards)
         assert (f"warning: {right}% of the first answers" in capsys.readouterr().err) == told
-    first_batches = (
-        (
-            {"truncated_share": 0.6},
-            "60% of the answers were cut off: raise --max_completion_length",
-        ),
-        ({"ungraded_share": 0.02}, "2.0% of the answers count as wrong, as grading"),
-        ({"truncated_share": 0.5, "ungraded_share": 0.01}, ""),
-    )
-    for shares, said in first_batches:
+    first_batches = {
+        "60% of the answers were cut off": {"truncated_share": 0.6},
+        "2.0% of the answers count as wrong": {"ungraded_share": 0.02},
+        "": {"truncated_share": 0.5, "ungraded_share": 0.01},
+    }
+    for said, shares in first_batches.items():
         with make_run(max_steps=2) as run:
             run.end_step({"train_tokens": 1, **shares})
             run.end_step({"train_tokens": 1, "ungraded_share": 1.0})  # not the first batch

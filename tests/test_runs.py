@@ -5,18 +5,15 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import threading
 import time
 from pathlib import Path
 
 from conftest import (
-    BIN,
     ROOT,
     SCRIPTS,
     assert_equal_up_to_rounding,
     call_of,
-    free_port,
     launch,
     metrics,
     needs_vllm,
@@ -174,15 +171,10 @@ def test_a_reward_of_ones_own_counts_and_a_query_that_comes_twice_is_sampled_ane
         assert pair[0]["weight"] == pytest.approx(1 - sum(rewards) / 2)
 
 
-def test_osw_ft_with_all_answers_wrong_takes_the_steps_of_sft_by_torchrun(
-    whole_runs, tiny, tmp_path
-):
+def test_osw_ft_with_all_answers_wrong_takes_the_steps_of_sft(whole_runs, tiny, tmp_path):
     (tmp_path / "wrong.py").write_text("def reward(completion, example):\n    return 0\n")
-    torchrun = [BIN / "torchrun", "--nproc_per_node", "2", "--master_port", free_port()]
-    call = [*torchrun, *call_of("train_oswft.py", tiny, tmp_path / "run")]
-    call += ["--reward", f"{tmp_path / 'wrong.py'}:reward"]
-    result = subprocess.run([*map(str, call)], cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr[-4000:]
+    call = call_of("train_oswft.py", tiny, tmp_path / "run")
+    launch(*call, "--reward", f"{tmp_path / 'wrong.py'}:reward", ranks=2)
     sft = whole_runs["train_sft.py"]
     rows = list(zip(metrics(tmp_path / "run"), metrics(sft), strict=True))
     for ours, theirs in rows:

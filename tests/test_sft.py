@@ -5,7 +5,7 @@ from dataclasses import replace
 import run
 import train_sft
 from conftest import metrics
-from data import Example, InputError, TokenizedExample, Trajectory, collate, read_rows, write_rows
+from data import Example, InputError, TokenizedExample, collate, read_rows, write_rows
 from train_oswft import oswft_loss
 from train_sft import Args, get_weights, sft_loss, update
 
@@ -26,13 +26,6 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_solutions_tokens():
 def weighted(weight) -> TokenizedExample:
     example = Example("id", "1", "1", "1", "s", {"w": weight}, "rows.jsonl:1")
     return TokenizedExample("id", [1, 2], [3, 4], example)
-
-
-def test_a_step_takes_the_loss_over_all_completion_tokens(tiny_engine):
-    rows = [Trajectory("id", [1, 2], [3, 4]), Trajectory("id", [5], [6])]
-    loss = -tiny_engine.eval_logprobs(rows).sum() / 3
-    stats = update(tiny_engine, rows, torch.ones(2), Args(model="", data="", learning_rate=0.0))
-    assert stats["loss"] == pytest.approx(loss.item()) and "mean_weight" not in stats
 
 
 def test_weights_from_the_data_give_the_loss_of_osw_ft_and_weight_0_costs_no_pass(tiny_engine):

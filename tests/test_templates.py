@@ -37,6 +37,9 @@ def test_prompt_solution_and_end_of_turn_are_what_the_template_writes(case, load
         [row] = tokenize(tokenizer, example)
         ids = tokenizer(case.row(example), add_special_tokens=False).input_ids
         assert [*row.prompt_ids, *row.response_ids] == ids, tokenizer.convert_ids_to_tokens(ids)
+        solution = tokenizer.decode(row.response_ids[:-1]).strip()
+        opened = "<think>\n" if tokenizer.decode(row.prompt_ids).endswith("<think>\n") else ""
+        assert opened + solution == example.solution
         # ---- sampling stops where the turn ends
         stops = models.stop_token_ids(tokenizer)
         assert tokenizer.convert_ids_to_tokens(stops) == list(dict.fromkeys([case.end, case.eos]))
@@ -121,22 +124,17 @@ def test_a_system_prompt_for_a_template_without_a_system_turn_is_refused(said, l
         load(NO_SYSTEM_TURN[said])
 
 
-@pytest.mark.parametrize("name", ["qwen3 thinking", "r1 distill"])
-def test_thinking_that_the_prompt_opens_is_not_opened_again(name, load):
-    tokenizer = load(CASES[name])
-    [row] = tokenize(tokenizer, THOUGHT)
-    assert tokenizer.decode(row.prompt_ids).endswith("<think>\n")
-    assert tokenizer.decode(row.response_ids[:-1]) == THOUGHT.solution.removeprefix("<think>\n")
-    with pytest.raises(InputError, match=r"^rows\.jsonl:1: "):
-        tokenize(tokenizer, PLAIN)
-
-
-def test_thinking_that_the_prompt_has_closed_is_refused(load):
-    tokenizer = load(CASES["qwen3 without thinking"])
-    [row] = tokenize(tokenizer, PLAIN)
-    assert tokenizer.decode(row.prompt_ids).endswith("assistant\n<think>\n\n</think>\n\n")
-    with pytest.raises(InputError, match="the solution begins with <think>"):
-        tokenize(tokenizer, PLAIN, THOUGHT)
+@pytest.mark.parametrize(
+    ("name", "example", "said"),
+    [
+        ("qwen3 thinking", PLAIN, r"^rows\.jsonl:1: "),  # the prompt opens what this lacks
+        ("r1 distill", PLAIN, r"^rows\.jsonl:1: "),
+        ("qwen3 without thinking", THOUGHT, "the solution begins with <think>"),
+    ],
+)
+def test_a_solution_that_does_not_go_on_as_the_prompt_begins_is_refused(name, example, said, load):
+    with pytest.raises(InputError, match=said):
+        tokenize(load(CASES[name]), example)
 
 
 @needs_shared
