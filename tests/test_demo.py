@@ -4,7 +4,7 @@ import json
 
 from conftest import needs_vllm, output_of, slow
 from data import InputError
-from demo.__main__ import call, demo, run_all
+from demo.__main__ import demo
 from demo.tiny import COMMITTED
 from demo.world import TIERS
 
@@ -53,16 +53,3 @@ def test_nothing_is_deleted_for_another_folder_or_a_wrong_argument(args, seed, n
     with pytest.raises(InputError, match=named):
         demo(tmp_path, seed=seed)
     assert (tmp_path / "logs").exists()
-
-
-def test_a_command_that_fails_is_named_with_its_log_and_its_last_line_and_no_other_begins(tmp_path):
-    log, begun = tmp_path / "logs" / "run.log", []
-    why = "import sys; print('why it failed'); sys.exit(3)"
-
-    def run(name: str) -> None:
-        begun.append(name)
-        call(f'python -c "{why}"', log)
-
-    with pytest.raises(ChildProcessError, match=r"logs/run\.log: status 3: why it failed"):
-        run_all(run, "abcdef", "runs")
-    assert len(begun) < 6

@@ -16,8 +16,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Phi3Config
 
-# ---- The gradient --------------------------------------------------------------------------------
-
 
 @slow
 def test_the_gradient_equals_a_dense_single_process_reference():
@@ -28,9 +26,6 @@ def test_the_gradient_equals_a_dense_single_process_reference():
 
 def test_on_one_rank_too_the_gradient_of_each_split_equals_the_reference(one_rank):
     checks.compare_gradients(*checks.SPLITS)
-
-
-# ---- The state -----------------------------------------------------------------------------------
 
 
 @slow
@@ -47,18 +42,6 @@ def test_a_state_that_is_not_whole_is_refused(tiny_engine, tmp_path):
         with pytest.raises(InputError, match=str(path)):
             tiny_engine.load_state(tmp_path)
         path.unlink(missing_ok=True)  # the second time it is not there
-
-
-# ---- Processor and memory ------------------------------------------------------------------------
-
-
-@slow
-@pytest.mark.parametrize(("call", "kept"), [("keep_freed_memory", True), ("share_cores", False)])
-def test_on_a_cpu_freed_memory_is_kept_for_the_next_pass(call, kept):
-    code = f"import psutil, cpu, torch; cpu.{call}(); torch.ones(2**27)"
-    code += "; print(psutil.Process().memory_info().rss)"
-    held = int(subprocess.check_output([sys.executable, "-c", code], cwd=ROOT))
-    assert (held > 4 * 2**27) == kept
 
 
 SAY = "import os; print(os.environ.get('OMP_WAIT_POLICY'), flush=True); os._exit(0)"
@@ -79,9 +62,6 @@ def test_threads_wait_passively_unless_the_user_says_otherwise(entry, asked, tmp
     env = {name: value for name, value in env.items() if value is not None}
     output = subprocess.check_output(COMMANDS[entry], cwd=ROOT, env=env, text=True)
     assert output.split() == [asked or "passive"]
-
-
-# ---- Models that are loaded and saved ------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

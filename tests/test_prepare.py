@@ -1,4 +1,4 @@
-"""The importers, the letters that curation reads, and what show and stats print."""
+"""The importers, the letters that curation reads, and what show prints."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from conftest import SHARED, needs_shared
 from data import InputError, load_examples, write_rows
-from look.training_set import show, stats
+from look.training_set import show
 from models import ASK_LETTER
 from prepare.convert import convert
 from prepare.curate import end_in_box, final_letter, option_labels
@@ -155,12 +155,3 @@ def test_show_prints_what_is_read_and_what_is_learnt(curated, capsys, index):
     listed = re.findall(r"^ +(\d+) (loss|    ) ", out, flags=re.MULTILINE)
     assert len(listed) == 12
     assert all((said == "loss") == (int(n) >= first) for n, said in listed)
-
-
-def test_stats_count_lengths_answers_and_sources(curated, capsys):
-    stats(str(curated))
-    out = capsys.readouterr().out
-    assert "40 examples" in out
-    lengths = dict(re.findall(r"^(\w+%?) .* (\S+)$", out, re.M))  # of the solutions
-    assert (lengths["min"], lengths["mean"], lengths["max"]) == ("10.0", "29.5", "49.0")
-    assert re.search(r"answer\nB +40\n\nsource\ns +40\n", out)

@@ -10,6 +10,7 @@ from conftest import ROOT
 from data import read_rows
 from paper import fifth
 
+import numpy as np
 import pytest
 from scipy import stats
 
@@ -40,15 +41,9 @@ def counted(regime: str, arm: str, seed: int, *names: str) -> float:
 
 def sft_after_as_many_tokens(seed: int) -> float:
     """Gain of SFT where it has trained on as many solution tokens as OSW-FT at its three steps."""
-    sft, found = RUNS["S", "A", seed], []
-    for tokens in (p["solution_tokens"] for p in RUNS["S", "B", seed] if p["step"] >= 40):
-        low = max((p for p in sft if p["solution_tokens"] <= tokens), key=lambda p: p["step"])
-        high = min((p for p in sft if p["solution_tokens"] > tokens), key=lambda p: p["step"])
-        span = high["solution_tokens"] - low["solution_tokens"]
-        part = (tokens - low["solution_tokens"]) / span
-        before, after = (pass_at_1(point, *GOAL["S"]) for point in (low, high))
-        found.append((1 - part) * before + part * after)
-    return statistics.mean(found)
+    sft, ours = RUNS["S", "A", seed], [p for p in RUNS["S", "B", seed] if p["step"] >= 40]
+    tokens, known = ([p["solution_tokens"] for p in points] for points in (ours, sft))
+    return np.interp(tokens, known, [pass_at_1(p, *GOAL["S"]) for p in sft]).mean()
 
 
 def less(regime: str, arm: str, *names: str) -> list[float]:

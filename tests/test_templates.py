@@ -1,7 +1,6 @@
 """Chat templates: what is trained is what the template writes, or one line says why not."""
 
 import json
-import re
 import shutil
 
 import models
@@ -138,7 +137,7 @@ def test_a_solution_that_does_not_go_on_as_the_prompt_begins_is_refused(name, ex
 
 
 @needs_shared
-def test_the_real_qwen_vocabulary_takes_thinking_in_a_row_and_no_special_token():
+def test_the_real_qwen_vocabulary_takes_thinking_and_what_looks_like_a_special_token():
     tokenizer = models.load_tokenizer(str(SHARED / "qwen3_tokenizer"))
     for name in ("qwen3", "qwen3 thinking"):
         tokenizer.chat_template = CASES[name].template
@@ -148,9 +147,6 @@ def test_the_real_qwen_vocabulary_takes_thinking_in_a_row_and_no_special_token()
         assert ids.count(tokenizer.convert_tokens_to_ids("</think>")) == 1
     assert tokenizer.decode(models.stop_token_ids(tokenizer)) == "<|im_end|><|endoftext|>"
     models.refuse_special_tokens(tokenizer, [("", "<think>\n</think> <tool_call> |im_end|>")])
-    for token in ("<|im_start|>", "<|endoftext|>", "<|vision_pad|>"):
-        with pytest.raises(InputError, match=re.escape(token)):
-            models.refuse_special_tokens(tokenizer, [("a text", f"a{token}b")])
 
 
 @pytest.mark.parametrize(
