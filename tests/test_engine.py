@@ -45,10 +45,9 @@ def test_a_state_that_is_not_whole_is_refused(tiny_engine, tmp_path):
 
 
 SAY = "import os; print(os.environ.get('OMP_WAIT_POLICY'), flush=True); os._exit(0)"
-FILES = (*SCRIPTS, "evaluate.py", "docs/exercises/grade.py")
-MODULES = ("demo", "demo.from_scratch", "bench.step", "recipes.trl_sft")
-COMMANDS = {name: [sys.executable, name] for name in FILES}
-COMMANDS |= {name: [sys.executable, "-m", name] for name in MODULES}
+NAMES = (*SCRIPTS, "evaluate.py", "docs/exercises/grade.py", "-m demo", "-m demo.from_scratch")
+NAMES += ("-m bench.step", "-m recipes.trl_sft")
+COMMANDS = {name: [sys.executable, *name.split()] for name in NAMES}
 COMMANDS["make"] = ["make", "-s", "--eval", "show: ; @echo $$OMP_WAIT_POLICY", "show"]
 ASKED = [*((name, None) for name in COMMANDS), ("train_sft.py", "active")]
 

@@ -173,11 +173,6 @@ def finished(tiny, tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture
-def copied(finished, tmp_path) -> Path:
-    return shutil.copytree(finished, tmp_path / "eval")
-
-
 @slow
 def test_the_tiny_model_knows_the_easy_tier_and_the_middle_and_the_hard_partly(finished):
     results = results_of(finished)
@@ -217,7 +212,8 @@ def test_a_stopped_evaluation_goes_on_over_two_ranks_where_it_was(finished, tiny
 
 
 @slow
-def test_results_follow_from_the_samples_alone(finished, copied):
+def test_results_follow_from_the_samples_alone(finished, tmp_path):
+    copied = shutil.copytree(finished, tmp_path / "eval")
     (copied / "results.json").unlink()
     written = (copied / "samples.rank0.jsonl").read_text().splitlines(keepends=True)
     (copied / "samples.rank0.jsonl").write_text("".join(written[::-2]))
@@ -353,7 +349,8 @@ def test_bad_input_is_refused_before_anything_is_written(name, value, tiny, tmp_
 
 
 @slow
-def test_answers_of_other_settings_are_not_mixed(finished, copied, tiny, tmp_path, monkeypatch):
+def test_answers_of_other_settings_are_not_mixed(finished, tiny, tmp_path, monkeypatch):
+    copied = shutil.copytree(finished, tmp_path / "eval")
     model = shutil.copytree(tiny / "model", tmp_path / "model")
     with (model / "model.safetensors").open("ab") as weights:
         weights.write(b"0")  # trained on

@@ -119,15 +119,6 @@ def test_it_imports_torch_and_transformers_alone():
     assert len(text.splitlines()) <= 220
 
 
-def test_a_file_that_is_missing_or_too_long_is_said_in_one_line(tiny, write):
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(tiny / "model")
-    row = {"question": "1" * 200, "solution": "1", "answer": 1}
-    for path, message in (("runs/none.jsonl", "no such file"), (write(row), "no row fits")):
-        with pytest.raises(SystemExit) as stop:
-            load_rows(tokenizer, [path])
-        assert re.fullmatch(f"error: {re.escape(path)}: {message}.*", stop.value.code)
-
-
 def take_real_step(method: str, engine: Engine, queries: list, answers: list, rewards) -> None:
     """That of the script, from the same answers."""
     rows = answers if method == "grpo" else queries

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 from conftest import SHARED, needs_shared
 from data import InputError, load_examples, write_rows
@@ -131,20 +130,14 @@ def test_a_text_gets_a_plain_box_as_its_end(text, ended):
     assert end_in_box(text, "C") == ended and is_correct(ended, "C")
 
 
-@pytest.fixture
-def curated(tmp_path) -> Path:
-    """A training file of 40 examples, whose report names its tokenizer."""
+@pytest.mark.parametrize("index", [0, 3, 39])
+def test_show_prints_what_is_read_and_what_is_learnt(tmp_path, capsys, index):
     make_tokenizer(CASES["chatml"]).save_pretrained(tmp_path / "tokenizer")
     report = {"arguments": {"tokenizer": str(tmp_path / "tokenizer")}}
     (tmp_path / "train.report.json").write_text(json.dumps(report))
     fields = {"question": "1+1\n(A) 1 (B) 2", "answer": "B", "source": "s"}
     rows = [{"id": str(i), **fields, "solution": "2" * i + "\\boxed{B}"} for i in range(40)]
-    write_rows(rows, tmp_path / "train.jsonl")
-    return tmp_path / "train.jsonl"
-
-
-@pytest.mark.parametrize("index", [0, 3, 39])
-def test_show_prints_what_is_read_and_what_is_learnt(curated, capsys, index):
+    write_rows(rows, curated := tmp_path / "train.jsonl")
     example = load_examples(str(curated))[index]
     show(str(curated), index)
     out = capsys.readouterr().out

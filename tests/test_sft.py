@@ -1,7 +1,5 @@
 """SFT itself: its loss, and weights from the data."""
 
-from dataclasses import replace
-
 import run
 import train_sft
 from conftest import metrics
@@ -45,8 +43,9 @@ def test_a_run_takes_its_weights_from_a_column(tiny, tmp_path, one_rank, monkeyp
     monkeypatch.setattr(train_sft, "init_training", lambda: None)
     monkeypatch.setattr(run, "STOP_SIGNALS", ())  # pytest's own handlers stay
     paths = {"model": str(tiny / "model"), "data": str(tmp_path / "rows.jsonl")}
-    args = Args(**paths, output_dir=str(tmp_path / "run"), weight_column="w", train_batch_size=8)
-    assert train_sft.main(replace(args, max_length=128, max_completion_length=48)) == 0
+    lengths = {"max_length": 128, "max_completion_length": 48, "output_dir": str(tmp_path / "run")}
+    args = Args(**paths, **lengths, weight_column="w", train_batch_size=8)
+    assert train_sft.main(args) == 0
     first, second = metrics(tmp_path / "run")
     assert first["mean_weight"] + second["mean_weight"] == 2 * 0.25
     assert first["skipped_sequences"] + second["skipped_sequences"] == 8

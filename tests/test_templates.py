@@ -39,7 +39,6 @@ def test_prompt_solution_and_end_of_turn_are_what_the_template_writes(case, load
         solution = tokenizer.decode(row.response_ids[:-1]).strip()
         opened = "<think>\n" if tokenizer.decode(row.prompt_ids).endswith("<think>\n") else ""
         assert opened + solution == example.solution
-        # ---- sampling stops where the turn ends
         stops = models.stop_token_ids(tokenizer)
         assert tokenizer.convert_ids_to_tokens(stops) == list(dict.fromkeys([case.end, case.eos]))
         assert [id in stops for id in row.response_ids].index(True) == len(row.response_ids) - 1
