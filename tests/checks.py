@@ -35,8 +35,6 @@ from deepspeed.utils import safe_get_full_grad
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-# ---- The gradient --------------------------------------------------------------------------------
-
 SETTINGS = {  # of every case, unless it says otherwise
     **{"model": "", "data": "", "learning_rate": 1e-2, "max_grad_norm": 0.05},
     **{"precision": "fp32", "max_tokens_per_micro_batch": 60},
@@ -103,7 +101,6 @@ def compare_oswft(patch: pytest.MonkeyPatch, tied: bool = True, **settings) -> N
     generator = torch.Generator().manual_seed(1)
     some = torch.tensor([0, 0.5, 1, 0, 1, 0.25, 0, 0.75, 1, 0, 1])
     one = (torch.arange(ROWS) == 3).float()  # fewer rows than ranks
-    # after a step in bf16, two roundings do not take the same path
     for weights in (some, one, torch.zeros(ROWS))[: 1 if args.precision == "bf16" else 3]:
         rows = make_rows(generator)
         tokens = sum(len(row.response_ids) for row in rows)
@@ -196,8 +193,6 @@ def compare_gradients(*comparisons: partial) -> None:
             compare(patch)
 
 
-# ---- The state -----------------------------------------------------------------------------------
-
 LEARNING_RATE = 1e-3
 Weights = dict[str, torch.Tensor]
 
@@ -284,8 +279,6 @@ def take_no_step_without_a_finite_gradient(engine: Engine) -> None:
     assert_close(weights_of(engine), before)
     assert all(map(torch.equal, adam, adam_before)), "a moment of Adam has changed"
 
-
-# ---- vLLM ----------------------------------------------------------------------------------------
 
 TEMPERATURE = 0.8
 TOLERANCE = {"fp32": 1e-3, "bf16": 0.15}  # nats, of one token
@@ -375,9 +368,6 @@ def reload(sampler: Rollout, weights: Iterator[tuple[str, torch.Tensor]]) -> str
     sampler.load_parameters(weights)
     assert torch.cuda.memory_reserved() < reserved + 2**29, "beside it vLLM would not fit"
     return f"{freed / 2**30:.1f} GiB came back"
-
-
-# ---- Memory --------------------------------------------------------------------------------------
 
 
 def rss() -> int:

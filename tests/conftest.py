@@ -35,8 +35,7 @@ SHARED = ROOT.parent / "shared"
 BIN = Path(sys.executable).parent  # of the launchers
 sys.path.append(str(ROOT))  # at the end: `on_ranks` may read another copy of the modules
 
-# When Python ends, triton prints a page of "nanobind: leaked ...", which no setting turns off.
-# By then nothing else is to be said, so stderr is closed: the last line is that of pytest.
+# Triton prints "nanobind: leaked ..." when Python ends, so stderr is closed after pytest's lines.
 atexit.register(lambda: os.dup2(os.open(os.devnull, os.O_WRONLY), 2))
 
 # A background job ignores Ctrl-C, and so would the processes that the tests start.

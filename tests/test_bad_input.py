@@ -17,7 +17,7 @@ import train_grpo
 import train_oswft
 import train_sft
 from arguments import claim_or_resume, keywords, load_training_data
-from conftest import SCRIPTS, call_of, edit_json, output_of, run_alone, slow
+from conftest import SCRIPTS, call_of, edit_json, run_alone, slow
 from data import Example, InputError, TokenizedExample, write_rows
 from models import load_tokenizer
 from run import Run, checkpoints, hash_examples, write_args
@@ -74,26 +74,16 @@ def test_what_a_run_cannot_use_is_named(bad, named, sft_args, tmp_path, one_rank
     assert not any(Path("run").glob("[!.]*")) and len([*Path("used").glob("[!.]*")]) == 1
 
 
-@slow
-def test_arguments_are_checked_before_the_slow_imports():
-    slow = "{'transformers', 'datasets', 'deepspeed', 'vllm', 'sympy'}"
-    scripts = "train_sft, train_oswft, train_grpo, evaluate"
-    code = f"import sys, {scripts}; print({slow} & {{*sys.modules}})"
-    assert output_of("-c", code) == "set()\n"
-
-
-BAD_IN_GRPO = {"num_rollouts": 1, "clip_low": 1.1, "clip_high": 0.9, "temperature": 0.0}
-
-
 @pytest.mark.parametrize(
     ("args_class", "bad"),
     [
-        (Args, {"num_rollouts": 0}),
         (Args, {"train_batch_size": 7}),  # does not divide the rollout batch
         (Args, {"vllm_memory": 30.0}),  # is a share
         (Args, {"learning_rate": 0.0}),
         (Args, {"max_length": 128, "max_completion_length": 128}),
-        *((train_grpo.Args, {name: value}) for name, value in BAD_IN_GRPO.items()),
+        (train_grpo.Args, {"num_rollouts": 1}),
+        (train_grpo.Args, {"clip_low": 1.1}),
+        (train_grpo.Args, {"temperature": 0.0}),
     ],
 )
 def test_arguments_that_cannot_work_are_refused(args_class, bad, monkeypatch):
@@ -291,17 +281,17 @@ def test_first_answers_that_are_hardly_ever_right_cut_off_or_not_graded_are_told
             rewards = torch.tensor([[1.0] * right + [0.0] * (100 - right)])
             run.save_rollouts(run.examples[:1], [], rewards)
         assert (f"warning: {right}% of the first answers" in capsys.readouterr().err) == told
-    for share, told in ((0.6, True), (0.5, False)):
-        with make_run(max_steps=1) as run:
-            run.end_step({"train_tokens": 1, "truncated_share": share})
-        said = "60% of the answers were cut off: raise --max_completion_length"
-        assert (said in capsys.readouterr().err) == told
-    for share, told in ((0.02, True), (0.01, False)):
+    first_batches = {
+        "60% of the answers were cut off": {"truncated_share": 0.6},
+        "2.0% of the answers count as wrong": {"ungraded_share": 0.02},
+        "": {"truncated_share": 0.5, "ungraded_share": 0.01},
+    }
+    for said, shares in first_batches.items():
         with make_run(max_steps=2) as run:
-            run.end_step({"train_tokens": 1, "ungraded_share": share})
+            run.end_step({"train_tokens": 1, **shares})
             run.end_step({"train_tokens": 1, "ungraded_share": 1.0})  # not the first batch
-        said = "2.0% of the answers count as wrong, as grading"
-        assert capsys.readouterr().err.count(said) == told
+        shown = capsys.readouterr().err
+        assert said in shown and shown.count("of the answers") == bool(said)
 
 
 def test_a_logger_that_fails_is_told_once_and_the_run_goes_on(make_run, capsys):

@@ -44,23 +44,6 @@ def test_extra_memory_is_the_peak_beyond_what_was_there_and_what_is_returned():
 
 
 @slow
-@needs_trl
-def test_a_trainer_that_fails_leaves_the_others_beside_the_first():
-    from bench.gpu_trl import measure as measure_apart
-
-    steps = {"ours": [(2.0, 0.5), (1.0, 0.25), (4.0, 1.0)], "theirs": [(5.0, 0.0)]}
-    cases = {name: partial(list, seconds) for name, seconds in steps.items()}
-    broken = {"broken": partial(int, "no number")}
-    table = measure_apart("time", {**cases, **broken}).split("\n")
-    assert table[2:] == [
-        "| ours | 2 (1–4) | 0.5 (0.25–1) | 1.00 |",
-        "| theirs | 5 (5–5) | 0 (0–0) | 2.50 |",
-        "| broken | failed |  |  |",
-    ]
-    assert measure_apart("time", {**broken, **cases}).endswith("| theirs | 5 (5–5) | 0 (0–0) |  |")
-
-
-@slow
 @needs_vllm
 @pytest.mark.parametrize(
     ("section", "rows", "goals"),

@@ -17,7 +17,9 @@ from verify import is_correct
 import pytest
 
 QUESTION = "What is 3 + 4?\n(A) 5 (B) 6 (C) 7 (D) 8"
+THINKING = "Three and four make seven."
 SAID = "The sum is 7.\n\n**Answer:** $\\boxed{C}$"
+TEXT = "<think>\n{thinking}\n</think>\n<answer>\n{said}\n</answer>"
 BENCHMARK = [  # 14 words; fewer than 13; with LaTeX; with options
     "A ferry leaves the harbour every twelve minutes and carries exactly ninety people across.",
     "How many primes are even?",
@@ -26,22 +28,13 @@ BENCHMARK = [  # 14 words; fewer than 13; with LaTeX; with options
 ]
 
 
-def row(
-    number: int | None = 0,
-    *,
-    question: str = QUESTION,
-    thinking: str = "Three and four make seven.",
-    said: str = SAID,
-    text: object = "<think>\n{thinking}\n</think>\n<answer>\n{said}\n</answer>",
-    assistant: object = None,
-    **info,
-) -> dict:
-    """A row as the release has it; `number` makes its question another one."""
+def row(n=0, question=QUESTION, thinking=THINKING, said=SAID, text=TEXT, assistant=None, **info):
+    """A row as the release has it; `n` makes its question another one."""
     if isinstance(text, str):
         text = text.replace("{thinking}", thinking).replace("{said}", said)
     info = {"source": "NuminaMath_1.5", "ground_truth": "C", "verify_score": 1.0, **info}
     told = {"think_content": thinking, "answer_content": said} if assistant is None else assistant
-    question = question if number is None else f"[{number}] {question}"
+    question = question if n is None else f"[{n}] {question}"
     human = {"from": "human", "value": question, "info": info}
     return {"conversations": [human, {"from": "assistant", "value": text, "info": told}]}
 

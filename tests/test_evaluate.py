@@ -48,43 +48,14 @@ def test_pass_at_k_equals_the_mean_over_all_subsets(n, c):
             pass_at_k(n, c, k)
 
 
-def random_problems(rng: np.random.Generator, mean: float, shape: float, size: int) -> np.ndarray:
-    """Chances of a right answer to each problem: the smaller the shape, the more unequal."""
-    a, b = shape * mean / (1 - mean), shape * (1 - mean) / mean
-    return rng.beta(max(a, shape), max(b, shape), size)  # Beta's smaller parameter is the shape
-
-
-DRAWS = 300  # of problems and answers, for each kind of benchmark
-# Of intervals that hold the truth, the least and the largest share that docs/evaluation.md states
-STATED, STATED_AT_AN_EDGE = (0.91, 0.97), (0.84, 0.98)
-CHANCE = 0.03  # by which such a share of 300 may be off: two standard deviations
-KINDS = [*itertools.product((0.02, 0.05, 0.08, 0.2, 0.5, 0.8, 0.95), (1, 4, 16))]  # mean pass@1, k
-
-
-@pytest.mark.parametrize("shape", [0.03, 0.1, 0.3, 1])
-@pytest.mark.parametrize(("problems", "n"), [(30, 16), (500, 1), (198, 1)])
-def test_intervals_hold_the_true_score_as_often_as_the_page_says(problems, n, shape):
-    rng = np.random.default_rng(0)
-    for mean, k in (kind for kind in KINDS if kind[1] <= n):
-        truth = np.mean(1 - (1 - random_problems(rng, mean, shape, 100_000)) ** k)
-        hits = 0
-        for _ in range(DRAWS):
-            counts = rng.binomial(n, random_problems(rng, mean, shape, problems))
-            score, (low, high) = evaluate.score_with_interval(counts, n, k)
-            assert 0 <= low <= score <= high <= 1
-            hits += low <= truth <= high
-        at_an_edge = problems == 30 and not 0.1 < truth < 0.85
-        least, most = STATED_AT_AN_EDGE if at_an_edge else STATED
-        if 0.02 <= truth <= 0.95:
-            assert least - CHANCE <= hits / DRAWS <= most + CHANCE, (mean, k, truth)
-
-
-def test_an_interval_says_something_where_nothing_or_everything_is_right():
+def test_an_interval_is_wilson_s_of_as_many_answers_as_the_variance_says():
     for counts, n, k, bounds in (
         (np.zeros(30, int), 16, 1, (0, 0.1135)),
         (np.full(30, 16), 16, 16, (0.8865, 1)),
         (np.full(30, 4), 10, 1, (0.2459, 0.5768)),  # rounding gives these a variance
-        (np.arange(30) % 2, 1, 1, (0.3315, 0.6685)),  # Wilson's own interval of 15 of 30
+        (np.arange(30) % 2, 1, 1, (0.3315, 0.6685)),  # 15 of 30
+        (np.array([0, 16] * 15), 16, 1, (0.3315, 0.6685)),  # 15 of 30, too
+        (np.array([4, 12] * 15), 16, 1, (0.4119, 0.5881)),  # 60 of 120
     ):
         assert evaluate.score_with_interval(counts, n, k)[1] == pytest.approx(bounds, abs=1e-4)
 
@@ -99,19 +70,6 @@ def test_a_difference_is_tested_by_swapping_the_two_in_each_problem():
         (0.4 - 2.776 * 0.1696, 0.4 + 2.776 * 0.1696),
         abs=1e-3,  # Student's, four degrees of freedom
     )
-
-
-def test_95_of_100_intervals_of_a_difference_hold_the_true_one_up_to_chance(monkeypatch):
-    monkeypatch.setattr(tables, "SWAPS", 100)
-    rng = np.random.default_rng(0)
-    for mean, k in ((0.05, 1), (0.3, 1), (0.3, 16)):
-        hits = 0
-        for _ in range(DRAWS):
-            chances = random_problems(rng, mean, 0.3, 30)
-            one, other = ((rng.binomial(16, chances), 16) for _ in range(2))  # of one model
-            _, (low, high), _ = tables.paired_difference(one, other, k)
-            hits += low <= 0 <= high
-        assert hits / DRAWS == pytest.approx(0.95, abs=CHANCE), (mean, k)
 
 
 WRONG = {f"Incorrect Answer {n}": f"wrong {n}" for n in (1, 2, 3)}
@@ -215,11 +173,6 @@ def finished(tiny, tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture
-def copied(finished, tmp_path) -> Path:
-    return shutil.copytree(finished, tmp_path / "eval")
-
-
 @slow
 def test_the_tiny_model_knows_the_easy_tier_and_the_middle_and_the_hard_partly(finished):
     results = results_of(finished)
@@ -228,13 +181,7 @@ def test_the_tiny_model_knows_the_easy_tier_and_the_middle_and_the_hard_partly(f
     assert easy > 0.9 and 0.85 > middle > hard > 0.2
     for tier, rows in evaluate.read_samples(finished).items():
         assert len({(row["id"], row["sample"]) for row in rows}) == len(rows) == NUM_ANSWERS // 3
-        for name, values in {
-            "pass@1": [row["correct"] for row in rows],
-            "completion_length_mean": [row["tokens"] for row in rows],
-            "truncated_share": [row["finish_reason"] == "length" for row in rows],
-            "without_box_share": ["\\boxed{" not in row["text"] for row in rows],
-        }.items():
-            assert results[tier][name] == pytest.approx(np.mean(values))
+        assert results[tier]["pass@1"] == pytest.approx(np.mean([row["correct"] for row in rows]))
         curve = [results[tier][f"pass@{k}"] for k in range(1, 9)]
         assert curve == sorted(curve)
 
@@ -265,7 +212,8 @@ def test_a_stopped_evaluation_goes_on_over_two_ranks_where_it_was(finished, tiny
 
 
 @slow
-def test_results_follow_from_the_samples_alone(finished, copied):
+def test_results_follow_from_the_samples_alone(finished, tmp_path):
+    copied = shutil.copytree(finished, tmp_path / "eval")
     (copied / "results.json").unlink()
     written = (copied / "samples.rank0.jsonl").read_text().splitlines(keepends=True)
     (copied / "samples.rank0.jsonl").write_text("".join(written[::-2]))
@@ -356,11 +304,14 @@ def test_answers_without_a_box_or_letter_ungraded_and_right_ones_cut_off_are_cou
         ("The answer is B.", "B", True, "stop"),
     ]
     names = ("text", "answer", "correct", "finish_reason")
-    rows = [{"id": row[0], "tokens": 9, **dict(zip(names, row, strict=True))} for row in answers]
+    rows = [{"id": row[0], **dict(zip(names, row, strict=True))} for row in answers]
+    for n, row in enumerate(rows):
+        row["tokens"] = 10 * n
     rows[3]["ungraded"] = True  # rows of earlier versions do not say it
     results = evaluate.summarize(rows)
     shares = ("truncated_share", "truncated_right_share", "without_box_share", "ungraded_share")
     assert [results[name] for name in shares] == [2 / 5, 1 / 5, 3 / 5, 1 / 5]
+    assert results["completion_length_mean"] == 20
 
 
 def test_an_incomplete_benchmark_is_left_out_and_said(tmp_path, capsys):
@@ -377,16 +328,17 @@ def test_an_incomplete_benchmark_is_left_out_and_said(tmp_path, capsys):
             refused(folder)
 
 
-BAD = {
-    **{"max_completion_length": 8192, "benchmarks": ("aime26",), "num_samples": -1, "top_k": -2},
-    **{"verifier_workers": 0, "vllm_memory": 2.0, "temperature": -0.5, "top_p": 1.5},
-}
-BAD_FILES = (Path("own.jsonl"), Path("own.jsonl")), (Path("special.jsonl"),)
+BAD = [
+    ("benchmarks", ("aime26",)),
+    ("max_completion_length", 8192),  # more than the model reads
+    ("vllm_memory", 80.0),  # is a share
+    ("num_samples", -1),
+    ("benchmark_file", (Path("own.jsonl"), Path("own.jsonl"))),
+    ("benchmark_file", (Path("special.jsonl"),)),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [*BAD.items(), *(("benchmark_file", x) for x in BAD_FILES)]
-)
+@pytest.mark.parametrize(("name", "value"), BAD)
 def test_bad_input_is_refused_before_anything_is_written(name, value, tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_rows([{"question": "<|im_end|>", "answer": 4}], Path("special.jsonl"))
@@ -397,7 +349,8 @@ def test_bad_input_is_refused_before_anything_is_written(name, value, tiny, tmp_
 
 
 @slow
-def test_answers_of_other_settings_are_not_mixed(finished, copied, tiny, tmp_path, monkeypatch):
+def test_answers_of_other_settings_are_not_mixed(finished, tiny, tmp_path, monkeypatch):
+    copied = shutil.copytree(finished, tmp_path / "eval")
     model = shutil.copytree(tiny / "model", tmp_path / "model")
     with (model / "model.safetensors").open("ab") as weights:
         weights.write(b"0")  # trained on
@@ -481,11 +434,16 @@ def test_verdicts_of_two_judges_are_neither_compared_nor_summed_up(tmp_path, cap
         tables.table((second,))
 
 
-def test_a_reward_of_ones_own_judges_the_answers(tiny, tmp_path, monkeypatch, one_rank, capsys):
-    code = (
-        "    if not completion: raise MemoryError\n    return len(completion) < int(example.source)"
-    )
-    (tmp_path / "own.py").write_text(f"def short(completion, example):\n{code}\n")
+SHORT = """
+def short(completion, example):
+    if not completion:
+        raise MemoryError
+    return len(completion) < int(example.source)
+"""
+
+
+def test_a_reward_of_ones_own_judges_the_answers(tiny, tmp_path, monkeypatch, one_rank):
+    (tmp_path / "own.py").write_text(SHORT)
     write_rows([{"question": "?", "answer": "1", "source": "3"}], tmp_path / "own.jsonl")
 
     def stream(prompts, *_, **__):
@@ -495,18 +453,11 @@ def test_a_reward_of_ones_own_judges_the_answers(tiny, tmp_path, monkeypatch, on
     monkeypatch.setattr(evaluate, "refuse_gap", lambda *_: None)
     monkeypatch.setattr(evaluate, "Rollout", lambda *args, **kwargs: stub)
     monkeypatch.setattr(evaluate, "init_ranks", lambda *args, **kwargs: None)
-    args = Args(model=str(tiny / "model"), benchmark_file=(tmp_path / "own.jsonl",))
-    args.output_dir, args.reward = tmp_path / "eval", f"{tmp_path}/own.py:short"
-    args.max_completion_length = 48
-    evaluate.evaluate(args)
+    own = {"benchmark_file": (tmp_path / "own.jsonl",), "reward": f"{tmp_path}/own.py:short"}
+    paths = {"model": str(tiny / "model"), "output_dir": tmp_path / "eval"}
+    evaluate.evaluate(Args(**paths, **own, max_completion_length=48))
     results = results_of(tmp_path / "eval")["own"]
     assert (results["pass@1"], results["ungraded_share"]) == (2 / 16, 1 / 16)
-    code = (tmp_path / "own.py").read_text()
-    (tmp_path / "own.py").write_text(code.replace("<", ">"))
-    evaluate.judge_version.cache_clear()  # as in another process
-    evaluate.evaluate(args)  # samples nothing: there is no model to load
-    assert results_of(tmp_path / "eval")["own"]["pass@1"] == 12 / 16
-    assert "6.2% of the answers count as wrong" in capsys.readouterr().err
 
 
 def test_a_model_that_training_refuses_is_not_scored(model_copy, tmp_path, one_rank):

@@ -2,7 +2,6 @@
 
 import re
 import runpy
-import subprocess
 import sys
 
 from conftest import ROOT
@@ -59,14 +58,11 @@ MISTAKES = [  # exercise, what stands in the solution, what instead, what the st
     ("ex1_weights", "1 - rewards", "rewards", "gives p̂, the share of right answers"),
     ("ex1_weights", "dim=1", "dim=0", "must return the shape (3,), yours has the shape (4,)"),
     ("ex1_weights", ".detach()", "", "a gradient flows through your weights"),
-    ("ex1_weights", "rewards.detach", "reward.detach", "line 30: NameError: name 'reward'"),
     ("ex2_divisor", "/ mask.sum()", "/ mask.numel()", "divides by all positions, prompt and"),
     ("ex2_divisor", "/ mask.sum()", "/ len(mask)", "divides by the number of solutions"),
     ("ex2_divisor", "/ mask", "/ (weights[:, None] * mask)", "divides by the sum of the weights"),
     ("ex2_divisor", "(weights * mask.sum(dim=1)).sum()", "mask.sum()", "is `loss_by_tokens` again"),
-    ("ex2_divisor", 'VANISHES = "B"', "VANISHES = b", 'a letter is written in quotes: "B"'),
     ("ex3_hard", "p**right * (1 - p) ** (k - right)", "0.5**k", "outcomes as equally probable"),
-    ("ex3_hard", "AT_K = 1", "AT_K = [1]", "SAME_AT_K is [1]: write a number"),
     ("ex4_stale", "if step % s == 0", "if True", "renews the weights at every step"),
     ("ex5_pad", "(positions < lengths[:, None])", "(tokens != PAD)", "leaves out the end of turn"),
     ("ex5_pad", " & (positions < lengths[:, None])", "", "learns padding"),
@@ -97,16 +93,9 @@ def test_the_grader_prints_each_exercise_and_says_if_all_passed(monkeypatch, tmp
     assert "by position 1+2=3<|im_end|>" in output  # the tiny model has learnt to stop
 
 
-def test_exercises_are_graded_by_their_numbers_also_through_make(monkeypatch, capsys):
-    command = ["make", "-n", "--no-print-directory", "exercises", "ONLY=1", "INSTALLED="]
-    python, script, number = subprocess.check_output(command, cwd=ROOT, text=True).split()
-    assert (python, ROOT / script, number) == ("python", grade.FOLDER / "grade.py", "1")
-    for arguments, expected in (
-        ([number], "write `oswft_weights`\n0 of 1 passed"),
-        (["7", "4"], "0 of 2 passed"),
-        (["9"], "1 to 8"),
-    ):
-        monkeypatch.setattr(sys, "argv", [script, *arguments])
+def test_exercises_are_graded_by_their_numbers(monkeypatch, capsys):
+    for numbers, expected in ((["1"], "write `oswft_weights`\n0 of 1 passed"), (["9"], "1 to 8")):
+        monkeypatch.setattr(sys, "argv", ["grade.py", *numbers])
         with pytest.raises(SystemExit, match="1"):
-            runpy.run_path(str(ROOT / script), run_name="__main__")
+            runpy.run_path(str(grade.FOLDER / "grade.py"), run_name="__main__")
         assert expected in capsys.readouterr().out

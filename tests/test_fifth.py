@@ -1,12 +1,10 @@
-"""The fifth study's arm C, and what is made of its rows (paper/)."""
+"""Arm C of the fifth study (paper/yoked.py)."""
 
-import re
 from pathlib import Path
 from types import SimpleNamespace
 
-from conftest import ROOT, call_of, launch, metrics, needs_vllm, rollouts, slow
+from conftest import call_of, launch, metrics, needs_vllm, rollouts, slow
 from data import InputError, read_rows
-from paper import fifth
 from paper.yoked import logged_weights
 
 import pytest
@@ -42,18 +40,3 @@ def test_arm_c_has_b_s_weights_and_batches_and_in_its_own_order_b_s_steps(tiny, 
     others = [SimpleNamespace(id=id) for id in reversed(weights)]
     with pytest.raises(InputError, match="is of another batch"):
         logged_weights(tmp_path / "B", step, others)
-
-
-ROWS = [row for _, row in read_rows(str(ROOT / "docs/study/fifth.jsonl"))]
-
-
-def test_the_report_of_the_committed_rows_is_the_page_s_table():
-    """Whose numbers test_study.py works out from the rows by other code."""
-    points = fifth.read_points(ROWS)
-    table = fifth.test_table({name: fifth.differences(name, points) for name in fifth.TESTS})
-    page = (ROOT / "docs" / "study.md").read_text()
-    for name, row in table.iterrows():
-        number = f"{row['mean']:+.1f} ± {row['±']:.1f}".replace("-", "−")
-        p_values = f"{row.p:.2g} | {row.Holm:.2g} | {row.exact:.3g}"
-        [line] = re.findall(rf"^\| {name} \| .*", page, re.MULTILINE)
-        assert line.endswith(f"| {number} | {p_values} | {'yes' if row.equal else 'no'} |")

@@ -52,7 +52,6 @@ def test_the_flags_that_save_memory_do_so_where_they_should(small):
     assert total(gradient_checkpointing=True) < total()
     assert total(max_tokens_per_micro_batch=512) < total()
     assert total(cpu_offload=True) < total()
-    assert total(gpus=8) < total(gpus=2)
     sharded, whole = (planned(small, zero_stage=stage)["sample"] for stage in (3, 2))
     assert sharded["weights"] == whole["weights"] / 2
     assert "gradients" in sharded and "gradients" not in whole  # freed after a step

@@ -1,4 +1,4 @@
-"""Pictures: what is drawn for which run, and where they go."""
+"""Pictures: what is drawn for which run."""
 
 from pathlib import Path
 
@@ -17,16 +17,12 @@ def write_run(folder: Path, steps: int = 12, lost: int = 0, **fields: float) -> 
     return folder
 
 
-@pytest.fixture
-def runs(tmp_path) -> list[Path]:
-    return [
+def test_every_figure_shows_the_runs_that_have_its_numbers(tmp_path):
+    runs = [
         write_run(tmp_path / "sft", loss=0.3),
         write_run(tmp_path / "oswft", loss=0.2, mean_weight=0.9, pass_rate=0.5),
         write_run(tmp_path / "grpo", loss=0.01, reward=0.8),
     ]
-
-
-def test_every_figure_shows_the_runs_that_have_its_numbers(runs):
     figures = dict(plot.draw_figures(runs, plot.FIGURES))
     shown = {
         name: [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
@@ -50,13 +46,6 @@ def test_a_row_stands_at_its_step_where_others_are_lost(tmp_path):
         drawn = np.isfinite(line.get_ydata())
         assert np.array(line.get_xdata())[drawn].tolist() == [*range(5, 13)]
         assert line.get_ydata()[drawn] == pytest.approx(0.01 * np.arange(5, 13), abs=0.021)
-
-
-def test_pictures_go_next_to_the_runs(runs, tmp_path):
-    plot.plot((runs[0],))
-    assert {path.stem for path in runs[0].with_name(runs[0].name + "-plots").iterdir()} == {"loss"}
-    plot.plot(tuple(runs), figures=("reward",))
-    assert [path.name for path in (tmp_path / "plots").iterdir()] == ["reward.png"]
 
 
 def test_the_moving_average_is_of_the_steps_around_and_begins_and_ends_at_the_values():

@@ -1,12 +1,11 @@
-"""The importers, the letters that curation reads, and what show and stats print."""
+"""The importers, the letters that curation reads, and what show prints."""
 
 import json
 import re
-from pathlib import Path
 
 from conftest import SHARED, needs_shared
 from data import InputError, load_examples, write_rows
-from look.training_set import show, stats
+from look.training_set import show
 from models import ASK_LETTER
 from prepare.convert import convert
 from prepare.curate import end_in_box, final_letter, option_labels
@@ -131,40 +130,21 @@ def test_a_text_gets_a_plain_box_as_its_end(text, ended):
     assert end_in_box(text, "C") == ended and is_correct(ended, "C")
 
 
-@pytest.fixture
-def curated(tmp_path) -> Path:
-    """A training file of 40 examples, whose report names its tokenizer."""
+@pytest.mark.parametrize("index", [0, 3, 39])
+def test_show_prints_what_is_read_and_what_is_learnt(tmp_path, capsys, index):
     make_tokenizer(CASES["chatml"]).save_pretrained(tmp_path / "tokenizer")
     report = {"arguments": {"tokenizer": str(tmp_path / "tokenizer")}}
     (tmp_path / "train.report.json").write_text(json.dumps(report))
     fields = {"question": "1+1\n(A) 1 (B) 2", "answer": "B", "source": "s"}
     rows = [{"id": str(i), **fields, "solution": "2" * i + "\\boxed{B}"} for i in range(40)]
-    write_rows(rows, tmp_path / "train.jsonl")
-    return tmp_path / "train.jsonl"
-
-
-@pytest.mark.parametrize("index", [0, 3, 39])
-def test_show_prints_what_is_read_and_what_is_learnt(curated, capsys, index):
+    write_rows(rows, curated := tmp_path / "train.jsonl")
     example = load_examples(str(curated))[index]
     show(str(curated), index)
     out = capsys.readouterr().out
     read, _, learnt = out.partition("==== learnt, with loss")
     assert example.question in read and ASK_LETTER in read and example.solution not in read
     assert f"{example.solution}<|im_end|>" in learnt
-    first, num_learnt, total = (
-        int(re.search(pattern, out)[1])
-        for pattern in (r"read, .*?: (\d+)", r"learnt, .*?: (\d+)", r"==== (\d+) tokens in all")
-    )
-    assert first + num_learnt == total
+    first = int(re.search(r"read, .*?: (\d+)", out)[1])
     listed = re.findall(r"^ +(\d+) (loss|    ) ", out, flags=re.MULTILINE)
-    assert dict(listed) == {n: "loss" if int(n) >= first else "    " for n, _ in listed}
-    assert len(listed) == len(dict(listed)) == 12 and int(listed[-1][0]) == total - 1
-
-
-def test_stats_count_lengths_answers_and_sources(curated, capsys):
-    stats(str(curated))
-    out = capsys.readouterr().out
-    assert "40 examples" in out
-    lengths = dict(re.findall(r"^(\w+%?) .* (\S+)$", out, re.M))  # of the solutions
-    assert (lengths["min"], lengths["mean"], lengths["max"]) == ("10.0", "29.5", "49.0")
-    assert re.search(r"answer\nB +40\n\nsource\ns +40\n", out)
+    assert len(listed) == 12
+    assert all((said == "loss") == (int(n) >= first) for n, said in listed)

@@ -5,18 +5,15 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import threading
 import time
 from pathlib import Path
 
 from conftest import (
-    BIN,
     ROOT,
     SCRIPTS,
     assert_equal_up_to_rounding,
     call_of,
-    free_port,
     launch,
     metrics,
     needs_vllm,
@@ -89,28 +86,20 @@ def test_a_run_leaves_what_the_readme_says(whole_runs, script):
             assert key in documented or {f"{prefix}_mean", f"_{suffix}"} <= documented, key
 
 
-def test_the_metrics_of_osw_ft_agree_with_each_other(whole_runs):
-    rows = metrics(whole_runs["train_oswft.py"])
+@pytest.mark.parametrize("script", SAMPLING)
+def test_the_metrics_of_a_run_agree_with_each_other(script, whole_runs):
+    rows = metrics(whole_runs[script])
     for row in rows:
+        assert row["vllm_gap_mean"] <= row["vllm_gap_max"] < 1e-3
+        if script == "train_grpo.py":
+            assert row["skipped_sequences"] == pytest.approx(12 * 4 * row["no_signal_share"])
+            continue
+        assert row["skipped_sequences"] == round(12 * row["weight_0_share"])
         assert row["mean_weight"] == pytest.approx(1 - row["pass_rate"])
         shares = (row["weight_0_share"], row["weight_between_share"], row["weight_1_share"])
         assert sum(shares) == pytest.approx(1)
-        assert row["skipped_sequences"] == round(12 * row["weight_0_share"])
-        assert row["vllm_gap_mean"] <= row["vllm_gap_max"] < 1e-3
-    assert any(0 < row["weight_0_share"] < 1 for row in rows), "nothing was ever skipped"
-
-
-def test_the_metrics_of_grpo_agree_with_each_other(whole_runs):
-    rows = metrics(whole_runs["train_grpo.py"])
-    for first, second in zip(rows[::2], rows[1::2], strict=True):
-        for row in (first, second):
-            assert row["skipped_sequences"] == pytest.approx(12 * 4 * row["no_signal_share"])
-            assert row["vllm_gap_mean"] <= row["vllm_gap_max"] < 1e-3
-        # nothing has moved at the first update of a batch; at the second it has
-        assert first["approx_kl"] < 1e-6 < second["approx_kl"]
-        assert first["clipped_low_share"] == first["clipped_high_share"] == 0
-    assert any(0 < row["no_signal_share"] < 1 for row in rows), "nothing was ever skipped"
-    assert any(row["clipped_low_share"] > 0 for row in rows[1::2]), "nothing was ever clipped"
+    size = 48 if script == "train_grpo.py" else 12
+    assert any(0 < row["skipped_sequences"] < size for row in rows), "nothing was ever skipped"
 
 
 @pytest.mark.parametrize(
@@ -174,15 +163,10 @@ def test_a_reward_of_ones_own_counts_and_a_query_that_comes_twice_is_sampled_ane
         assert pair[0]["weight"] == pytest.approx(1 - sum(rewards) / 2)
 
 
-def test_osw_ft_with_all_answers_wrong_takes_the_steps_of_sft_by_torchrun(
-    whole_runs, tiny, tmp_path
-):
+def test_osw_ft_with_all_answers_wrong_takes_the_steps_of_sft(whole_runs, tiny, tmp_path):
     (tmp_path / "wrong.py").write_text("def reward(completion, example):\n    return 0\n")
-    torchrun = [BIN / "torchrun", "--nproc_per_node", "2", "--master_port", free_port()]
-    call = [*torchrun, *call_of("train_oswft.py", tiny, tmp_path / "run")]
-    call += ["--reward", f"{tmp_path / 'wrong.py'}:reward"]
-    result = subprocess.run([*map(str, call)], cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr[-4000:]
+    call = call_of("train_oswft.py", tiny, tmp_path / "run")
+    launch(*call, "--reward", f"{tmp_path / 'wrong.py'}:reward", ranks=2)
     sft = whole_runs["train_sft.py"]
     rows = list(zip(metrics(tmp_path / "run"), metrics(sft), strict=True))
     for ours, theirs in rows:

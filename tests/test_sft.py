@@ -1,11 +1,9 @@
 """SFT itself: its loss, and weights from the data."""
 
-from dataclasses import replace
-
 import run
 import train_sft
 from conftest import metrics
-from data import Example, InputError, TokenizedExample, Trajectory, collate, read_rows, write_rows
+from data import Example, InputError, TokenizedExample, collate, read_rows, write_rows
 from train_oswft import oswft_loss
 from train_sft import Args, get_weights, sft_loss, update
 
@@ -28,13 +26,6 @@ def weighted(weight) -> TokenizedExample:
     return TokenizedExample("id", [1, 2], [3, 4], example)
 
 
-def test_a_step_takes_the_loss_over_all_completion_tokens(tiny_engine):
-    rows = [Trajectory("id", [1, 2], [3, 4]), Trajectory("id", [5], [6])]
-    loss = -tiny_engine.eval_logprobs(rows).sum() / 3
-    stats = update(tiny_engine, rows, torch.ones(2), Args(model="", data="", learning_rate=0.0))
-    assert stats["loss"] == pytest.approx(loss.item()) and "mean_weight" not in stats
-
-
 def test_weights_from_the_data_give_the_loss_of_osw_ft_and_weight_0_costs_no_pass(tiny_engine):
     rows = [weighted(w) for w in (0.5, 0, 1.0)]
     weights = get_weights(rows, "w")
@@ -52,8 +43,9 @@ def test_a_run_takes_its_weights_from_a_column(tiny, tmp_path, one_rank, monkeyp
     monkeypatch.setattr(train_sft, "init_training", lambda: None)
     monkeypatch.setattr(run, "STOP_SIGNALS", ())  # pytest's own handlers stay
     paths = {"model": str(tiny / "model"), "data": str(tmp_path / "rows.jsonl")}
-    args = Args(**paths, output_dir=str(tmp_path / "run"), weight_column="w", train_batch_size=8)
-    assert train_sft.main(replace(args, max_length=128, max_completion_length=48)) == 0
+    lengths = {"max_length": 128, "max_completion_length": 48, "output_dir": str(tmp_path / "run")}
+    args = Args(**paths, **lengths, weight_column="w", train_batch_size=8)
+    assert train_sft.main(args) == 0
     first, second = metrics(tmp_path / "run")
     assert first["mean_weight"] + second["mean_weight"] == 2 * 0.25
     assert first["skipped_sequences"] + second["skipped_sequences"] == 8

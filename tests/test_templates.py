@@ -1,7 +1,6 @@
 """Chat templates: what is trained is what the template writes, or one line says why not."""
 
 import json
-import re
 import shutil
 
 import models
@@ -37,7 +36,9 @@ def test_prompt_solution_and_end_of_turn_are_what_the_template_writes(case, load
         [row] = tokenize(tokenizer, example)
         ids = tokenizer(case.row(example), add_special_tokens=False).input_ids
         assert [*row.prompt_ids, *row.response_ids] == ids, tokenizer.convert_ids_to_tokens(ids)
-        # ---- sampling stops where the turn ends
+        solution = tokenizer.decode(row.response_ids[:-1]).strip()
+        opened = "<think>\n" if tokenizer.decode(row.prompt_ids).endswith("<think>\n") else ""
+        assert opened + solution == example.solution
         stops = models.stop_token_ids(tokenizer)
         assert tokenizer.convert_ids_to_tokens(stops) == list(dict.fromkeys([case.end, case.eos]))
         assert [id in stops for id in row.response_ids].index(True) == len(row.response_ids) - 1
@@ -119,26 +120,21 @@ def test_a_system_prompt_for_a_template_without_a_system_turn_is_refused(said, l
         load(NO_SYSTEM_TURN[said])
 
 
-@pytest.mark.parametrize("name", ["qwen3 thinking", "r1 distill"])
-def test_thinking_that_the_prompt_opens_is_not_opened_again(name, load):
-    tokenizer = load(CASES[name])
-    [row] = tokenize(tokenizer, THOUGHT)
-    assert tokenizer.decode(row.prompt_ids).endswith("<think>\n")
-    assert tokenizer.decode(row.response_ids[:-1]) == THOUGHT.solution.removeprefix("<think>\n")
-    with pytest.raises(InputError, match=r"^rows\.jsonl:1: "):
-        tokenize(tokenizer, PLAIN)
-
-
-def test_thinking_that_the_prompt_has_closed_is_refused(load):
-    tokenizer = load(CASES["qwen3 without thinking"])
-    [row] = tokenize(tokenizer, PLAIN)
-    assert tokenizer.decode(row.prompt_ids).endswith("assistant\n<think>\n\n</think>\n\n")
-    with pytest.raises(InputError, match="the solution begins with <think>"):
-        tokenize(tokenizer, PLAIN, THOUGHT)
+@pytest.mark.parametrize(
+    ("name", "example", "said"),
+    [
+        ("qwen3 thinking", PLAIN, r"^rows\.jsonl:1: "),  # the prompt opens what this lacks
+        ("r1 distill", PLAIN, r"^rows\.jsonl:1: "),
+        ("qwen3 without thinking", THOUGHT, "the solution begins with <think>"),
+    ],
+)
+def test_a_solution_that_does_not_go_on_as_the_prompt_begins_is_refused(name, example, said, load):
+    with pytest.raises(InputError, match=said):
+        tokenize(load(CASES[name]), example)
 
 
 @needs_shared
-def test_the_real_qwen_vocabulary_takes_thinking_in_a_row_and_no_special_token():
+def test_the_real_qwen_vocabulary_takes_thinking_and_what_looks_like_a_special_token():
     tokenizer = models.load_tokenizer(str(SHARED / "qwen3_tokenizer"))
     for name in ("qwen3", "qwen3 thinking"):
         tokenizer.chat_template = CASES[name].template
@@ -148,9 +144,6 @@ def test_the_real_qwen_vocabulary_takes_thinking_in_a_row_and_no_special_token()
         assert ids.count(tokenizer.convert_tokens_to_ids("</think>")) == 1
     assert tokenizer.decode(models.stop_token_ids(tokenizer)) == "<|im_end|><|endoftext|>"
     models.refuse_special_tokens(tokenizer, [("", "<think>\n</think> <tool_call> |im_end|>")])
-    for token in ("<|im_start|>", "<|endoftext|>", "<|vision_pad|>"):
-        with pytest.raises(InputError, match=re.escape(token)):
-            models.refuse_special_tokens(tokenizer, [("a text", f"a{token}b")])
 
 
 @pytest.mark.parametrize(

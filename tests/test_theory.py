@@ -5,7 +5,7 @@ import math
 import random
 import re
 from statistics import fmean
-from typing import NamedTuple
+from types import SimpleNamespace
 
 from conftest import ROOT
 from train_oswft import control_weights, oswft_loss, oswft_weights
@@ -46,9 +46,6 @@ def g0(seed: int = 0) -> torch.Tensor:
     """The gradient of log pi(o*|q), from autograd alone."""
     theta, logprobs, mask = solution(seed)
     return torch.autograd.grad(logprobs[mask].sum(), theta)[0].flatten()
-
-
-# ---- Theorem 1 and its remarks -------------------------------------------------------------------
 
 
 @each_k
@@ -132,9 +129,6 @@ def test_a_tenth_of_wrong_references_carries_45_percent_of_the_weight_where_most
     assert (weights[:100].sum() / weights.sum()).item() == pytest.approx(0.45, abs=0.005)
 
 
-# ---- Section 2.1: the constant c, and Equation 6 -------------------------------------------------
-
-
 def squared_errors(p: float) -> tuple[torch.Tensor, torch.Tensor]:
     """101 constants c between 0 and 1, and E[(R - c)^2] for each."""
     constants = torch.linspace(0, 1, 101, dtype=torch.float64)
@@ -153,8 +147,7 @@ def test_that_constant_is_the_oracles_advantage_only_at_one_half():
     equal = []
     for p in torch.linspace(0, 1, 11, dtype=torch.float64).tolist():
         constants, errors = squared_errors(p)
-        rewards, probability = enumerate_rollouts(1, p)
-        advantage = 1 - probability @ rewards[:, 0].double()  # Equation 5, with R(o*) = 1
+        advantage = 1 - p  # Equation 5, with R(o*) = 1
         if (constants[errors.argmin()] - advantage).abs() < 1e-6:
             equal.append(p)
     assert equal == [0.5]
@@ -191,9 +184,6 @@ def test_the_baseline_of_least_variance_is_not_p_but_that_of_the_scores_norms():
     assert best.item() == pytest.approx(0.415, abs=5e-4)
     others = [variance(c / 100) for c in range(101)]
     assert variance(best) < variance(p) and variance(best) <= min(others)
-
-
-# ---- The corollary, and variance -----------------------------------------------------------------
 
 
 def second_moment(shares: list[float], gradients: torch.Tensor, k: int) -> float:
@@ -258,8 +248,6 @@ def test_a_smaller_second_moment_does_not_mean_fewer_steps():
     assert steps["oswft"] == pytest.approx(2 * steps["sft"], rel=0.01)
 
 
-# ---- Theorem 2 -----------------------------------------------------------------------------------
-
 DIRECTIONS = [1, -1, 1j, -1j]  # four queries, equally likely; a point x + iy of the plane is theta
 GAP = 0.4  # between J at the start, 1, and its maximum
 BOUND = 12  # on |log pi(o*)|
@@ -286,18 +274,12 @@ def expected_update(theta: complex, shares: list[float]) -> tuple[complex, float
     return gradient, square
 
 
-class Descent(NamedTuple):
-    left: float  # the average of |grad J|^2
-    theorem: float  # the theorem's right side
-    repaired: float  # the repaired one
-    smoothness: float  # L, drift (epsilon_p): the largest values on the way
-    drift: float
-
-
-def descend(steps: int, every: int = 1, sample: bool = False) -> Descent:
+def descend(steps: int, every: int = 1, sample: bool = False) -> SimpleNamespace:
     """T steps of plain SGD from 1, step size 1/sqrt(T), new weights every S steps.
 
     A step is the expected update; with `sample`, that of one drawn query with K = 2 rollouts.
+    `left` is the average of |grad J|^2, `theorem` and `repaired` are the two right sides, and
+    `smoothness` (L) and `drift` (epsilon_p) are the largest values on the way.
     """
     rng, rate, theta = random.Random(0), steps**-0.5, 1 + 0j
     left = smoothness = sigma2 = drift = 0.0
@@ -321,7 +303,8 @@ def descend(steps: int, every: int = 1, sample: bool = False) -> Descent:
     theorem = (2 * GAP + smoothness * sigma2) * rate + BOUND * drift
     lost = (steps / every - 1) * drift * BOUND
     repaired = (-first + smoothness * sigma2 / 2 + lost) * rate
-    return Descent(left, theorem, repaired, smoothness, drift)
+    sides = {"left": left, "theorem": theorem, "repaired": repaired}
+    return SimpleNamespace(**sides, smoothness=smoothness, drift=drift)
 
 
 @pytest.mark.parametrize("point", [0, 1, 0.6 - 0.8j, -0.3 + 0.9j])
@@ -374,8 +357,6 @@ def test_the_repaired_bound_holds(every, sample):
     descent = descend(2_500, every, sample)
     assert 0.1 < descent.left <= descent.repaired
 
-
-# ---- Outside the theory: Adam and clipping -------------------------------------------------------
 
 ALL_WRONG = torch.zeros(4, 4)  # weight 1
 ONE_WRONG = torch.tensor([[1.0, 1.0, 1.0, 0.0]] * 4)  # weight 1/4, a power of two: no rounding

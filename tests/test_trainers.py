@@ -7,8 +7,6 @@ import runpy
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import data
@@ -22,13 +20,7 @@ from templates import QWEN3
 import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import (
-    DataCollatorForSeq2Seq,
-    Qwen3ForCausalLM,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-)
+from transformers import DataCollatorForSeq2Seq, Trainer, TrainerCallback, TrainingArguments
 
 pytest.importorskip("trl", reason="needs requirements-dev.txt")
 
@@ -52,40 +44,30 @@ pad = partial(pad_sequence, batch_first=True)
 each_trainer = pytest.mark.parametrize("trainer", [OSWFTTrainer, WeightedSFTTrainer])
 
 
-@dataclass
-class Case:
-    trainer: type
-    batch: int
-    accumulation: int
-    steps_per_rollout: int = 1
-    gradient_checkpointing: bool = False
-    padding_free: bool = False
-
-
 class Comparison(TrainerCallback):
     """The dense gradient at every step, from the rows and weights that `weigh` handed out."""
 
-    def __init__(self, case: Case, rows: list, weights: torch.Tensor):
-        self.case, self.rows, self.weights = case, rows, weights
+    def __init__(self, rows: list, weights: torch.Tensor, size: int, steps_per_rollout: int):
+        self.rows, self.weights = rows, weights
+        self.size, self.steps_per_rollout = size, steps_per_rollout  # of a step on this rank
         self.calls, self.errors = [], []  # ids of a call to weigh; relative errors
 
     def weigh(self, model, queries, seed):
         ids = [int(query.answer) for query in queries]
         assert [self.rows[i].prompt_ids for i in ids] == [query.prompt_ids for query in queries]
-        assert len(self.errors) == len(self.calls) * self.case.steps_per_rollout  # before step 1
+        assert len(self.errors) == len(self.calls) * self.steps_per_rollout  # before step 1
         self.calls.append(ids)
         return self.weights[ids]
 
     def on_pre_optimizer_step(self, args, state, control, model, **_):
-        size = self.case.batch * self.case.accumulation
-        call, part = divmod(state.global_step, self.case.steps_per_rollout)
-        ids = self.calls[call][part * size : (part + 1) * size]
+        call, part = divmod(state.global_step, self.steps_per_rollout)
+        ids = self.calls[call][part * self.size : (part + 1) * self.size]
         if WORLD_SIZE > 1:
             ids = gather(ids)
-        assert len(set(ids)) == size * WORLD_SIZE
+        assert len(set(ids)) == self.size * WORLD_SIZE
         rows = [self.rows[i] for i in ids]
         model = getattr(model, "module", model)  # without DDP
-        dense = Qwen3ForCausalLM(model.config).double()  # no copy: TRL replaces `forward`
+        dense = type(model)(model.config).double()  # no copy: TRL replaces `forward`
         dense.load_state_dict(model.state_dict())
         tokens = sum(len(row.response_ids) for row in rows)
         dense_oswft_loss(dense, rows, self.weights[ids], tokens).backward()
@@ -94,21 +76,23 @@ class Comparison(TrainerCallback):
         self.errors.append(((ours - theirs).norm() / theirs.norm()).item())
 
 
-def make_trainer(case: Case, folder: str, rows: list, weigh: Callable, **options) -> Trainer:
+def make_trainer(
+    trainer: type, folder, weigh, batch=8, accumulation=1, steps_per_rollout=1, rows=ROWS, **options
+) -> Trainer:
     """A trainer of a small model in `folder`; `options` replace or add settings."""
     tokenizer = make_tokenizer()
     model = make_model(pad_token_id=tokenizer.pad_token_id)  # as the Trainer would set it, too late
-    trl = case.trainer is WeightedSFTTrainer
+    trl = trainer is WeightedSFTTrainer
     if trl:
-        options = {"max_length": None, "padding_free": case.padding_free, **options}
+        options = {"max_length": None, "padding_free": False, **options}
     settings = {
-        "output_dir": folder,
-        "per_device_train_batch_size": case.batch,
-        "gradient_accumulation_steps": case.accumulation,
-        "gradient_checkpointing": case.gradient_checkpointing,
-        "max_steps": CALLS * case.steps_per_rollout,
+        "output_dir": str(folder),
+        "per_device_train_batch_size": batch,
+        "gradient_accumulation_steps": accumulation,
+        "max_steps": CALLS * steps_per_rollout,
         "max_grad_norm": 0.0,  # gradients stay as they are
-        **{"remove_unused_columns": False, "bf16": False, "use_cpu": True},
+        **{"remove_unused_columns": False, "gradient_checkpointing": False, "bf16": False},
+        "use_cpu": True,
         **{"save_strategy": "no", "report_to": "none", "disable_tqdm": True, **options},
     }
     columns = {
@@ -116,11 +100,11 @@ def make_trainer(case: Case, folder: str, rows: list, weigh: Callable, **options
         "labels": [[-100] * len(row.prompt_ids) + row.response_ids for row in rows],
         "answer": [str(i) for i in range(len(rows))],
     }
-    return case.trainer(
+    return trainer(
         model,
         (SFTConfig if trl else TrainingArguments)(**settings),
         weigh=weigh,
-        steps_per_rollout=case.steps_per_rollout,
+        steps_per_rollout=steps_per_rollout,
         train_dataset=Dataset.from_dict(columns),
         data_collator=None if trl else DataCollatorForSeq2Seq(tokenizer),
         optimizers=(torch.optim.SGD(model.parameters(), lr=0.1), None),
@@ -128,17 +112,19 @@ def make_trainer(case: Case, folder: str, rows: list, weigh: Callable, **options
     )
 
 
-def largest_error(case: Case) -> float:
+def largest_error(
+    trainer: type, batch: int, accumulation: int, steps_per_rollout: int = 1, **options
+) -> float:
     """Of the gradients of a few steps, relative to the dense ones."""
-    steps = CALLS * case.steps_per_rollout
-    count = case.batch * case.accumulation * WORLD_SIZE * steps
-    rows = make_rows(torch.Generator().manual_seed(0), count)
-    weights = torch.randint(3, (count,), generator=torch.Generator().manual_seed(1)) / 2
-    comparison = Comparison(case, rows, weights)
+    steps, size = CALLS * steps_per_rollout, batch * accumulation
+    rows = make_rows(torch.Generator().manual_seed(0), size * WORLD_SIZE * steps)
+    weights = torch.randint(3, (len(rows),), generator=torch.Generator().manual_seed(1)) / 2
+    comparison = Comparison(rows, weights, size, steps_per_rollout)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(case, folder, rows, comparison.weigh)
-        trainer.add_callback(comparison)
-        trainer.train()
+        settings = {"steps_per_rollout": steps_per_rollout, "rows": rows, **options}
+        made = make_trainer(trainer, folder, comparison.weigh, batch, accumulation, **settings)
+        made.add_callback(comparison)
+        made.train()
     assert (len(comparison.errors), len(comparison.calls)) == (steps, CALLS), comparison.calls
     return max(comparison.errors)
 
@@ -146,21 +132,21 @@ def largest_error(case: Case) -> float:
 @each_trainer
 @pytest.mark.parametrize(("batch", "accumulation"), [(8, 1), (4, 2), (2, 4)])
 def test_the_gradient_of_each_split_is_that_of_the_dense_loss(trainer, batch, accumulation):
-    assert largest_error(Case(trainer, batch, accumulation)) <= LIMIT
+    assert largest_error(trainer, batch, accumulation) <= LIMIT
 
 
-def largest_errors(*cases: Case) -> list[float]:
-    return [largest_error(case) for case in cases]
+def largest_errors() -> list[float]:
+    """With weights that serve two steps."""
+    return [
+        largest_error(OSWFTTrainer, 3, 2, 2, gradient_checkpointing=True),
+        largest_error(WeightedSFTTrainer, 3, 2, 2, gradient_checkpointing=True),
+        largest_error(WeightedSFTTrainer, 4, 2, 2, padding_free=True),
+    ]
 
 
 @slow
 def test_on_two_ranks_too_with_stale_weights_checkpointing_and_padding_free():
-    cases = [
-        Case(OSWFTTrainer, 3, 2, steps_per_rollout=2, gradient_checkpointing=True),
-        Case(WeightedSFTTrainer, 3, 2, steps_per_rollout=2, gradient_checkpointing=True),
-        Case(WeightedSFTTrainer, 4, 2, steps_per_rollout=2, padding_free=True),
-    ]
-    errors = on_ranks(2, largest_errors, *cases)
+    errors = on_ranks(2, largest_errors)
     assert max(errors) <= LIMIT, errors
 
 
@@ -183,12 +169,12 @@ def test_settings_that_would_lose_a_weight_are_refused(trainer, tmp_path):
     for name, needed in trainer.needs.items():
         setting = {name: wrong.get(name, not needed)}
         with pytest.raises(ValueError, match=f"OSW-FT needs {name}="):
-            make_trainer(Case(trainer, 8, 1), str(tmp_path), ROWS, weigh=None, **setting)
+            make_trainer(trainer, tmp_path, weigh=None, **setting)
 
 
 def test_rows_that_lack_a_part_and_weights_of_another_shape_are_refused(tmp_path):
-    case = Case(WeightedSFTTrainer, 8, 1, padding_free=True)
-    trainer = make_trainer(case, str(tmp_path), ROWS, lambda *_: torch.ones(8, 1))
+    options = {"weigh": lambda *_: torch.ones(8, 1), "padding_free": True}
+    trainer = make_trainer(WeightedSFTTrainer, tmp_path, **options)
     batch, rows = next(iter(trainer.get_train_dataloader())), trainer.train_dataset
     del batch["seq_idx"]
     with pytest.raises(ValueError, match="without seq_idx"):
@@ -215,13 +201,13 @@ def test_text_without_the_end_of_turn_is_refused(tmp_path):
 
 @each_trainer
 def test_evaluation_is_that_of_sft(trainer, tmp_path):
-    trainer = make_trainer(Case(trainer, 8, 1), str(tmp_path), ROWS, weigh=None)
+    trainer = make_trainer(trainer, tmp_path, weigh=None)
     dense = dense_oswft_loss(trainer.model, ROWS, torch.ones(8), TOKENS).item()
     assert trainer.evaluate(trainer.train_dataset)["eval_loss"] == pytest.approx(dense, rel=1e-4)
 
 
 def test_the_page_s_own_loop_gives_the_dense_gradient(tmp_path):
-    model = make_trainer(Case(OSWFTTrainer, 8, 1), str(tmp_path), ROWS, weigh=None).model
+    model = make_trainer(OSWFTTrainer, tmp_path, weigh=None).model
     weights, micro_batches = torch.rand(8), []
     for part in (slice(3), slice(3, 8)):
         ids = pad([torch.tensor(row.prompt_ids + row.response_ids) for row in ROWS[part]])

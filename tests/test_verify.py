@@ -13,16 +13,7 @@ import types
 import verify
 from conftest import ROOT, SHARED, needs_shared, slow
 from data import read_rows
-from verify import (
-    UNGRADED,
-    Grade,
-    RewardError,
-    Verifier,
-    grade,
-    is_correct,
-    read_letter,
-    said_letter,
-)
+from verify import UNGRADED, Grade, RewardError, Verifier, is_correct, read_letter, said_letter
 
 import psutil
 import pytest
@@ -34,11 +25,8 @@ def table(cases: str) -> list[str]:
 
 
 def verdicts(cases: str) -> list[list[str]]:
-    """The cases of a table as [what is judged, = or ≠, reference]."""
+    """The cases of a table as [what is judged, =, reference]; ≠ stands where it is wrong."""
     return [re.split(" ([=≠])> ", case.strip()) for case in table(cases)]
-
-
-# ---- letters: what stands in the box, or in a closing without one
 
 
 @pytest.mark.parametrize(
@@ -115,7 +103,7 @@ def test_a_closing_after_a_box_that_names_no_letter_is_read():
         said = rf"The answer is B. The mass is $\boxed{{{box}}}$ kg."
         assert not is_correct(said, "C") and not is_correct(said, "B")
         assert is_correct(f"{said} The answer is (C).", "C")
-    assert grade(r"It is \boxed{D}. The answer is C.", "C").extracted == "D"
+    assert verify.grade(r"It is \boxed{D}. The answer is C.", "C").extracted == "D"
 
 
 def test_all_letters_from_a_to_j_are_options():
@@ -125,9 +113,6 @@ def test_all_letters_from_a_to_j_are_options():
         assert is_correct(f"So the answer is ({letter}).", letter)
     for article in ("A circle", r"\text{A square}", r"A\text{ box}", "I think so"):
         assert read_letter(article) is None
-
-
-# ---- everything else: => is right, ≠> is wrong
 
 
 @pytest.mark.parametrize(
@@ -245,8 +230,6 @@ def test_the_cases_in_which_real_answers_were_graded_wrong():
     assert not [row for row, right in zip(rows, verdicts, strict=True) if right != row["right"]]
 
 
-# ---- what the algebra stumbles over
-
 STUMBLES = [
     case.split(" / ")
     for case in table(r"""
@@ -301,8 +284,6 @@ def test_no_text_ends_the_grading_and_none_counts_as_a_number_or_a_letter_that_i
     ungraded = sum(grade.ungraded for grade in grades) / len(pairs)
     assert 0 < ungraded < 0.1, ungraded  # else they are too tame, or a limit is too low
 
-
-# ---- hostile completions
 
 ENDLESS = r"\boxed{\sum_{n=1}^\infty \frac{\log(n)^7}{n^\pi+\sqrt{n}}}"  # only the deadline ends it
 HUGE = table(r"""
@@ -415,8 +396,6 @@ with Verifier(2, timeout_s=2) as verifier:
     assert not psutil.wait_procs(family, timeout=30)[1]
 
 
-# ---- reward functions
-
 REWARDS = """
 import os
 import signal
@@ -513,8 +492,6 @@ def test_a_reward_function_that_hangs_or_crashes_gives_0(rewards, tmp_path, monk
     started = int((tmp_path / "pid").read_text())  # it ended with its worker
     assert not psutil.pid_exists(started) or psutil.Process(started).status() == "zombie"
 
-
-# ---- docs/verdicts.md
 
 PAGE = (ROOT / "docs" / "verdicts.md").read_text()
 PYTHON = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)

@@ -19,22 +19,20 @@ HOSTILE = (
 FLAGS = ("headless", "no-sandbox", "disable-background-networking", "window-size=1400,1000")
 
 
-def write_run(folder: Path, batches: list[dict[str, list]], **args) -> Path:
-    """A run as a script leaves it. A batch maps ids to answers: fields of their rollouts' rows."""
-    data, ids = folder.parent / "train.jsonl", {id for batch in batches for id in batch}
-    fields = {"solution": "the expert's", "answer": "7", "source": "world"}
-    write_rows([{"id": id, "question": f"question {id}", **fields} for id in ids], data)
+def write_run(folder: Path, batch: dict[str, list]) -> Path:
+    """A run of one batch, which maps ids to answers: fields of their rollouts' rows."""
+    data, fields = folder.parent / "train.jsonl", {"solution": "the expert's", "source": "world"}
+    fields["answer"] = "7"
+    write_rows([{"id": id, "question": f"question {id}", **fields} for id in batch], data)
     make_tokenizer().save_pretrained(folder / "final")
-    write_args(folder, args={"model": "absent", "data": str(data), "weighting": "oswft", **args})
-    metrics = [{"step": step, "loss": 1.0, "train_s": 1.0} for step in (1, 2)]
-    write_rows(metrics, folder / "metrics.jsonl")
-    for step, batch in enumerate(batches, start=1):
-        rows = [
-            {"id": id, "query": n, "token_ids": [17, 18, 13], "finish_reason": "stop", **answer}
-            for n, (id, answers) in enumerate(batch.items())
-            for answer in answers
-        ]
-        write_rows(rows, folder / "rollouts" / f"step_{step:06d}.jsonl")
+    write_args(folder, args={"model": "absent", "data": str(data), "weighting": "oswft"})
+    write_rows([{"step": 1, "loss": 1.0, "train_s": 1.0}], folder / "metrics.jsonl")
+    rows = [
+        {"id": id, "query": n, "token_ids": [17, 18, 13], "finish_reason": "stop", **answer}
+        for n, (id, answers) in enumerate(batch.items())
+        for answer in answers
+    ]
+    write_rows(rows, folder / "rollouts" / "step_000001.jsonl")
     return folder
 
 
@@ -76,10 +74,6 @@ class Page:
         read = "return [...document.querySelectorAll(arguments[0])].map(node => node.textContent)"
         return self.driver.execute_script(read, selector)
 
-    def shows(self, column: str, cells: list[str]) -> bool:
-        """Whether a column comes to show this."""
-        return wait(lambda: self.texts(f"#queries tbody td.{column}") == cells)
-
     def open(self, id: str) -> str:
         """Click on the first query of this id; returns the text that this shows."""
         self.driver.find_element("xpath", f"//td[text()={json.dumps(id)}]").click()
@@ -95,20 +89,10 @@ def wait(done, seconds: float = 20) -> bool:
     return bool(result)
 
 
-def test_the_newest_and_hardest_come_first_and_the_choice_is_of_newest_answers(chromium, tmp_path):
-    first = {"q0": answers(0, 0), "q1": answers(1, 0), "q2": answers(1, 1)}
-    second = {"q3": answers(0, 0), "q0": answers(1, 0)}
-    page = Page(chromium, tmp_path / "a view.html", write_run(tmp_path / "oswft", [first, second]))
-    assert page.shows("id", ["q3", "q0", "q0", "q1", "q2"])  # the newest first, then the hardest
-    for choice, expected in [("none", ["q3"]), ("all", ["q2"]), ("some", ["q0", "q1"])]:
-        page.find(f"option[value={choice}]").click()
-        assert page.shows("id", expected)  # q0 does not fail any more
-
-
 def test_a_click_shows_why_a_query_counts_and_its_answers_with_colored_tokens(chromium, tmp_path):
     right, wrong = answers(1, 0)
     wrong |= {"text": "so \\boxed{ 99}", "logprobs": [-0.01, -2.5, -0.2], "finish_reason": "length"}
-    oswft = write_run(tmp_path / "oswft", [{"q0": [right, wrong]}])
+    oswft = write_run(tmp_path / "oswft", {"q0": [right, wrong]})
     page = Page(chromium, tmp_path / "view.html", oswft)
     shown = page.open("q0")
     why = "1 of 2 answers right: p̂ = 0.5, so the solution's weight is 0.5 (--weighting oswft)"
@@ -127,7 +111,7 @@ def test_a_click_shows_why_a_query_counts_and_its_answers_with_colored_tokens(ch
 def test_nothing_that_a_model_wrote_is_run(chromium, tmp_path):
     id = "<img src=x onerror=hacked=1>'\"</td>"
     batch = {id: [*answers(1, text=HOSTILE), *answers(0, text=HOSTILE, logprobs=[-1.0] * 3)]}
-    page = Page(chromium, tmp_path / "view.html", write_run(tmp_path / "$x^$ <b>", [batch]))
+    page = Page(chromium, tmp_path / "view.html", write_run(tmp_path / "$x^$ <b>", batch))
     assert wait(lambda: page.texts("#queries tbody td.id") == [id])
     page.driver.execute_script("document.querySelector('tbody td').click()")
     assert wait(lambda: HOSTILE in page.texts("section pre"))
