@@ -48,6 +48,50 @@ def test_pass_at_k_equals_the_mean_over_all_subsets(n, c):
             pass_at_k(n, c, k)
 
 
+def random_problems(rng: np.random.Generator, mean: float, shape: float, size: int) -> np.ndarray:
+    """Chances of a right answer to each problem: the smaller the shape, the more unequal."""
+    a, b = shape * mean / (1 - mean), shape * (1 - mean) / mean
+    return rng.beta(max(a, shape), max(b, shape), size)  # Beta's smaller parameter is the shape
+
+
+DRAWS = 300  # of problems and answers, for each kind of benchmark
+# Of intervals that hold the truth, the least and the largest share that docs/evaluation.md states
+STATED, STATED_AT_AN_EDGE = (0.91, 0.97), (0.84, 0.98)
+CHANCE = 0.03  # by which such a share of 300 may be off: two standard deviations
+KINDS = [*itertools.product((0.02, 0.05, 0.08, 0.2, 0.5, 0.8, 0.95), (1, 4, 16))]  # mean pass@1, k
+
+
+@pytest.mark.parametrize("shape", [0.03, 0.1, 0.3, 1])
+@pytest.mark.parametrize(("problems", "n"), [(30, 16), (500, 1), (198, 1)])
+def test_intervals_hold_the_true_score_as_often_as_the_page_says(problems, n, shape):
+    rng = np.random.default_rng(0)
+    for mean, k in (kind for kind in KINDS if kind[1] <= n):
+        truth = np.mean(1 - (1 - random_problems(rng, mean, shape, 100_000)) ** k)
+        hits = 0
+        for _ in range(DRAWS):
+            counts = rng.binomial(n, random_problems(rng, mean, shape, problems))
+            score, (low, high) = evaluate.score_with_interval(counts, n, k)
+            assert 0 <= low <= score <= high <= 1
+            hits += low <= truth <= high
+        at_an_edge = problems == 30 and not 0.1 < truth < 0.85
+        least, most = STATED_AT_AN_EDGE if at_an_edge else STATED
+        if 0.02 <= truth <= 0.95:
+            assert least - CHANCE <= hits / DRAWS <= most + CHANCE, (mean, k, truth)
+
+
+def test_95_of_100_intervals_of_a_difference_hold_the_true_one_up_to_chance(monkeypatch):
+    monkeypatch.setattr(tables, "SWAPS", 100)
+    rng = np.random.default_rng(0)
+    for mean, k in ((0.05, 1), (0.3, 1), (0.3, 16)):
+        hits = 0
+        for _ in range(DRAWS):
+            chances = random_problems(rng, mean, 0.3, 30)
+            one, other = ((rng.binomial(16, chances), 16) for _ in range(2))  # of one model
+            _, (low, high), _ = tables.paired_difference(one, other, k)
+            hits += low <= 0 <= high
+        assert hits / DRAWS == pytest.approx(0.95, abs=CHANCE), (mean, k)
+
+
 def test_an_interval_is_wilson_s_of_as_many_answers_as_the_variance_says():
     for counts, n, k, bounds in (
         (np.zeros(30, int), 16, 1, (0, 0.1135)),

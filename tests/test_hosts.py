@@ -1,5 +1,6 @@
 """Several hosts: network namespaces on one disk, each with a name and an address of its own."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 from conftest import (
     BIN,
     ROOT,
+    TINY_LENGTHS,
     assert_equal_up_to_rounding,
     call_of,
     ended,
@@ -19,6 +21,8 @@ from conftest import (
     slow,
     wait_for_rows,
 )
+from data import write_rows
+from evaluate import read_samples
 
 import pytest
 
@@ -141,6 +145,18 @@ def test_three_hosts_with_a_launcher_each_train_as_one_does(make_hosts, tiny, tm
     for status, output in ends(hosts):
         assert status == 0, output
     assert_equal_up_to_rounding(tmp_path / "run", tmp_path / "whole")
+
+
+@needs_vllm
+def test_hosts_evaluate_together(make_hosts, tiny, tmp_path):
+    hosts, model = make_hosts(2), ("--model", tiny / "model", *TINY_LENGTHS[2:])
+    easy = (tiny / "heldout" / "easy.jsonl").read_text().splitlines()[:12]
+    write_rows(map(json.loads, easy), tmp_path / "easy.jsonl")
+    call = ("evaluate.py", *model, "--benchmark_file", tmp_path / "easy.jsonl", "--num_samples", 2)
+    scored = ends(start_hosts(hosts, tmp_path, *call, "--output_dir", tmp_path / "eval"))
+    assert [status for status, _ in scored] == [0, 0] and "easy" in scored[0][1]
+    [rows] = read_samples(tmp_path / "eval").values()
+    assert len(rows) == 24 and len([*(tmp_path / "eval").glob("samples.rank*")]) == 2
 
 
 def test_a_host_that_is_killed_ends_the_run_with_one_error_and_it_is_resumed(
