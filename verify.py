@@ -78,14 +78,15 @@ def grade(completion: str, reference: str, limit_s: int | None = None) -> Grade:
 
     # ---- The same text, or word?
     ours, theirs = (plain(each).rstrip(".").casefold() for each in (reference, answer or closing))
-    if answer == reference or (ours == theirs and re.fullmatch("[a-z]{3,}", ours)):
+    if answer == reference or (ours == theirs and re.fullmatch("no|[a-z]{3,}", ours)):
         return Grade(True, answer)
     if boxed and (len(boxed) > MAX_CHARS or "{cases}" in boxed):  # It would read the first case.
         return Grade(False, boxed)
 
     # ---- The same value?
     units = not re.search("[A-Za-z]", re.sub(NOT_A_VARIABLE, "", reference))
-    gold, text = rf"\boxed{{{reference}}}", rf"\boxed{{{answer}}}" if answer else closing
+    gold = rf"\boxed{{{reference}}}"
+    text = rf"\boxed{{{answer}}}" if answer else closing
     try:
         readable = parse_values(gold, units, limit_s, strict=True)
         if readable and not boxed and not parse_values(text, units, limit_s, strict=True):
@@ -146,8 +147,10 @@ def said_answer(closing: str) -> str | None:
     if not marks or re.search(r"(?i)\bif\b[^.!?\n]*$", closing[: marks[-1].start()]):
         return None
     tail = closing[marks[-1].end() :]
+    if display := re.match(r"(?s)(?:\\\[|\$\$)(.*?)(?:\\\]|\$\$)", tail):
+        tail = display[1].strip().replace("\n", " ")
     # Markup goes, and the label of an option: (c) 12.
-    line = re.sub(r"^\([A-Za-z]\) |\$|\\[()[\]]|\*\*", "", tail.split("\n")[0])
+    line = re.sub(r"^\([A-Za-z]\) |\$|\\[()[\]]|\*\*|\\\\$", "", tail.split("\n")[0])
     said = re.split(SENTENCE_END, line)[0].strip(" .,;:'\"`“”")
     last = "" if "\n" in tail.strip() else said.rpartition(" is ")[2]  # "the area is 12": 12
     for each in filter(None, (said, last)):
@@ -159,7 +162,8 @@ def said_answer(closing: str) -> str | None:
 
 def rewritten(text: str, units: bool = True) -> str:
     """A text with what Math-Verify misreads in another spelling; `units` of a box are left out."""
-    for pattern, latex in (*REWRITTEN, *(UNITS if units else ())):
+    rules = [*(BOXED if text.startswith(r"\boxed") else ()), *REWRITTEN, *(UNITS if units else ())]
+    for pattern, latex in rules:
         text = re.sub(pattern, latex, text)
     return text
 
@@ -205,25 +209,30 @@ def boxes(text: str) -> list[tuple[int, int]]:
     return sorted((start, end) for start, end in spans if start is not None)
 
 
+INVISIBLE = r"[\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]"  # Unicode's Cf
 TEXT = r"\\(?:text|mathrm|mbox)\s*\{[^{}]*\}"
 UNIT = r"(?:[kcmnM]?(?:m|g|s|L|l|V|A|W|N|J|Hz|Pa|eV)|ft|in|lb|oz|hr)"
 NOT_A_VARIABLE = rf"{TEXT}|\\[A-Za-z]+|^[A-Za-z] *=|(?<=\d) +(?:{UNIT}\b|[A-Za-z]{{3,}}).*$"
-ANSWER_IS = re.compile(r"(?i)\banswer\b\W{0,4}(?:\bis\b|:)[\s:*}]*")
-SENTENCE_END = (  # 12. Thus | True, by Euler | True - it is | 12 (dollars) | 12, which
-    r"(?i)(?<!\.)\.(?:\s|$)|;|(?:(?<=rue)|(?<=alse))(?:, | [-–—] )"
-    r"| \((?=[a-z]{2})|,?\s(?:as|which|where)\b"
+ANSWER_IS = re.compile(r"(?i)\banswer\b(?:\W{0,4}(?:\bis\b|:))+[\s:*}]*")
+SENTENCE_END = (  # 12. Thus | True, by Euler | True - it is | 12 (dollars) | 12, since
+    r"(?i)(?<!\.)[.!?](?:\s|$)|;|(?:(?<=rue)|(?<=alse)|(?<=yes)|(?<=no))(?:, | [-–—] )"
+    r"| \((?=[a-z]{2})|,?\s(?:since|because|as|which|where|when|so)\b"
 )
 # As it is written; 35.0\% is 35, too; a \log may be a \ln.
 READINGS = (("^", ""), (r"\\?%", ""), (r"\\log(?! *_)", r"\\ln"))
 NO_UNIT = r".*(?:hundred|thousand|illion|dozen|half|third|quarter|\b(?:and|or|to|sin|cos|log|pi)\b)"
 POWERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+BOXED = (("½", r"\\frac12"), ("°", r"^\\circ"), ("∞", r"\\infty "), ("×", r"\\times "))
+BOXED += ((r"(\\[dt]?frac(?:\{[^{}]*\}|\w)?)\s+(?=[\w{])", r"\1"),) * 2  # \frac {a} 5: twice
 REWRITTEN = (  # What Math-Verify misreads, and how it is written instead.
-    *(("½", r"\\frac12"), ("°", r"^\\circ"), ("∞", r"\\infty "), ("×", r"\\times ")),
-    *((r"(\\[dt]?frac(?:\{[^{}]*\}|\w)?)\s+(?=[\w{])", r"\1"),) * 2,  # \frac {a} 5: two spaces
+    (rf"{INVISIBLE}|[€£]", ""),
+    (r"\d", lambda digit: str(int(digit[0]))),  # full-width digits
     (r"(?:√|\\?(?<![A-Za-z])sqrt) ?\(([^()]*)\)|√ ?(\d+|\w)", r"\\sqrt{\1\2}"),
+    (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi "),
     (r"\^\{\\(?:text|mathrm)\{(?:st|nd|rd|th)\}\}", ""),
     ("[⁰¹²³⁴-⁹⁻]+", lambda power: f"^{{{unicodedata.normalize('NFKC', power[0])}}}"),
     (r"(?<=\d) ?[x×] ?10(?=\^)", r"\\times 10"),
+    (r"10\^\(([-−]?\d+)\)", r"10^{\1}"),
     (r"(?<=\d)[eE]([+-]?\d+)", r"\\times 10^{\1}"),
     *((rf"(?<=\d)\s*(\\text\{{)?\s*{w}\b", rf"\\times 10^{{{n}}} \1") for w, n in POWERS.items()),
     (r"(?<=\d)(?:\{,\}|,\\!)(?=\d{3}(?!\d))", ""),  # 2{,}500
@@ -240,7 +249,10 @@ UNITS = (  # 12 hours | 12 m/s | 12 V
 
 # ---- Letters: the patterns read what `plain` returns ---------------------------------------------
 
-FONTS = r"\\(?:(?:text|math)(?:bf|rm|it|sf|tt|normal|up)?|mbox|boldsymbol|bm|bf|rm|operatorname)\b"
+FONTS = (  # and what cannot be seen
+    r"\\(?:(?:text|math)(?:bf|rm|it|sf|tt|normal|up)?|mbox|boldsymbol|bm|bf|rm|operatorname|emph"
+    rf"|underline|tiny|small|[lL]arge|LARGE|[hH]uge)\b|\\(?:text)?color\s*\{{[^{{}}]*\}}|{INVISIBLE}"
+)
 SPACES = r"\\[ ,;:!]|\\q?quad\b|~|\s"
 IN_BOX = re.compile(  # C | (C) | C) 12 | C. none of these | Option C | The answer is C | 12 (C)
     r"(?i:(?:the )?(?:correct |final )?(?:answer|option|choice)(?: is)?:? )?"

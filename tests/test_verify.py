@@ -33,7 +33,7 @@ def verdicts(cases: str) -> list[list[str]]:
     "form",
     table(r"""
 C|(C)|C.|C)|C:|[C]|{C}|$C$|c|(c)|c.|**C**|`C`|（C）|C。|C\ |\;C\;|~C|\text{C}|\textbf{(C)}|\bf C
-\boldsymbol{C}|\operatorname{C}|\mbox{C}|\left(C\right)|C) 12
+\boldsymbol{C}|\operatorname{C}|\mbox{C}|\emph{C}|\Large C|\color{red}{C}|\left(C\right)|C) 12
 C：12|(C) -5|(C)\,12|\text{C) } 12|C.\ x=-5|(C) \approx 3|C) A circle
 C. none of the above|\text{12 (C)}|\text{(C) }12\text{ km}|(C) is wrong|(C)?|\text{not (C)}
 Option C|\text{Answer: C}|\text{The correct answer is (C)}|C. Vitamin D|Answer: (C) Vitamin D
@@ -133,15 +133,16 @@ x=5 => 5 | f'(x) = 2x => 2x | \left(x, y\right) = (1, 2) => (1,2) | 2x + 3 = y =
 x \geq 3 => x \ge 3 | \{2, 1\} => \{1,2\} | (2,1) ≠> (1,2) | [1,2] ≠> (1,2)
 [-2,7] => x \in [-2,7]
 \begin{pmatrix} 1 \\ 2 \end{pmatrix} => \begin{bmatrix} 1 \\ 2 \end{bmatrix}
-√7 => \sqrt{7} | 5√3 + 6 => 5\sqrt{3}+6 | 5√3 + 6 ≠> 6 | 3 + sqrt(5), 3 - sqrt(5) ≠> 3
-8*√(x+1)/3 => \frac{8\sqrt{x+1}}{3} | 3x² => 3x^2 | x² ≠> 2
-90° => 90^\circ
+√7 => \sqrt{7} | 5√3 + 6 => 5\sqrt{3}+6 | 5√3 + 6 ≠> 6 | 3 + sqrt(5), 3 - sqrt(5) ≠> 3 | ½ => 0.5
+8*√(x+1)/3 => \frac{8\sqrt{x+1}}{3} | 5½ => 5.5 | 3x² => 3x^2 | x² ≠> 2 | (-∞, 2] => (-\infty,2]
+90° => 90^\circ | 7*pi => 7\pi
 12^{\text{th}} => 12 | 12^{\mathrm{th}} => 12 | \begin{cases} 3 & x>0 \\ 5 & x<0 \end{cases} ≠> 5
 \min(-\infty, -4) ≠> 5 | -\infty => -\infty | \infty ≠> -\infty | 5 ≠> \infty
 12 weeks => 12 | 2000 calories. => 2000 | 30 miles per hour => 30 | 1,000 euros => 1000
+€45 => 45
 12 million ≠> 12 | 2 dozen ≠> 2 | 2 thirds ≠> 2 | 5 or 6 ≠> 5 | 2 sin x ≠> 2 | 12 weeks ≠> 13
 119.99999999999999 => 120 | 120 => 119.99999999999999 | 4.00001 ≠> 4 | x - y = 0 ≠> 2x - y = 0
-x>2.5 ≠> x<2.5 | 2.5 ≠> x \ne 2.5 | y=2.5 ≠> x=2.5 | x=2.5 => 2.5 | +\infty => \infty
+x>2.5 ≠> x<2.5 | 2.5 ≠> x \ne 2.5 | y=2.5 ≠> x=2.5 | x=2.5 => 2.5 | ∞ => \infty | +\infty => \infty
 x = 4.99999999999 => 5 | 2 ≠> 2 xy | 12 V => 12 | 12million => 12000000 | x \le 2.50 => x \le 2.5
 3t+8 => 8+3t | 11 ≠> 8+3t | -4.9 ≠> -4.9 t | 5g ≠> 5h | 3a+3 ≠> 3a+3l | 5\text{ g} => 5
 5 cm => 5
@@ -178,7 +179,7 @@ The answer is 4. \boxed{} => 4 | The answer is 12, hence \boxed{13} ≠> 12 | Th
 The answer is C, that is \boxed{B} ≠> C | The answer is $12$. => 12 | we get 12.⏎⏎**12** => 12
 #### 18 => 18 | A: 18 => 18 | She makes 9 * 2 = $18 => 18 | \[x = 12\] => 12
 So the final answer is 3/4. => 0.75 | Hence $x = \frac{1}{2}$. => 0.5
-The angle is 90°. => 90^\circ | The area is 12 cm². => 12
+The angle is 90°. => 90^\circ | The area is 12 cm². => 12 | ½ of 24 is 12. => 12
 It is $-4+9i.$ => -4+9i | Hence \[19x - 4x = 15x.\] => 15x
 So the answer is True. => True | The answer is: **no**. => No | The answer is True. ≠> False
 Answer: (4, -9) => (4,-9) | Answer: (4, -9) ≠> 9 | **Answer:** 7, -3 => -3,7
@@ -211,6 +212,14 @@ The answer is not valid. ≠> valid | The answer is invalid. ≠> valid | It is 
 )
 def test_a_completion_is_read_where_its_answer_stands(completion, verdict, reference):
     assert is_correct(completion, reference) == (verdict == "=")
+
+
+def test_invisible_characters_and_full_width_digits_change_no_verdict():
+    for mark in "\u200b\ufeff\u200e\u2060\u00ad":
+        for answer in ("27", "C", r"\sqrt{2}", "Evelyn"):
+            assert is_correct(rf"So \boxed{{{mark}{answer}}}.", answer)
+            assert is_correct(rf"So \boxed{{{answer}}}.", f"{answer}{mark}")
+    assert is_correct(r"\boxed{27}", "\uff12\uff17") and is_correct("\\boxed{\uff12\uff17}", "27")
 
 
 def test_the_last_complete_box_is_found_in_time_that_grows_with_the_text_alone():
