@@ -109,6 +109,14 @@ def test_weights_are_1_less_the_pass_rate_in_the_order_of_the_rows(made, capsys)
     assert (made.output.read_bytes(), made.suspects) == (written, suspects)
 
 
+def test_answers_that_another_judge_has_graded_are_weighed_by_their_new_verdicts(made, capsys):
+    path = made.folder / "samples.rank0.0.jsonl"
+    path.write_text(path.read_text().replace('"correct": true', '"correct": false'))
+    assert not made.missing()  # nothing is sampled
+    assert "16 answers are graded anew" in capsys.readouterr().err
+    assert [row["weight"] for row in made.write()] == [0.25, 0.25, 1.0, 1.0]
+
+
 def test_suspects_are_listed_the_most_agreed_first_and_may_be_dropped(made, capsys):
     assert len(made.write()) == 4
     found = [(s["id"], s["agreed"], s["agreeing"]) for s in made.suspects]
