@@ -144,10 +144,7 @@ def claim_or_resume(args: TrainArgs) -> Path | None:
         args.check()
         warn_of_slow_bf16(args.precision)
         claim(Path(args.output_dir))
-        checkpoint = find_checkpoint(args)
-        if args.resume:
-            print_changes(args, checkpoint)
-        return checkpoint
+        return find_checkpoint(args)
 
     checkpoint = on_rank_0(begin)  # Another host may still see the folder as it was.
     check_hosts(Path(args.output_dir))
@@ -195,16 +192,6 @@ def find_checkpoint(args: TrainArgs) -> Path | None:
     return checkpoint
 
 
-def print_changes(args: TrainArgs, checkpoint: Path | None) -> None:
-    """Say from where a run is resumed, and with which other arguments."""
-    record = read_args(Path(args.output_dir))
-    then = {**record["args"], "world_size": record["world_size"]}
-    now = {**args.settings, "world_size": dist.get_world_size()}
-    changed = [f"{k} {then.get(k)} -> {v}" for k, v in now.items() if then.get(k) != v]
-    start = checkpoint or f"{args.output_dir}, without a checkpoint"
-    print(f"{start}: resumed; changed: {', '.join(changed) or 'nothing'}", file=sys.stderr)
-
-
 def load_training_data(args: TrainArgs) -> tuple[Tokenizer, list[TokenizedExample]]:
     """The tokenizer, and the examples that fit. Raises InputError if a run began with others."""
     read = load_examples(args.data)  # A bad file is refused before transformers is imported.
@@ -219,10 +206,7 @@ def load_training_data(args: TrainArgs) -> tuple[Tokenizer, list[TokenizedExampl
         kind = "rollout" if hasattr(args, "rollout_batch_size") else "train"
         raise InputError(f"{args.data}: {left}: lower --{kind}_batch_size")
     if dist.get_rank() == 0:
-        rest = 0 if args.max_steps else len(examples) * args.num_epochs % args.batch_size
-        unused = f"; the last {rest} do not fill a batch, and are not used" if rest else ""
-        again = "; a batch has rows twice" if len(examples) < args.batch_size else ""
-        print(f"{count}{unused}{again}", file=sys.stderr)
+        print(count, file=sys.stderr)
         whole = (
             (e.example.where, np.concatenate([e.prompt_ids, e.response_ids])) for e in examples
         )

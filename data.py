@@ -79,8 +79,7 @@ def read_rows(path_or_hub_id: str, split: str = "train") -> Iterator[tuple[str, 
                 try:
                     row = json.loads(line)
                 except (ValueError, RecursionError) as error:
-                    advice = "; docs/training-set.md converts it" if path.suffix == ".csv" else ""
-                    raise InputError(f"{path}:{number}: not JSON ({error}){advice}") from error
+                    raise InputError(f"{path}:{number}: not JSON ({error})") from error
                 if not isinstance(row, dict):
                     raise InputError(f"{path}:{number}: expected a JSON object")
                 yield f"{path}:{number}", row
@@ -142,8 +141,6 @@ def load_examples(path_or_hub_id: str, **fixed: str) -> list[Example]:
     for where, row in read_rows(path_or_hub_id):
         if fixed:
             row = {"id": f"row-{len(examples)}", **row}
-        if "messages" in row and not {*names} <= row.keys():
-            raise InputError(f"{where}: is a chat; docs/training-set.md converts it")
         texts = dict(zip(names, get_texts(where, row, *names), strict=True))
         extra = {name: value for name, value in row.items() if name not in names}
         example = Example(**texts, **fixed, extra=extra, where=where)

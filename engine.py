@@ -176,7 +176,7 @@ class Engine:
         kept = range(len(rows)) if keep is None else keep.nonzero()[:, 0].tolist()
         lengths = [len(rows[i]) for i in kept]
         split = split_rows(lengths, dist.get_world_size(), self.max_tokens)
-        shares = [[kept[n] for n in part[dist.get_rank()]] for part in split] or [[]]
+        shares = [[kept[n] for n in by_rank[dist.get_rank()]] for by_rank in split] or [[]]
         for number, share in enumerate(shares, start=1):
             batch = collate(rows, share) if share else collate([IDLE], [0])
             batch.is_last = number == len(shares)

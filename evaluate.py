@@ -371,11 +371,11 @@ def find_missing(
     args: Args, folder: Path, tokenizer: Tokenizer, problems: dict[str, list[Example]]
 ) -> list[tuple[Example, int]]:
     """Write args.json; returns what is still to be sampled: (problem, its `sample`)."""
-    every = [problem for part in problems.values() for problem in part]
+    every = [problem for group in problems.values() for problem in group]
     record, samples = open_folder(args, folder, tokenizer, every)
     asked, missing = record.get("benchmarks", {}), []
-    for name, part in problems.items():
-        mark, rows = fingerprint(part), samples.get(name, [])
+    for name, group in problems.items():
+        mark, rows = fingerprint(group), samples.get(name, [])
         if rows and asked.get(name, {}).get("fingerprint") != mark:
             raise InputError(f"{folder} has other problems of {name}: choose another folder")
         done = {(row["id"], row["sample"]) for row in rows}
@@ -383,8 +383,8 @@ def find_missing(
         default = default if args.temperature else 1  # Greedy answers are all alike.
         # All problems of a benchmark get as many answers as the one that has the most.
         count = max([args.num_samples or default, *(n + 1 for _, n in done)])
-        asked[name] = {"problems": len(part), "samples": count, "fingerprint": mark}
-        missing += [(p, n) for n in range(count) for p in part if (p.id, n) not in done]
+        asked[name] = {"problems": len(group), "samples": count, "fingerprint": mark}
+        missing += [(p, n) for n in range(count) for p in group if (p.id, n) not in done]
     if missing:
         (folder / "results.json").unlink(missing_ok=True)
     grade_anew(args, folder, every)

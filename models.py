@@ -93,10 +93,6 @@ def check_template(tokenizer: Tokenizer) -> None:
     if asked != before:
         reason = "does not end the prompt where it begins the assistant's turn"
         raise InputError(f"{tokenizer.name_or_path}: the chat template {reason}")
-    whole = prompt_text(tokenizer, PLACEHOLDER, ASK_FREE)
-    for part in (SYSTEM_PROMPT, PLACEHOLDER):
-        if part not in whole:
-            raise InputError(f"{tokenizer.name_or_path}: the chat template drops {part!r}")
 
 
 def space_before_answer(tokenizer: Tokenizer) -> str:
@@ -177,12 +173,12 @@ def tokenize_examples(
         return tokenizer(texts, add_special_tokens=False).input_ids
 
     for start in range(0, len(examples), TOKENIZER_BATCH):
-        part = examples[start : start + TOKENIZER_BATCH]
-        prompts = [prompt_text(tokenizer, e.question, instruction(e.answer)) for e in part]
-        solutions = [space + solution_after(p, e) for p, e in zip(prompts, part, strict=True)]
+        batch = examples[start : start + TOKENIZER_BATCH]
+        prompts = [prompt_text(tokenizer, e.question, instruction(e.answer)) for e in batch]
+        solutions = [space + solution_after(p, e) for p, e in zip(prompts, batch, strict=True)]
         prompt_ids = encode(prompts)
         whole_ids = encode([p + s for p, s in zip(prompts, solutions, strict=True)])
-        for n, example in enumerate(part):
+        for n, example in enumerate(batch):
             size = len(prompt_ids[n])
             solution_ids = whole_ids[n][size:]
             if whole_ids[n][:size] != prompt_ids[n]:  # A token spans prompt and solution.

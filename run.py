@@ -199,16 +199,13 @@ class Run(contextlib.AbstractContextManager):
             record["earlier_args"].append({"step": self.step, **before["args"]})
         record["data_hash"] = before.get("data_hash") or hash_examples(self.examples)
         write_args(self.folder, **record)
-        print(f"{self.folder}: {self.total_steps} steps", file=sys.stderr)
+        print(f"{self.folder}: {self.step} of {self.total_steps} steps done", file=sys.stderr)
         path, rows = self.folder / "metrics.jsonl", {}
         for line in path.read_bytes().split(b"\n") if path.exists() else ():
             with contextlib.suppress(ValueError):  # A kill may leave half a row.
                 row = json.loads(line)
                 rows[row["step"]] = row
-        steps = range(1, self.step + 1)  # Later steps are taken again.
-        if lost := [step for step in steps if step not in rows]:
-            print(f"warning: {path} lacks {len(lost)} rows, from step {lost[0]}", file=sys.stderr)
-        write_rows((rows[step] for step in steps if step in rows), path)
+        write_rows((row for step, row in rows.items() if step <= self.step), path)
         for leftover in self.folder.glob("partial-*"):
             shutil.rmtree(leftover)
         for later in (self.folder / "rollouts").glob("step_*.jsonl"):

@@ -95,7 +95,7 @@ def grade(completion: str, reference: str, limit_s: int | None = None) -> Grade:
         pairs = [(re.sub(old, new, gold), re.sub(old, new, text)) for old, new in READINGS]
         equal = any(are_equal(*pair, units, limit_s) for pair in dict.fromkeys(pairs))
         return Grade(equal, answer or (str(parsed[-1]) if parsed else None))
-    except Exception:  # sympy raises errors of any kind: of a sum that diverges, of 1/0 in a sine
+    except Exception:  # sympy raises any kind: at a sum that diverges, at 1/0 in a sine.
         return Grade(False, answer, ungraded=True)
 
 
@@ -118,11 +118,11 @@ def are_equal(reference: str, text: str, units: bool, limit_s: int | None) -> bo
         return equal
     finite = [value.evalf().is_finite for value in values]
     if not all(finite):
-        return equal and not any(finite)  # for sympy any number is \min(-\infty, -4)
+        return equal and not any(finite)  # For sympy any number is \min(-\infty, -4).
     size, gap = abs(values[0]), abs(values[1] - values[0])
     if 0 < size < 1e-5:
         return equal and bool(gap / size < 1e-6)
-    if any(value.has(Float) for value in values):  # for sympy 5.0000000001 is not 5
+    if any(value.has(Float) for value in values):  # For sympy 5.0000000001 is not 5.
         near = math.isclose(*map(float, values), rel_tol=1e-12, abs_tol=5e-7)
         return equal or (near and math.isfinite(values[0]))
     return equal and bool(gap.evalf(5, maxn=200) < 1e-150)  # Math-Verify's bound is 1e-15
@@ -168,7 +168,7 @@ def rewritten(text: str, units: bool = True) -> str:
     return text
 
 
-@lru_cache(maxsize=4096)  # several completions have the same reference
+@lru_cache(maxsize=4096)  # Several completions have the same reference.
 def parse_values(text: str, units: bool, limit_s: int | None, strict: bool = False) -> list:
     """The values that Math-Verify finds in a text: sympy's, and as text.
 
@@ -292,7 +292,7 @@ def first_letter(text: str) -> str | None:
 
 def said_letter(closing: str) -> str | None:
     """The letter of the last "the answer is (C)", or of the last line; two letters name none."""
-    parts = re.split(r"\n\s*\n", closing)  # a blank line ends a sentence, too
+    parts = re.split(r"\n\s*\n", closing)  # A blank line ends a sentence, too.
     lines = [plain(line) for line in closing.split("\n") if line.strip()]
     text = "\n".join(map(plain, parts))
     if said := [*SAID.finditer(text)]:
@@ -332,7 +332,7 @@ class Verifier(contextlib.AbstractContextManager):
         options = [str(self.timeout_s)] + [reward] * bool(reward)
         self.workers = [_Worker(options) for _ in range(num_workers)]
         for worker in self.workers if reward else ():
-            worker.wait_until_ready()  # a bad one is refused now, not after the first rollout
+            worker.wait_until_ready()  # A bad one is refused now, not after the first rollout.
 
     def __exit__(self, *_) -> None:
         for worker in self.workers:
@@ -383,8 +383,8 @@ class _Worker:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            stdout=2,  # what a reward function prints goes to stderr
-            process_group=0,  # Ctrl-C in a terminal does not reach it
+            stdout=2,  # What a reward function prints goes to stderr.
+            process_group=0,  # Ctrl-C in a terminal does not reach it.
         )
         theirs.close()
 
@@ -401,7 +401,7 @@ class _Worker:
             if not self.pipe.poll(clock_s):
                 raise TimeoutError  # an OSError
             reply = self.pipe.recv()
-        except (EOFError, OSError):  # it died of this answer, or waits for too long
+        except (EOFError, OSError):  # It died of this answer, or waits for too long.
             self.end()
             self._start()
             return UNGRADED
@@ -411,7 +411,7 @@ class _Worker:
 
     def end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)  # with all that it started
+            os.killpg(self.process.pid, signal.SIGKILL)  # It ends with all that it started.
         self.process.wait()
         self.pipe.close()
 
@@ -419,8 +419,8 @@ class _Worker:
 def load_reward(reward: str) -> Callable[[str, dict], Grade]:
     """The function that "path/to/file.py:function" names, made to return a Grade."""
     path, _, name = reward.rpartition(":")
-    sys.path.append(sys.path.pop(0))  # our folder, last: `import evaluate` is not ours
-    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))  # it may import its neighbours
+    sys.path.append(sys.path.pop(0))  # Our folder comes last: `import evaluate` is not ours.
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))  # It may import its neighbours.
     function = runpy.run_path(path).get(name) if path else None
     if not callable(function):
         raise RewardError("no such function; expected path/to/file.py:function")
@@ -436,12 +436,12 @@ def load_reward(reward: str) -> Callable[[str, dict], Grade]:
 
 def _reply(grader: Callable, pair: tuple[str, str | dict], timeout_s: float) -> tuple | str:
     """The grade of a completion, or why grading failed."""
-    signal.setitimer(signal.ITIMER_PROF, timeout_s)  # CPU time: SIGPROF ends this process
+    signal.setitimer(signal.ITIMER_PROF, timeout_s)  # After so much CPU time SIGPROF ends us.
     try:
         return tuple(grader(*pair))
     except (MemoryError, RecursionError):
         return tuple(UNGRADED)
-    except Exception:  # the reward function's own, which ends the run
+    except Exception:  # This is the reward function's own, which ends the run.
         row = pair[1].get("id") if isinstance(pair[1], dict) else pair[1]
         return f"row {row!r}:\n{traceback.format_exc()}"
     finally:
@@ -454,27 +454,27 @@ def _serve(pipe: Connection, timeout_s: float, reward: str | None = None) -> Non
     Three processes: the trainer's, this one, and without a reward function a fork that grades.
     """
     terminated = []
-    signal.signal(signal.SIGTERM, lambda *_: terminated.append(True))  # the trainer ends us
+    signal.signal(signal.SIGTERM, lambda *_: terminated.append(True))  # The trainer ends us.
     try:
         grader = load_reward(reward) if reward else grade
     except (Exception, SystemExit) as error:
         why = "" if isinstance(error, RewardError | OSError) else f"\n{traceback.format_exc()}"
         return pipe.send(f"{reward} cannot be loaded: {error}{why}")
     if not reward:
-        logging.disable(logging.CRITICAL)  # Math-Verify warns about every answer it cannot read
+        logging.disable(logging.CRITICAL)  # Math-Verify warns of every answer it cannot read.
         for answer in ("1", r"\frac{1}{2}", "0.5x", r"(3, \sqrt{2})"):
-            grade(f"so it is {answer}", "1")  # the first answers are slow: they fill caches
+            grade(f"so it is {answer}", "1")  # The first answers are slow: they fill caches.
             grade(rf"\boxed{{{answer}}}", "2")
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_CAP, MEMORY_CAP))
-    with contextlib.suppress(EOFError, ConnectionError):  # the trainer has ended
-        pipe.send(None)  # ready
-        while not reward and (child := os.fork()):  # a fork grades: a new one costs nothing
+    with contextlib.suppress(EOFError, ConnectionError):  # The trainer has ended.
+        pipe.send(None)  # We are ready.
+        while not reward and (child := os.fork()):  # A fork grades: a new one costs nothing.
             if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != -signal.SIGPROF:
-                return  # the trainer has ended, or will start us again
+                return  # The trainer has ended, or will start us again.
             pipe.send(tuple(UNGRADED))
         while True:
             pair, reply = pipe.recv(), None
-            while reply is None or terminated:  # SIGTERM ended what the function had started, too
+            while reply is None or terminated:  # SIGTERM ended also what the function had started.
                 terminated.clear()
                 reply = _reply(grader, pair, timeout_s)
             pipe.send(reply)

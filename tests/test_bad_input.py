@@ -126,13 +126,12 @@ def test_a_run_is_not_continued_in_another_folder(one_rank, sft_args, tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-def test_a_run_goes_on_from_its_newest_checkpoint_if_any(one_rank, tmp_path, monkeypatch, capsys):
+def test_a_run_goes_on_from_its_newest_checkpoint_if_any(one_rank, tmp_path, monkeypatch):
     monkeypatch.setenv("LOCAL_SIZE", "1")
     args = Args(model="m", data="d", train_batch_size=64)
     args.output_dir = args.resume = str(tmp_path)
     write_args(tmp_path, args={**args.settings, "seed": 3}, world_size=2)
     assert claim_or_resume(args) is None
-    assert "without a checkpoint: resumed; changed: seed 3 -> 0" in capsys.readouterr().err
     (tmp_path / "final").mkdir()
     with pytest.raises(InputError, match="is finished, and has no checkpoint"):
         claim_or_resume(args)  # it would train anew over what is there
@@ -142,7 +141,6 @@ def test_a_run_goes_on_from_its_newest_checkpoint_if_any(one_rank, tmp_path, mon
         with pytest.raises(InputError, match=r"000004: keep the batch sizes"):
             claim_or_resume(replace(args, **other))
     assert claim_or_resume(args) == tmp_path / "checkpoint-000004"
-    assert "resumed; changed: seed 3 -> 0, world_size 2 -> 1\n" in capsys.readouterr().err
 
 
 def test_a_run_resumed_with_larger_rollout_batches_takes_one_step_for_each(make_run, tmp_path):
@@ -225,19 +223,17 @@ def test_a_failed_checkpoint_leaves_the_one_before_it(make_run, tiny_engine, tmp
     assert [*checkpoints(tmp_path)] == [1_000_000] and (tmp_path / "checkpoint-best").exists()
 
 
-def test_a_resumed_run_tells_its_lost_metrics(make_run, tiny_engine, tmp_path, monkeypatch, capsys):
+def test_a_resumed_run_drops_the_metrics_of_steps_that_it_takes_again(
+    make_run, tiny_engine, tmp_path, monkeypatch
+):
     rows = [json.dumps({"step": step, "train_tokens": 1}) + "\n" for step in range(1, 7)]
     half, path = rows[3][:9] + "\0", tmp_path / "metrics.jsonl"  # as a power cut may leave it
     monkeypatch.setattr(tiny_engine, "num_steps", 4)
-    for written, kept, lost in (
-        ([rows[0], half, *rows[2:]], [rows[0], rows[3]], ["2 rows, from step 2"]),
-        ([], [], ["4 rows, from step 1"]),
-        ([*rows, half], rows[:4], []),
-    ):
+    damaged = [rows[0], half, *rows[2:]]
+    for written, kept in (damaged, [rows[0], rows[3]]), ([], []), ([*rows, half], rows[:4]):
         path.write_text("".join(written))
         with make_run(max_steps=8):
             assert path.read_text() == "".join(kept)
-        assert re.findall("lacks (.*)", capsys.readouterr().err) == lost
 
 
 STOPS = ("INT", "TERM", "HUP", "USR1", "USR2", "XCPU")  # the last three are Slurm's

@@ -99,12 +99,7 @@ def test_a_token_over_the_end_of_the_prompt_is_not_learnt(load, tmp_path):
     assert tokenizer.decode(row.response_ids) == f"{PLAIN.solution}<|im_end|>"
 
 
-DROPS = "{% set messages = messages if messages[0].role == 'user' else messages[1:] %}"
-NO_SYSTEM_TURN = {
-    "No system role": CASES["gemma"],
-    "take turns": CASES["mistral"],
-    "template drops": Case(DROPS + CHAT_TEMPLATE, **CHATML),
-}
+NO_SYSTEM_TURN = {"No system role": CASES["gemma"], "take turns": CASES["mistral"]}
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ("gemma", "mistral")])
