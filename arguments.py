@@ -29,7 +29,7 @@ NFS_DELAY_S = 30  # seconds until NFS shows a new file at the latest (a guess)
 
 @dataclass(kw_only=True)
 class TrainArgs:
-    """What all scripts share. Each script sets the paper's value where there is no default here."""
+    """What the training scripts share. Each sets the paper's value where there is no default."""
 
     model: str  # hub id or folder of a causal language model with a chat template
     data: str  # hub id or JSONL file with id, question, solution, answer, source
@@ -255,7 +255,7 @@ def saved_args(args_class: type) -> dict:
 
 def run_script(main: Callable, args_class: type, description: str | None) -> NoReturn:
     """Parse the command line, run `main(args)`, and end with the exit status that it returns."""
-    gc.set_threshold(100_000, 50, 50)  # The default, 700, takes a fifth of the imports' time.
+    gc.set_threshold(100_000, 50, 50)  # The default takes a fifth of the imports' time.
     resume = " (if the run had begun, --resume it)" if hasattr(args_class, "resume") else ""
     with command_line(f"stopped; type the command again{resume}"):
         status = main(parse_args(args_class, description, **saved_args(args_class)))

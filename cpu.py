@@ -1,6 +1,6 @@
 """How the CPU is used; the functions after `share_cores` are for machines without a GPU.
 
-It is imported before torch, by data.py: torch reads the first two variables when it is loaded.
+Whatever starts imports it before torch, which reads the two variables below when it is loaded.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ def share_cores() -> None:
     """Give each rank its share of the cores, unless OMP_NUM_THREADS is set; vLLM's default is 1."""
     threads = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_SIZE", 1)))
     if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1":
-        del os.environ["OMP_NUM_THREADS"]  # torchrun set it, not the user.
+        del os.environ["OMP_NUM_THREADS"]  # torchrun sets 1 if the user set nothing.
     os.environ["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(threads)
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"].partition(",")[0]))  # It may be "8,2".
 
@@ -35,6 +35,7 @@ def keep_freed_memory() -> None:
     """Let glibc keep freed memory for the next micro-batch: new pages take a tenth of an update."""
     trim_threshold, mmap_threshold = -1, -3  # malloc.h has their numbers.
     with contextlib.suppress(AttributeError):  # Another libc has no mallopt.
+        ctypes.CDLL(None).mallopt(mmap_threshold, 2**25)  # Before glibc 2.35 no more is taken.
         for option in trim_threshold, mmap_threshold:
             ctypes.CDLL(None).mallopt(option, 2**31 - 1)
 
@@ -69,7 +70,7 @@ def vllm_options(memory_share: float, cache_bytes: int, max_length: int) -> dict
         "kv_cache_memory_bytes": min(cache_bytes, int(memory_share * memory / ranks_here)),
         "block_size": 32,  # Only whole blocks of a prompt are shared.
         "enforce_eager": True,
-        # With seeds it crashes vLLM's sampler: a CPU generator cannot take a number back.
+        # Chunked prefill with seeds crashes vLLM's sampler: a CPU generator cannot undo a draw.
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(max_length, 8192),
     }

@@ -134,7 +134,7 @@ class Example:
 def load_examples(path_or_hub_id: str, **fixed: str) -> list[Example]:
     """Read a training file. Raises InputError that says which row is bad, and why.
 
-    `fixed` fields are the same in all; a row's own stay in `columns`. Then no row needs an id.
+    `fixed` sets fields of all rows; a row's own value stays in `columns`. Ids are then optional.
     """
     examples, seen = [], {}
     names = [name for name in FIELDS if name not in fixed]
@@ -200,7 +200,7 @@ def split_rows(lengths: Sequence[int], world_size: int, max_tokens: int) -> list
 
     Rows are sorted by length and dealt out to the ranks, longest first, so ranks do equal work. A
     micro-batch ends when the next row would bring it above `max_tokens` tokens a rank, padding
-    included, or its padding above `MAX_PADDING`. In the last one a rank's share may be empty.
+    included, or the first rank's padding above `MAX_PADDING`. A rank's last share may be empty.
 
     >>> split_rows([9, 4, 8, 3], world_size=2, max_tokens=10)
     [[[0], [2]], [[1], [3]]]

@@ -35,7 +35,7 @@ from safetensors.torch import save_file
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-GATHER_BYTES = 2**30  # size of the parameters that ZeRO-3 gathers at a time
+GATHER_BYTES = 2**30  # size of the parameters that are copied at a time
 STATE_KEYS = ("master", "exp_avg", "exp_avg_sq")  # the fp32 weight, and Adam's moments
 IDLE = Trajectory("idle", [0, 0, 0, 0], [])  # a rank without rows reads this
 
@@ -48,7 +48,7 @@ def cast_parameters(model: torch.nn.Module, dtype: torch.dtype) -> None:
 
 def load_engine(model: str, max_length: int, checkpoint: Path | None = None, **options) -> Engine:
     """An `Engine` with its options, for a model or continued from a checkpoint. A collective."""
-    named = f"{checkpoint} (if it is damaged, delete it: the one before it is resumed)"
+    named = f"{checkpoint} (if it is damaged, delete it: an older one with a state/ is resumed)"
     with blame(named, (InputError,) if checkpoint else ()):
         precision = options.get("precision", "bf16")
         loaded = load_model(str(checkpoint or model), max_length, precision)
@@ -80,7 +80,7 @@ def batch_logprobs(
 def init_training() -> None:
     """Join the process group, with the backend that training needs. A collective."""
     if torch.cuda.is_available():
-        # vLLM does so, too: all methods use one kernel.
+        # vLLM turns it off, too. So SFT, which runs without vLLM, has the same attention kernel.
         torch.backends.cuda.enable_cudnn_sdp(False)
         warnings.filterwarnings("ignore", "barrier")  # NCCL warns, though the device is set.
         init_ranks("nccl")
@@ -97,8 +97,8 @@ def import_deepspeed():
 
     deepspeed.utils.logging.set_log_level_from_string("error")
     deepspeed.ops.__compatible_ops__ = {}  # It would compile an op for a minute.
-    # It takes the process group that is there. A new one would be bound to a device, and then each
-    # later group of vLLM takes 0.5 GiB more.
+    # DeepSpeed takes over our process group. One of its own would be bound to the GPU, and every
+    # group that vLLM makes later would take 0.5 GiB more.
     deepspeed.init_distributed(verbose=False)
     gc.freeze()  # Else garbage collection takes half a second.
     return deepspeed
@@ -126,13 +126,13 @@ class Engine:
         bf16 = precision == "bf16"
         if torch.cuda.is_available():
             model.cuda()  # First: all ranks' fp32 copies would fill the host's memory.
-        # transformers sets this to the pad token, whose embedding would then get no gradient.
+        # transformers sets it to the pad token: that token's embedding would get no gradient.
         model.get_input_embeddings().padding_idx = None
         cast_parameters(model, torch.float32)  # `checked` compares without rounding.
         with blame(model.name_or_path, (ValueError, ImportError)):
             model = LogprobModel.checked(model)
             cast_parameters(model, torch.bfloat16 if bf16 else torch.float32)
-            model.model.generation_config.validate(strict=True)  # The first save would fail.
+            model.model.generation_config.validate(strict=True)  # An invalid one cannot be saved.
         # Fused, it is one kernel, on CPUs too.
         self.adam = torch.optim.AdamW(model.parameters(), weight_decay=weight_decay, fused=True)
         config = {
@@ -163,10 +163,10 @@ class Engine:
     def micro_batches(
         self, rows: Sequence[Trajectory], keep: torch.Tensor | None = None
     ) -> Iterator[MicroBatch]:
-        """This rank's share of the rows, for one forward and backward each.
+        """Yield this rank's share of the rows, for a forward and backward at a time. A collective.
 
-        Each is a collective: all ranks get the same number, at least one. A rank without rows reads
-        `IDLE`, with an all-false mask: its gradient is zero.
+        All ranks yield the same number of micro-batches, at least one. A rank that has no rows left
+        yields `IDLE`, whose mask is all false and whose gradient is zero.
 
         Args:
             rows: the whole global batch, the same on every rank.
@@ -228,7 +228,7 @@ class Engine:
         longest = max(map(len, rows)) - 1
         total = torch.zeros(len(rows), longest, device=self.device)
         for batch in self.micro_batches(rows, keep):
-            logprobs = self.logprobs(batch, temperature)
+            logprobs = self.logprobs(batch, temperature)[:, :longest]  # `IDLE` may be longer.
             total[:, : logprobs.shape[1]].index_add_(0, batch.rows, logprobs)
         dist.all_reduce(total)  # Each row is on one rank, and 0 on the others.
         return total

@@ -313,7 +313,7 @@ def evaluate(args: Args) -> int:
     """Sample what is missing, on all ranks; rank 0 scores and prints. Returns the exit status."""
     init_ranks("gloo", timeout=timedelta(days=1))  # At the end, ranks wait for the slowest.
     folder = args.output_dir or default_folder(args.model)
-    tokenizer = load_tokenizer(args.model)  # First: the hub may be slow.
+    tokenizer = load_tokenizer(args.model)  # A bad one is refused before benchmarks are downloaded.
     problems = on_rank_0(lambda: load_problems(args))
     sample_missing(args, folder, tokenizer, lambda: find_missing(args, folder, tokenizer, problems))
     if dist.get_rank() == 0:
@@ -341,7 +341,7 @@ def default_folder(model: str) -> Path:
 def open_folder(
     args: Args, folder: Path, tokenizer: Tokenizer, problems: Sequence[Example]
 ) -> tuple[dict, dict[str, list[dict]]]:
-    """Check all, and lock a folder of this protocol: its args.json, and its samples."""
+    """Check everything, and lock the folder; returns its args.json and its samples."""
     check_args(args, may_be_0=("temperature", "top_k"))
     warn_of_slow_bf16(args.precision)
     refuse_special_tokens(tokenizer, ((problem.where, problem.question) for problem in problems))
@@ -358,7 +358,7 @@ def open_folder(
         print(f"note: {run} was trained with another prompt than models.py has", file=sys.stderr)
     if before and "benchmarks" not in before:
         raise InputError(f"{folder} holds a training run: choose another folder")
-    before = before if samples else {}  # No answer came before.
+    before = before if samples else {}  # Nothing was sampled yet: any setting may change.
     then = before.get("args", now)
     other = [name for name in (*PROTOCOL, "model_version") if then.get(name) != now[name]]
     other += ["prompt"] if before.get("prompt", PROMPT) != PROMPT else []
@@ -405,7 +405,7 @@ def answer_missing(
     seeds = [derive_seed(args.seed, p.source, p.id, sample) for p, sample in missing]
     longest = max(map(len, prompts)) + args.max_completion_length
     model = None
-    if dist.get_rank() == 0:  # Training has the model like this.
+    if dist.get_rank() == 0:  # As in training, transformers loads it before vLLM starts.
         model = load_model(args.model, longest, args.precision)
     dist.barrier()
     path = folder / f"samples.rank{dist.get_rank()}.jsonl"

@@ -43,20 +43,20 @@ class ChunkedLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, head, hidden, weight, bias, targets, temperature):
-        normalizer = torch.full(targets.shape, -torch.inf, device=hidden.device)  # log sum exp
-        target_logits = torch.zeros_like(normalizer)
+        logsumexp = torch.full(targets.shape, -torch.inf, device=hidden.device)
+        target_logits = torch.zeros_like(logsumexp)
         for _, logits, ids, inside in chunks(head, hidden, weight, bias, targets, temperature):
             logit = logits.gather(1, ids)[:, 0]
             nll = F.cross_entropy(logits, ids[:, 0], reduction="none")  # lse - logit, in one kernel
-            normalizer = normalizer.logaddexp(nll + logit)
+            logsumexp = logsumexp.logaddexp(nll + logit)
             target_logits += torch.where(inside, logit, 0)
-        ctx.save_for_backward(hidden, weight, bias, targets, normalizer)
+        ctx.save_for_backward(hidden, weight, bias, targets, logsumexp)
         ctx.head, ctx.temperature = head, temperature
-        return target_logits - normalizer
+        return target_logits - logsumexp
 
     @staticmethod
     def backward(ctx, grad):
-        hidden, weight, bias, targets, normalizer = ctx.saved_tensors
+        hidden, weight, bias, targets, logsumexp = ctx.saved_tensors
         grad_hidden = torch.zeros_like(hidden, dtype=torch.float32)  # a sum over the chunks
         grad_weight = torch.empty_like(weight)
         grad_bias = None if bias is None else torch.empty_like(bias)
@@ -66,7 +66,7 @@ class ChunkedLogprobs(torch.autograd.Function):
             slope = grad[:, None] * ctx.head.scale / ctx.temperature
             if ctx.head.cap:  # This is the derivative of tanh.
                 slope = slope * (1 - (logits * ctx.temperature / ctx.head.cap) ** 2)
-            softmax = logits.sub_(normalizer[:, None]).exp_()
+            softmax = logits.sub_(logsumexp[:, None]).exp_()
             softmax.scatter_add_(1, ids, -inside.float()[:, None])
             grad_logits = softmax.mul_(-slope).to(weight.dtype)
             grad_hidden += grad_logits @ weight[part]

@@ -1,6 +1,6 @@
 """A model's folder becomes a tokenizer, prompts, token ids, weights; or a line that says why not.
 
-The only file that imports transformers. docs/models.md says what is checked, and what is not.
+The only file here that loads transformers. docs/models.md says what is checked, and what is not.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def load_tokenizer(path_or_hub_id: str) -> Tokenizer:
     from transformers.utils import has_file
 
     nothing = f"{path_or_hub_id}: no folder, nor a hub id in reach, with a tokenizer.json"
-    with blame(nothing):  # Made from other files, it may give other ids.
+    with blame(nothing):  # A tokenizer built from other files may give other ids.
         has_tokenizer = has_file(path_or_hub_id, "tokenizer.json")
     if not has_tokenizer:
         raise InputError(nothing)
@@ -82,9 +82,9 @@ def load_tokenizer(path_or_hub_id: str) -> Tokenizer:
 
 
 def check_template(tokenizer: Tokenizer) -> None:
-    """Raise InputError if a prompt is not how the chat template begins a question with its answer.
+    """Raise InputError if the generation prompt is not what the template writes before an answer.
 
-    Else sampling would start from a prompt that was not trained on.
+    Then training and sampling would begin the answer where no assistant's turn begins.
     """
     end_of_turn_id(tokenizer)
     thinking = r"(\s|</?think>)+$"  # Either side may hold an opened or an empty <think>.
@@ -241,7 +241,7 @@ def load_config(model: str, max_length: int) -> PreTrainedConfig:
 
 
 def load_model(path_or_hub_id: str, max_length: int, precision: str = "auto") -> PreTrainedModel:
-    """Load a causal language model. Raises InputError if transformers would load another one."""
+    """Load a causal language model. Raises InputError if weights are missing or left over."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 

@@ -60,9 +60,9 @@ def refuse_loopback(store: dist.Store) -> None:
 
 
 def share_stop_signals(signals: Sequence[int]) -> None:
-    """Put one of these signals into the store: DeepSpeed's launcher gives it to one rank at a time.
+    """When this rank gets one of these signals, tell all ranks through the store.
 
-    A thread does it, as Python runs no handler while a rank waits in a collective.
+    A thread does it: Python's handlers do not run while the main thread waits in a collective.
     """
     read, write = os.pipe()
     os.set_blocking(write, False)

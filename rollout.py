@@ -26,7 +26,7 @@ from tqdm import tqdm
 MAX_SEQUENCES = {"cpu": 256, "cuda": 512}  # in flight; vLLM has no CUDA graph for more
 VLLM_SHARE = 0.3  # vLLM's share of the memory; --vllm_memory and --vllm_sleep change it
 FREE_BYTES = 2 * 2**30  # bytes of a GPU stay free for what vLLM does not count (a guess)
-NUM_GAP_QUERIES = 8  # queries that `check_vllm` compares: each step of vLLM that has one is slower
+NUM_GAP_QUERIES = 8  # queries that `check_vllm` compares; their log-probabilities slow vLLM down
 MAX_VLLM_GAP = {"bf16": 0.1, "fp32": 1e-4}  # nats a token; rounding gives 0.01 and 3e-7
 
 
@@ -194,7 +194,7 @@ class Rollout:
                 for index in share
             ]
         inputs = [{"prompt_token_ids": list(map(int, prompts[index]))} for index in share]
-        # vLLM adds a dash and a random suffix to the ids that its outputs have.
+        # An id is "7-3f9a01bc" here, and "7" in the outputs.
         ids = [name.split("-")[0] for name in self.llm.enqueue(inputs, params, use_tqdm=False)]
         places = dict(zip(ids, share, strict=True))
         every = 0.5 if sys.stderr.isatty() else 10  # seconds between redraws
@@ -321,7 +321,7 @@ def gpu_options(memory_share: float | None, sleeps: bool, cache_bytes: int) -> d
 
 
 def kv_cache_bytes(model: str, max_length: int, precision: str) -> int:
-    """Bytes that a sequence of `max_length` tokens takes, in whole blocks of 128."""
+    """Bytes that a sequence of `max_length` tokens takes at most, in whole blocks of 128."""
     config = load_config(model, max_length)
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads

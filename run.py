@@ -134,8 +134,8 @@ def start_logger(folder: Path, run_id: str, config: dict):
 class Run(contextlib.AbstractContextManager):
     """A run: its batches, its metrics, its checkpoints, and whether it has been asked to stop.
 
-    At the end of its `with` block it saves a checkpoint, and if it is finished its model as final/,
-    and prints a table; after an error it only closes its files.
+    Leaving its `with` block saves a checkpoint and prints a table. A finished run also saves its
+    model as final/. After an error the block only closes the files.
     """
 
     SHOWN = ("mean_weight", "pass_rate", "reward", "loss")  # next to the progress bar
@@ -326,7 +326,7 @@ class Run(contextlib.AbstractContextManager):
         write_rows(rows, self.folder / "rollouts" / f"step_{self.step + 1:06d}.jsonl")
 
     def save_checkpoint(self) -> None:
-        """Write checkpoint-<step>, a model with its training state; drop the oldest. A collective.
+        """Write checkpoint-<step>, a model with its training state; drop old ones. A collective.
 
         Raises OSError if it cannot be written; the checkpoint before it stays.
         """
@@ -351,7 +351,7 @@ class Run(contextlib.AbstractContextManager):
             shutil.rmtree(partial, ignore_errors=True)  # The disk may be full.
             raise OSError(f"step {self.step}: {folder} could not be written: {error}") from error
         if self.is_rank_0:
-            for path in partial.rglob("*.safetensors"):  # Only the owner may read them.
+            for path in partial.rglob("*.safetensors"):  # By default only the owner can read them.
                 shutil.copymode(self.folder / "args.json", path)
             shutil.rmtree(folder, ignore_errors=True)
             partial.rename(folder)

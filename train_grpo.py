@@ -34,7 +34,7 @@ import torch.distributed as dist
 
 @dataclass(kw_only=True)
 class Args(RolloutArgs):
-    """What this method turns; arguments.py has all other flags."""
+    """The flags of this method; arguments.py has all others."""
 
     output_dir: str = "runs/grpo"  # where the run writes; all hosts share it
     save_every: int = 10  # optimizer steps between checkpoints
@@ -56,7 +56,7 @@ class Args(RolloutArgs):
         if self.num_rollouts < 2:
             raise InputError("--num_rollouts must be at least 2: an answer is compared with others")
         if not 0.5 <= self.clip_low <= 1 <= self.clip_high:  # Elsewhere 0.2 is an epsilon.
-            raise InputError("--clip_low is 0.5 to 1, --clip_high above 1: they bound the ratio")
+            raise InputError("--clip_low is 0.5 to 1, --clip_high 1 or more: they bound the ratio")
 
 
 # ---- The method ----------------------------------------------------------------------------------

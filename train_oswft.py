@@ -1,7 +1,7 @@
 """Online Self-Weighted Fine-Tuning: supervised fine-tuning, weighted by how often the model fails.
 
-Every expert solution o* to a question q is learnt with weight 1 - p̂, p̂ being the share right of K
-answers sampled from the current model (Algorithm 1 of the paper):
+Each expert solution o* to a question q has weight 1 - p̂ in the loss. p̂ is the share of right
+answers among K that the current model samples (Algorithm 1 of the paper):
 
     loss = - sum over the batch of  (1 - p̂(q)) * log pi(o* | q)  /  normalizer
 
@@ -33,7 +33,7 @@ import torch
 
 @dataclass(kw_only=True)
 class Args(RolloutArgs):
-    """What this method turns; arguments.py has all other flags."""
+    """The flags of this method; arguments.py has all others."""
 
     output_dir: str = "runs/oswft"  # where the run writes; all hosts share it
 

@@ -25,7 +25,7 @@ import torch
 
 @dataclass(kw_only=True)
 class Args(TrainArgs):
-    """What this method turns; arguments.py has all other flags."""
+    """The flags of this method; arguments.py has all others."""
 
     output_dir: str = "runs/sft"  # where the run writes; all hosts share it
 
@@ -58,7 +58,7 @@ def sft_loss(
 
 
 def get_weights(queries: Sequence[TokenizedExample], column: str | None) -> torch.Tensor:
-    """(B,) from a column of the data, or ones. Raises InputError for one that is below 0."""
+    """(B,) from a column, or ones. Raises InputError for all but finite numbers of 0 or more."""
     weights = []
     for query in queries:
         weight = query.example.columns.get(column) if column else 1.0

@@ -18,6 +18,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import threading
 import traceback
 import types
 import unicodedata
@@ -28,11 +29,10 @@ from decimal import Decimal
 from functools import lru_cache
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from threading import Event
 from typing import NamedTuple
 
 CLOSING_CHARS = 300  # without a box, the answer must be in the last 300 characters
-MAX_CHARS = 1000  # a longer answer is wrong
+MAX_CHARS = 1000  # a longer box is wrong, unless it is the reference to the letter
 TIMEOUT_S = 0.8  # CPU time of one answer; the slowest of 10,000 pairs from MATH-500 took 0.2
 REWARD_TIMEOUT_S = 10.0  # CPU time of one call of a reward function
 WAITING_S = 60  # extra time by the clock: for a core on a loaded host, a subprocess, a file
@@ -58,14 +58,17 @@ UNGRADED = Grade(False, None, ungraded=True)
 def is_correct(completion: str, answer: str) -> bool:
     r"""Whether a model's completion arrives at the reference answer.
 
-    Reads the last `\boxed{...}` after the last `</think>`, or a closing as "the answer is (C)".
-    Works only in the main thread. What a model wrote may be hostile: use a `Verifier`.
+    Reads the last `\boxed{...}` after the last `</think>`, or a closing as "the answer is (C)" or
+    "5 + 7 = 12". What a model wrote may be hostile: use a `Verifier`. Raises RuntimeError outside
+    the main thread.
     """
+    if threading.current_thread() is not threading.main_thread():  # Math-Verify cannot stop there.
+        raise RuntimeError("is_correct works only in the main thread: use a Verifier")
     return grade(completion, answer, limit_s=5).correct
 
 
 def grade(completion: str, reference: str, limit_s: int | None = None) -> Grade:
-    """Like `is_correct`, and which answer was read. Each parse and comparison may take `limit_s`.
+    """Like `is_correct`, plus the answer it read. `limit_s` bounds each parse and comparison.
 
     Raises TypeError if the reference is neither text nor a number.
     """
@@ -80,10 +83,12 @@ def grade(completion: str, reference: str, limit_s: int | None = None) -> Grade:
     ours, theirs = (plain(each).rstrip(".").casefold() for each in (reference, answer or closing))
     if answer == reference or (ours == theirs and re.fullmatch("no|[a-z]{3,}", ours)):
         return Grade(True, answer)
-    if boxed and (len(boxed) > MAX_CHARS or "{cases}" in boxed):  # It would read the first case.
+    if boxed and (len(boxed) > MAX_CHARS or "{cases}" in boxed):  # Math-Verify reads one case only.
         return Grade(False, boxed)
 
     # ---- The same value?
+    import math_verify  # noqa: F401  Inside the `try`, a broken one would make answers wrong.
+
     units = not re.search("[A-Za-z]", re.sub(NOT_A_VARIABLE, "", reference))
     gold = rf"\boxed{{{reference}}}"
     text = rf"\boxed{{{answer}}}" if answer else closing
@@ -105,7 +110,7 @@ def are_equal(reference: str, text: str, units: bool, limit_s: int | None) -> bo
     from sympy import Eq, Float
 
     gold = parse_values(reference, units, limit_s, strict=True)
-    if not gold:  # LaTeX cannot read it, and a number in it is not its value.
+    if not gold:  # The parser cannot read all of it, and a number inside is not its value.
         ours, theirs = (plain(each).replace(" ", "") for each in (reference, text))
         return ours == theirs
     parsed = parse_values(text, units, limit_s)
@@ -118,7 +123,7 @@ def are_equal(reference: str, text: str, units: bool, limit_s: int | None) -> bo
         return equal
     finite = [value.evalf().is_finite for value in values]
     if not all(finite):
-        return equal and not any(finite)  # For sympy any number is \min(-\infty, -4).
+        return equal and not any(finite)  # sympy takes \min(-\infty, -4) as equal to any number.
     size, gap = abs(values[0]), abs(values[1] - values[0])
     if 0 < size < 1e-5:
         return equal and bool(gap / size < 1e-6)
@@ -347,9 +352,9 @@ class Verifier(contextlib.AbstractContextManager):
         return [graded.correct for graded in self.grade(completions, references)]
 
     def grade(self, completions: Sequence[str], references: Sequence[str | dict]) -> list[Grade]:
-        """Like `score`, which answers were read, and which are `ungraded`."""
+        """Like `score`, but each `Grade` also has the answer that was read, and `ungraded`."""
         pairs = list(zip(completions, references, strict=True))
-        grades, numbers, stop = [UNGRADED] * len(pairs), iter(range(len(pairs))), Event()
+        grades, numbers, stop = [UNGRADED] * len(pairs), iter(range(len(pairs))), threading.Event()
 
         def work(worker: _Worker) -> None:
             for n in numbers:  # All workers take from the same iterator.
@@ -441,7 +446,7 @@ def _reply(grader: Callable, pair: tuple[str, str | dict], timeout_s: float) -> 
         return tuple(grader(*pair))
     except (MemoryError, RecursionError):
         return tuple(UNGRADED)
-    except Exception:  # This is the reward function's own, which ends the run.
+    except Exception:  # The reward function raised, or a reference is no text: the run ends.
         row = pair[1].get("id") if isinstance(pair[1], dict) else pair[1]
         return f"row {row!r}:\n{traceback.format_exc()}"
     finally:
@@ -454,7 +459,7 @@ def _serve(pipe: Connection, timeout_s: float, reward: str | None = None) -> Non
     Three processes: the trainer's, this one, and without a reward function a fork that grades.
     """
     terminated = []
-    signal.signal(signal.SIGTERM, lambda *_: terminated.append(True))  # The trainer ends us.
+    signal.signal(signal.SIGTERM, lambda *_: terminated.append(True))  # Only SIGKILL ends us.
     try:
         grader = load_reward(reward) if reward else grade
     except (Exception, SystemExit) as error:
@@ -474,7 +479,7 @@ def _serve(pipe: Connection, timeout_s: float, reward: str | None = None) -> Non
             pipe.send(tuple(UNGRADED))
         while True:
             pair, reply = pipe.recv(), None
-            while reply is None or terminated:  # SIGTERM ended also what the function had started.
+            while reply is None or terminated:  # SIGTERM also hit its subprocesses: call it again.
                 terminated.clear()
                 reply = _reply(grader, pair, timeout_s)
             pipe.send(reply)

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import verify
 from conftest import ROOT, SHARED, needs_shared, slow
@@ -317,6 +318,11 @@ def test_hostile_completions_end_at_the_deadline_as_wrong_and_harm_no_neighbour(
     assert [grade.correct for grade in grades] == [False, True] * len(HOSTILE)
     assert not any(grade.ungraded for grade in grades[1::2])
     assert grades[-2] == UNGRADED  # ENDLESS
+
+
+def test_is_correct_refuses_a_thread_in_which_math_verify_would_fail():
+    with ThreadPoolExecutor() as pool, pytest.raises(RuntimeError, match="use a Verifier"):
+        pool.submit(is_correct, r"\boxed{1}", "1.0").result()
 
 
 def test_results_come_in_the_order_of_the_inputs():
