@@ -21,7 +21,6 @@ from ranks import fail, finish, gather, on_rank_0, several_hosts
 from run import checkpoints, claim, hash_examples, provenance, read_args
 from verify import RewardError
 
-import numpy as np
 import torch.distributed as dist
 
 NFS_DELAY_S = 30  # seconds until NFS shows a new file at the latest (a guess)
@@ -107,10 +106,7 @@ class RolloutArgs(TrainArgs):
 
 
 def check_args(args: object, may_be_0: Sequence[str] = ()) -> None:
-    """Raise InputError for a number that is too small, or too large a share.
-
-    A field may be 0 if that is its default, or if it is named.
-    """
+    """Raise InputError for a number that is too small, unless it may be 0, or too large a share."""
     for field in fields(args):
         name, value = field.name, getattr(args, field.name)
         zero = field.default == 0 or name in may_be_0
@@ -152,10 +148,7 @@ def claim_or_resume(args: TrainArgs) -> Path | None:
 
 
 def check_hosts(folder: Path) -> None:
-    """Raise InputError unless all hosts see a folder that was claimed, and run the same code.
-
-    A collective.
-    """
+    """Raise InputError unless all hosts see this folder, and run the same code. A collective."""
     if not several_hosts():
         return
     deadline = time.monotonic() + NFS_DELAY_S
@@ -207,10 +200,8 @@ def load_training_data(args: TrainArgs) -> tuple[Tokenizer, list[TokenizedExampl
         raise InputError(f"{args.data}: {left}: lower --{kind}_batch_size")
     if dist.get_rank() == 0:
         print(count, file=sys.stderr)
-        whole = (
-            (e.example.where, np.concatenate([e.prompt_ids, e.response_ids])) for e in examples
-        )
-        check_model(tokenizer, args.model, args.max_length, whole)
+        rows = ((e.example.where, ids) for e in examples for ids in (e.prompt_ids, e.response_ids))
+        check_model(tokenizer, args.model, args.max_length, rows)
         before = read_args(Path(args.output_dir)).get("data_hash")
         if before and before != hash_examples(examples):
             raise InputError(f"{args.data} and these lengths give other rows than before")
@@ -226,15 +217,11 @@ def parse_args(args_class: type, description: str | None, **options):
     """Read a dataclass, or a function's arguments, from the command line; rank 0 alone speaks."""
     import tyro
 
-    return tyro.cli(
-        args_class,
-        # A launcher adds --local_rank.
-        args=[arg for arg in sys.argv[1:] if not arg.startswith("--local_rank")],
-        description=description,
-        use_underscores=True,
-        console_outputs="WORLD_SIZE" not in os.environ or os.environ.get("RANK", "0") == "0",
-        **options,
-    )
+    # A launcher adds --local_rank.
+    args = [arg for arg in sys.argv[1:] if not arg.startswith("--local_rank")]
+    speaks = "WORLD_SIZE" not in os.environ or os.environ.get("RANK", "0") == "0"
+    options |= {"description": description, "use_underscores": True, "console_outputs": speaks}
+    return tyro.cli(args_class, args=args, **options)
 
 
 def saved_args(args_class: type) -> dict:
@@ -264,10 +251,7 @@ def run_script(main: Callable, args_class: type, description: str | None) -> NoR
 
 @contextlib.contextmanager
 def command_line(stopped: str = "stopped") -> Iterator[None]:
-    """End a command with one line after Ctrl-C, or after an error that the user can fix.
-
-    After any other error it ends with a traceback.
-    """
+    """End with one line after Ctrl-C or an error that the user can fix, else with a traceback."""
     try:
         yield
     except KeyboardInterrupt:

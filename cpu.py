@@ -59,9 +59,7 @@ def prepare_vllm() -> None:
 def vllm_options(memory_share: float, cache_bytes: int, max_length: int) -> dict:
     """vLLM's options on a CPU.
 
-    Args:
-        memory_share: of the host's memory, for the KV caches of all its ranks.
-        cache_bytes: what this rank's KV cache can use at most.
+    All KV caches of a host share `memory_share` of its memory; this one can use `cache_bytes`.
     """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     ranks_here = int(os.environ.get("LOCAL_SIZE", 1))
@@ -77,10 +75,7 @@ def vllm_options(memory_share: float, cache_bytes: int, max_length: int) -> dict
 
 
 def repack(model: torch.nn.Module) -> None:
-    """Pack matrices anew: vLLM 0.32 computes with packed copies of them.
-
-    After a reload it keeps the old copies of a tied head and of a mixture's experts.
-    """
+    """Pack matrices anew: vLLM 0.32 keeps old copies of a tied head and experts after a reload."""
     for module in model.modules():
         method = getattr(module, "quant_method", None)
         if getattr(method, "moe_kernel", None):

@@ -153,9 +153,6 @@ def load_examples(path_or_hub_id: str, **fixed: str) -> list[Example]:
     return examples
 
 
-# ---- Token ids -----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Trajectory:
     """A prompt and what follows it, as token ids: an expert's solution, or a model's answer."""

@@ -64,17 +64,12 @@ def batch_logprobs(
 ) -> torch.Tensor:
     """log pi(target) of every completion token: (B, T) fp32, zero outside `batch.mask`.
 
-    Args:
-        model: a `LogprobModel`, such as a frozen reference.
-        temperature: the logits are divided by it.
+    `model` is a `LogprobModel`, such as a frozen reference; `temperature` divides the logits.
     """
     targets = batch.targets.flatten().index_select(0, batch.positions)
     logprobs = model(batch.input_ids, targets, batch.positions, temperature)  # (N,)
     padded = logprobs.new_zeros(batch.mask.numel()).index_copy(0, batch.positions, logprobs)
     return padded.view(batch.mask.shape)
-
-
-# ---- The engine ----------------------------------------------------------------------------------
 
 
 def init_training() -> None:

@@ -11,7 +11,6 @@ keep the answers and their verdicts. The same command continues an evaluation th
 """
 
 import functools
-import hashlib
 import importlib.metadata
 import json
 import math
@@ -20,9 +19,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
+import models
 import verify
 from arguments import check_args, check_hosts, run_script, warn_of_slow_bf16
 from data import (
@@ -37,19 +38,6 @@ from data import (
     write_rows,
 )
 from logprobs import LogprobModel
-from models import (
-    ASK_FREE,
-    ASK_LETTER,
-    PROMPT,
-    Tokenizer,
-    check_model,
-    instruction,
-    load_model,
-    load_tokenizer,
-    messages,
-    prompt_text,
-    refuse_special_tokens,
-)
 from ranks import init_ranks, on_rank_0
 from rollout import MAX_VLLM_GAP, Rollout
 from run import claim, model_version, read_args, warn_of_ungraded, write_args
@@ -99,10 +87,7 @@ PROTOCOL = ("temperature", "top_p", "top_k", "max_completion_length", "precision
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
     """Unbiased estimate of the chance that one of k answers is right: 1 - C(n-c, k) / C(n, k).
 
-    Args:
-        num_samples: n, answers that were sampled.
-        num_correct: c, answers that were right.
-        k: at most n. Raises ValueError if it is not between 1 and n.
+    n is `num_samples`, c is `num_correct`. Raises ValueError if k is not between 1 and n.
 
     >>> pass_at_k(4, 1, 2)
     0.5
@@ -190,10 +175,7 @@ def read_benchmark(name: str, rows: Iterable[tuple[str, dict]]) -> list[Example]
 
 def with_options(question: str, right: str, wrong: Sequence[str]) -> tuple[str, str]:
     """A question with labelled options, in the order of a hash, and the letter of the right one."""
-    options = sorted(
-        [right, *wrong],
-        key=lambda option: hashlib.sha256(f"{question}\n{option}".encode()).digest(),
-    )
+    options = sorted([right, *wrong], key=lambda o: sha256(f"{question}\n{o}".encode()).digest())
     lines = [f"({label}) {option}" for label, option in zip("ABCD", options, strict=True)]
     return "\n".join([question, "", *lines]), "ABCD"[options.index(right)]
 
@@ -214,14 +196,14 @@ def load_problems(args: Args) -> dict[str, list[Example]]:
 def ask(problem: Example) -> str:
     """What the prompt asks for. In MATH-500 the answer "E" is not a letter of a choice."""
     if problem.source not in BENCHMARKS:
-        return instruction(problem.answer)
-    return ASK_LETTER if problem.source == "gpqa_diamond" else ASK_FREE
+        return models.instruction(problem.answer)
+    return models.ASK_LETTER if problem.source == "gpqa_diamond" else models.ASK_FREE
 
 
 def fingerprint(problems: Sequence[Example]) -> str:
     """A hash of a benchmark's prompts and references."""
-    read = [(p.id, messages(p.question, ask(p)), p.answer) for p in problems]
-    return hashlib.sha256(json.dumps(read).encode()).hexdigest()[:16]
+    read = [(p.id, models.messages(p.question, ask(p)), p.answer) for p in problems]
+    return sha256(json.dumps(read).encode()).hexdigest()[:16]
 
 
 # ---- Samples -------------------------------------------------------------------------------------
@@ -249,7 +231,7 @@ def judge_version(reward: str | None) -> str:
     """A hash of what gives verdicts: the reward function's file, or verify.py and Math-Verify."""
     path, _, name = (reward or f"{verify.__file__}:").rpartition(":")
     name = name or importlib.metadata.version("math-verify")
-    return hashlib.sha256(f"{name}\n{Path(path).read_text()}".encode()).hexdigest()[:12]
+    return sha256(f"{name}\n{Path(path).read_text()}".encode()).hexdigest()[:12]
 
 
 def verdicts(
@@ -313,7 +295,7 @@ def evaluate(args: Args) -> int:
     """Sample what is missing, on all ranks; rank 0 scores and prints. Returns the exit status."""
     init_ranks("gloo", timeout=timedelta(days=1))  # At the end, ranks wait for the slowest.
     folder = args.output_dir or default_folder(args.model)
-    tokenizer = load_tokenizer(args.model)  # A bad one is refused before benchmarks are downloaded.
+    tokenizer = models.load_tokenizer(args.model)  # Benchmarks may take long to download.
     problems = on_rank_0(lambda: load_problems(args))
     sample_missing(args, folder, tokenizer, lambda: find_missing(args, folder, tokenizer, problems))
     if dist.get_rank() == 0:
@@ -322,7 +304,7 @@ def evaluate(args: Args) -> int:
     return 0
 
 
-def sample_missing(args: Args, folder: Path, tokenizer: Tokenizer, find: Callable) -> None:
+def sample_missing(args: Args, folder: Path, tokenizer: models.Tokenizer, find: Callable) -> None:
     """Sample what `find()` says on rank 0, and wait for all ranks. A collective."""
     missing = on_rank_0(find)
     check_hosts(folder)
@@ -339,36 +321,36 @@ def default_folder(model: str) -> Path:
 
 
 def open_folder(
-    args: Args, folder: Path, tokenizer: Tokenizer, problems: Sequence[Example]
+    args: Args, folder: Path, tokenizer: models.Tokenizer, problems: Sequence[Example]
 ) -> tuple[dict, dict[str, list[dict]]]:
     """Check everything, and lock the folder; returns its args.json and its samples."""
     check_args(args, may_be_0=("temperature", "top_k"))
     warn_of_slow_bf16(args.precision)
-    refuse_special_tokens(tokenizer, ((problem.where, problem.question) for problem in problems))
+    models.refuse_special_tokens(tokenizer, ((p.where, p.question) for p in problems))
     ids = tokenize_prompts(tokenizer, problems)
     longest = max(map(len, ids)) + args.max_completion_length
-    rows = zip((problem.where for problem in problems), ids, strict=True)
-    check_model(tokenizer, args.model, longest, rows)
+    rows = zip((p.where for p in problems), ids, strict=True)
+    models.check_model(tokenizer, args.model, longest, rows)
 
     claim(folder)
     before, samples = read_args(folder), read_samples(folder)
     now = {**asdict(args), "model_version": model_version(args.model)}
     run = Path(args.model).resolve().parent
-    if read_args(run).get("prompt", PROMPT) != PROMPT:
+    if read_args(run).get("prompt", models.PROMPT) != models.PROMPT:
         print(f"note: {run} was trained with another prompt than models.py has", file=sys.stderr)
     if before and "benchmarks" not in before:
         raise InputError(f"{folder} holds a training run: choose another folder")
     before = before if samples else {}  # Nothing was sampled yet: any setting may change.
     then = before.get("args", now)
     other = [name for name in (*PROTOCOL, "model_version") if then.get(name) != now[name]]
-    other += ["prompt"] if before.get("prompt", PROMPT) != PROMPT else []
+    other += ["prompt"] if before.get("prompt", models.PROMPT) != models.PROMPT else []
     if other:
         raise InputError(f"{folder} has another {', '.join(other)}: choose another folder")
-    return {**before, "args": now, "prompt": PROMPT}, samples
+    return {**before, "args": now, "prompt": models.PROMPT}, samples
 
 
 def find_missing(
-    args: Args, folder: Path, tokenizer: Tokenizer, problems: dict[str, list[Example]]
+    args: Args, folder: Path, tokenizer: models.Tokenizer, problems: dict[str, list[Example]]
 ) -> list[tuple[Example, int]]:
     """Write args.json; returns what is still to be sampled: (problem, its `sample`)."""
     every = [problem for group in problems.values() for problem in group]
@@ -392,13 +374,13 @@ def find_missing(
     return missing
 
 
-def tokenize_prompts(tokenizer: Tokenizer, problems: Sequence[Example]) -> list[list[int]]:
-    texts = [prompt_text(tokenizer, problem.question, ask(problem)) for problem in problems]
+def tokenize_prompts(tokenizer: models.Tokenizer, problems: Sequence[Example]) -> list[list[int]]:
+    texts = [models.prompt_text(tokenizer, problem.question, ask(problem)) for problem in problems]
     return tokenizer(texts, add_special_tokens=False).input_ids
 
 
 def answer_missing(
-    args: Args, folder: Path, tokenizer: Tokenizer, missing: list[tuple[Example, int]]
+    args: Args, folder: Path, tokenizer: models.Tokenizer, missing: list[tuple[Example, int]]
 ) -> None:
     """Sample this rank's share of the answers, check them, and append them to its file."""
     prompts = tokenize_prompts(tokenizer, [problem for problem, _ in missing])
@@ -406,7 +388,7 @@ def answer_missing(
     longest = max(map(len, prompts)) + args.max_completion_length
     model = None
     if dist.get_rank() == 0:  # As in training, transformers loads it before vLLM starts.
-        model = load_model(args.model, longest, args.precision)
+        model = models.load_model(args.model, longest, args.precision)
     dist.barrier()
     path = folder / f"samples.rank{dist.get_rank()}.jsonl"
     with path.open("ab") as out:

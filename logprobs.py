@@ -90,14 +90,6 @@ def chunks(head, hidden, weight, bias, targets, temperature):
         yield part, logits, torch.where(inside, targets - start, 0)[:, None], inside
 
 
-def logit_scale_and_cap(config) -> tuple[float, float | None]:
-    """What a model does to its logits after the head's product, under the families' own names."""
-    scale = getattr(config, "logit_scale", None) or 1.0  # Cohere
-    scale *= getattr(config, "lm_head_multiplier", None) or 1.0  # Falcon-H1
-    scale /= getattr(config, "logits_scaling", None) or 1.0  # Granite
-    return scale, getattr(config, "final_logit_softcapping", None)  # Gemma
-
-
 class LogprobModel(torch.nn.Module):
     """A causal language model that returns the log-probabilities of given tokens, not logits.
 
@@ -110,7 +102,12 @@ class LogprobModel(torch.nn.Module):
         head, config = model.get_output_embeddings(), model.config
         if model.base_model is model or not isinstance(head, torch.nn.Linear):
             raise ValueError(f"{type(model).__name__} is not supported: it has no plain head")
-        model.set_output_embeddings(LogprobHead(head, *logit_scale_and_cap(config)))
+        # What a model does to its logits has another name in each family.
+        scale = getattr(config, "logit_scale", None) or 1.0  # Cohere
+        scale *= getattr(config, "lm_head_multiplier", None) or 1.0  # Falcon-H1
+        scale /= getattr(config, "logits_scaling", None) or 1.0  # Granite
+        cap = getattr(config, "final_logit_softcapping", None)  # Gemma
+        model.set_output_embeddings(LogprobHead(head, scale, cap))
         if getattr(config, "attn_logit_softcapping", None):
             model.set_attn_implementation("eager")  # sdpa drops the cap.
         for module in model.modules():  # Only checkpointing needs train mode.

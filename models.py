@@ -95,13 +95,6 @@ def check_template(tokenizer: Tokenizer) -> None:
         raise InputError(f"{tokenizer.name_or_path}: the chat template {reason}")
 
 
-def space_before_answer(tokenizer: Tokenizer) -> str:
-    """White space that the chat template writes between its prompt and an assistant's text."""
-    asked = prompt_text(tokenizer, "1", ASK_FREE)
-    between = around_answer(tokenizer)[0].removeprefix(asked)
-    return between if between.isspace() else ""  # An empty <think> is not learnt.
-
-
 def around_answer(tokenizer: Tokenizer) -> tuple[str, str]:
     """What the chat template writes before an assistant's text, and after it."""
     turns = [*messages("1", ASK_FREE), {"role": "assistant", "content": PLACEHOLDER}]
@@ -166,7 +159,10 @@ def tokenize_examples(
     texts = ((f"{e.where}: field '{name}'", getattr(e, name)) for e in examples for name in fields)
     refuse_special_tokens(tokenizer, texts)
     kept, dropped = [], {"prompt_too_long": 0, "solution_too_long": 0}
-    end_of_turn, space = end_of_turn_id(tokenizer), space_before_answer(tokenizer)
+    end_of_turn = end_of_turn_id(tokenizer)
+    # The template may write white space between its prompt and an assistant's text.
+    between = around_answer(tokenizer)[0].removeprefix(prompt_text(tokenizer, "1", ASK_FREE))
+    space = between if between.isspace() else ""  # An empty <think> is not learnt.
     room = max_completion_length if max_completion_length < max_length else 0  # 0: turned off
 
     def encode(texts: list[str]) -> list[list[int]]:
@@ -263,9 +259,7 @@ def load_model(path_or_hub_id: str, max_length: int, precision: str = "auto") ->
     return model
 
 
-def checkpoint_tensors(
-    model: PreTrainedModel, tensors: dict[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
+def checkpoint_tensors(model: PreTrainedModel, tensors: dict) -> dict[str, torch.Tensor]:
     """Tensors under their names in a checkpoint: it has a mixture's experts one by one."""
     from transformers.core_model_loading import revert_weight_conversion
 
@@ -277,9 +271,7 @@ def check_model(
 ) -> None:
     """Raise InputError if a model cannot read these rows, or may stop in the middle of an answer.
 
-    Args:
-        max_length: the most tokens that the model will read.
-        rows: ("file:line", token ids) of each.
+    `rows` are ("file:line", token ids); the model will read `max_length` tokens at most.
     """
     from transformers import GenerationConfig
 

@@ -214,13 +214,8 @@ class Rollout:
         token_ids = list(sample.token_ids)
         text_ids = token_ids[:-1] if sample.finish_reason == "stop" else token_ids
         text = self.tokenizer.decode(text_ids, skip_special_tokens=False)
-        return Completion(
-            query=query,
-            token_ids=token_ids,
-            text=text,
-            finish_reason=sample.finish_reason,
-            logprobs=list(sample.logprobs.logprobs) if sample.logprobs else [],
-        )
+        logprobs = list(sample.logprobs.logprobs) if sample.logprobs else []
+        return Completion(query, token_ids, text, sample.finish_reason, logprobs)
 
 
 # ---- What becomes of the answers -----------------------------------------------------------------
@@ -248,25 +243,21 @@ def judge(
 
 def completion_stats(completions: Groups) -> dict[str, float]:
     """What the metrics say about completions (b, K); lengths in tokens."""
-    lengths = [len(c.token_ids) for group in completions for c in group]
-    truncated = [c.finish_reason == "length" for group in completions for c in group]
-    ungraded = [c.ungraded for group in completions for c in group]
+    flat = [completion for group in completions for completion in group]
+    lengths = [len(c.token_ids) for c in flat]
     return {
         "completion_length_mean": sum(lengths) / len(lengths),
         "completion_length_max": max(lengths),
-        "truncated_share": sum(truncated) / len(truncated),
-        "ungraded_share": sum(ungraded) / len(ungraded),
+        "truncated_share": sum(c.finish_reason == "length" for c in flat) / len(flat),
+        "ungraded_share": sum(c.ungraded for c in flat) / len(flat),
         "rollout_tokens": sum(lengths),
     }
 
 
 def trajectories(queries: Sequence[TokenizedExample], completions: Groups) -> list[Trajectory]:
     """Completions (b, K) as b * K rows for the trainer, each with its prompt."""
-    return [
-        Trajectory(queries[c.query].id, queries[c.query].prompt_ids, c.token_ids)
-        for group in completions
-        for c in group
-    ]
+    flat = [completion for group in completions for completion in group]
+    return [Trajectory(queries[c.query].id, queries[c.query].prompt_ids, c.token_ids) for c in flat]
 
 
 def check_vllm(
@@ -292,14 +283,12 @@ def check_vllm(
     return {"vllm_gap_mean": mean, "vllm_gap_max": gaps.max().item()}
 
 
-def pad_completions(
-    values: Sequence[Sequence[float]], trajectories: Sequence[Trajectory]
-) -> torch.Tensor:
+def pad_completions(values: Sequence[Sequence[float]], rows: Sequence[Trajectory]) -> torch.Tensor:
     """One value per completion token, laid out as `collate` lays out the targets: (N, T)."""
-    padded = torch.zeros(len(trajectories), max(map(len, trajectories)) - 1)
-    for row, numbers, trajectory in zip(padded, values, trajectories, strict=True):
-        start = len(trajectory.prompt_ids) - 1
-        row[start : start + len(numbers)] = torch.tensor(numbers)
+    padded = torch.zeros(len(rows), max(map(len, rows)) - 1)
+    for line, numbers, row in zip(padded, values, rows, strict=True):
+        start = len(row.prompt_ids) - 1
+        line[start : start + len(numbers)] = torch.tensor(numbers)
     return padded
 
 

@@ -23,7 +23,7 @@ import traceback
 import types
 import unicodedata
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from decimal import Decimal
 from functools import lru_cache
@@ -354,21 +354,17 @@ class Verifier(contextlib.AbstractContextManager):
     def grade(self, completions: Sequence[str], references: Sequence[str | dict]) -> list[Grade]:
         """Like `score`, but each `Grade` also has the answer that was read, and `ungraded`."""
         pairs = list(zip(completions, references, strict=True))
-        grades, numbers, stop = [UNGRADED] * len(pairs), iter(range(len(pairs))), threading.Event()
+        free = list(self.workers)  # There are as many threads, so each finds one.
 
-        def work(worker: _Worker) -> None:
-            for n in numbers:  # All workers take from the same iterator.
-                if stop.is_set():
-                    return
-                grades[n] = worker.grade(pairs[n], self.timeout_s + WAITING_S)
+        def work(pair: tuple[str, str | dict]) -> Grade:
+            worker = free.pop()
+            try:
+                return worker.grade(pair, self.timeout_s + WAITING_S)
+            finally:
+                free.append(worker)
 
         with ThreadPoolExecutor(len(self.workers)) as pool:
-            try:
-                for done in as_completed([pool.submit(work, worker) for worker in self.workers]):
-                    done.result()
-            finally:
-                stop.set()  # After an error, or Ctrl-C, no worker takes another answer.
-        return grades
+            return list(pool.map(work, pairs))  # After an error, or Ctrl-C, it cancels the rest.
 
 
 class _Worker:

@@ -407,7 +407,7 @@ def test_answers_of_other_settings_are_not_mixed(finished, tiny, tmp_path, monke
     for name, value in values.items():
         with pytest.raises(InputError, match="choose another folder"):
             find_missing(tiny, copied, **{name: value})
-    monkeypatch.setattr(evaluate, "PROMPT", {})
+    monkeypatch.setattr(models, "PROMPT", {})
     with pytest.raises(InputError, match="another prompt"):
         find_missing(tiny, copied)
     for read in (evaluate.read_samples, read_args):
