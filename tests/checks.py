@@ -6,22 +6,14 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import dense
 import logprobs
 import train_grpo
 import train_oswft
 import train_sft
 from arguments import keywords
 from data import InputError, Trajectory
-from dense import (
-    ROWS,
-    VOCABULARY,
-    assert_same,
-    dense_grpo_loss,
-    dense_logprobs,
-    dense_oswft_loss,
-    make_model,
-    make_rows,
-)
+from dense import ROWS, VOCABULARY, assert_same, dense_grpo_loss, dense_logprobs, make_rows
 from engine import STATE_KEYS, Engine, init_training, load_engine
 from models import load_tokenizer
 from ranks import gather
@@ -49,7 +41,7 @@ class Twins:
         patch.setattr(logprobs, "MAX_LOGITS", dict.fromkeys(("cpu", "cuda"), 7 * vocabulary))
         patch.setattr("engine.GATHER_BYTES", 4096)  # several buckets
         sizes = {"vocab_size": vocabulary, "intermediate_size": vocabulary}
-        model = make_model(tie_word_embeddings=tied, **sizes)
+        model = dense.make_model(tie_word_embeddings=tied, **sizes)
         self.args, self.dense, self.gradients = args, copy.deepcopy(model), {}
         model.get_input_embeddings().padding_idx = 5  # as for a pad token, which rows have here
         parameters = self.dense.parameters()
@@ -105,7 +97,7 @@ def compare_oswft(patch: pytest.MonkeyPatch, tied: bool = True, **settings) -> N
         rows = make_rows(generator)
         tokens = sum(len(row.response_ids) for row in rows)
         normalizer = tokens if args.normalizer == "token" else ROWS
-        loss = dense_oswft_loss(twins.dense, rows, weights, normalizer)
+        loss = dense.dense_oswft_loss(twins.dense, rows, weights, normalizer)
         stats = train_oswft.update(twins.engine, rows, weights, args)
         assert stats["skipped_sequences"] == int((weights == 0).sum()), stats
         learnt = [row for row, weight in zip(rows, weights.tolist(), strict=True) if weight]
@@ -125,9 +117,7 @@ def compare_two_groups(patch: pytest.MonkeyPatch, **settings) -> None:
     compare_oswft(patch, **settings)
 
 
-def compare_grpo(
-    patch: pytest.MonkeyPatch, steps_per_batch=2, tied=True, vocabulary=VOCABULARY, **settings
-) -> None:
+def compare_grpo(patch, steps_per_batch=2, tied=True, vocabulary=VOCABULARY, **settings) -> None:
     """Two batches; where a batch has several updates, the ratio leaves its bounds in the later."""
     size = 4 // steps_per_batch  # queries, of three answers each
     batch = {"temperature": 0.7, "rollout_batch_size": 4, "train_batch_size": size}

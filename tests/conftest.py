@@ -210,9 +210,7 @@ def launch(script: str, *args, launcher: str = "torchrun", **options) -> str:
     return output
 
 
-def on_ranks(
-    ranks: int, function: Callable, *args, launcher: str = "torchrun", seconds=600, root=ROOT
-):
+def on_ranks(ranks: int, function: Callable, *args, launcher="torchrun", seconds=600, root=ROOT):
     """Call a function of a test's file in new processes; returns what it returns on rank 0.
 
     Raises what the first failing rank raises. There, a plain `assert` says no numbers.

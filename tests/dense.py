@@ -61,9 +61,7 @@ def dense_grpo_loss(model, rows, advantages, old_logprobs, args, factors=None):
     return -total / sum(len(row.response_ids) for row in rows), low, high
 
 
-def assert_same(
-    ours: torch.Tensor, reference: torch.Tensor, largest: float = 5e-5, norm: float = 2e-5
-) -> None:
+def assert_same(ours: torch.Tensor, reference: torch.Tensor, largest=5e-5, norm=2e-5) -> None:
     """Equal but for rounding, measured by the whole tensor: a small number may be a sum of large.
 
     Args:

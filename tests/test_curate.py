@@ -117,10 +117,8 @@ def curate(tmp_path, tokenizer, benchmarks):
     def curate(rows=(), **args) -> tuple[list[Example], dict]:
         path, output = tmp_path / "math.jsonl", tmp_path / "train.jsonl"
         path.write_bytes(b"".join(map(to_line, rows)))
-        defaults = {
-            **{"input": (path,), "tokenizer": tokenizer, "output": output, "num_workers": 2},
-            **{"max_solution_tokens": 400, "benchmarks_dir": benchmarks},
-        }
+        defaults = {"input": (path,), "tokenizer": tokenizer, "output": output, "num_workers": 2}
+        defaults |= {"max_solution_tokens": 400, "benchmarks_dir": benchmarks}
         prepare.curate.curate(Args(**{**defaults, **args}))
         report = json.loads(output.with_suffix(".report.json").read_text())
         return load_examples(str(output)), report

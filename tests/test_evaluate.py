@@ -12,17 +12,7 @@ from types import SimpleNamespace
 
 import evaluate
 import models
-from conftest import (
-    NO_CPU_VLLM,
-    SHARED,
-    edit_json,
-    launch,
-    needs_shared,
-    needs_vllm,
-    run_alone,
-    slow,
-    start,
-)
+from conftest import SHARED, edit_json, launch, needs_shared, needs_vllm, run_alone, slow, start
 from data import Example, InputError, write_rows
 from demo.tiny import make_tokenizer
 from demo.world import NUM_HELDOUT
@@ -209,25 +199,10 @@ def results_of(folder: Path) -> dict[str, dict]:
 @pytest.fixture(scope="module")
 def finished(tiny, tmp_path_factory) -> Path:
     """An evaluation of the tiny model that was not disturbed."""
-    if NO_CPU_VLLM:
-        pytest.skip(NO_CPU_VLLM)
     folder = tmp_path_factory.mktemp("finished") / "eval"
     launch("evaluate.py", *settings(tiny, folder))
     assert read_args(folder)["vllm_runner"] == "V1"
     return folder
-
-
-@slow
-def test_the_tiny_model_knows_the_easy_tier_and_the_middle_and_the_hard_partly(finished):
-    results = results_of(finished)
-    assert list(results) == list(TIERS)  # as they were asked for
-    easy, middle, hard = (results[tier]["pass@1"] for tier in TIERS)
-    assert easy > 0.9 and 0.85 > middle > hard > 0.2
-    for tier, rows in evaluate.read_samples(finished).items():
-        assert len({(row["id"], row["sample"]) for row in rows}) == len(rows) == NUM_ANSWERS // 3
-        assert results[tier]["pass@1"] == pytest.approx(np.mean([row["correct"] for row in rows]))
-        curve = [results[tier][f"pass@{k}"] for k in range(1, 9)]
-        assert curve == sorted(curve)
 
 
 @slow
@@ -441,10 +416,8 @@ def test_a_judge_is_known_by_its_code_and_its_version(tmp_path, monkeypatch):
 
 
 def test_answers_that_another_judge_has_graded_are_graded_anew(tiny, tmp_path, capsys):
-    write_rows(
-        [{"question": "?", "answer": "7"}, {"question": "??", "answer": "8"}],
-        own := tmp_path / "own.jsonl",
-    )
+    problems = [{"question": "?", "answer": "7"}, {"question": "??", "answer": "8"}]
+    write_rows(problems, own := tmp_path / "own.jsonl")
     find = lambda: find_missing(tiny, tmp_path / "eval", benchmark_file=(own,), num_samples=1)  # noqa: E731
     assert len(find()) == 2
     (problem, _), *_ = find()

@@ -29,9 +29,7 @@ def names_read(*paths) -> set[str]:
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
 def test_every_flag_is_read_somewhere(script):
     """A flag that nothing reads would run without a word."""
-    modules = [
-        path for path in ROOT.glob("*.py") if not path.stem.startswith(("train", "evaluate"))
-    ]
+    modules = [p for p in ROOT.glob("*.py") if not p.stem.startswith(("train", "evaluate"))]
     unread = {field.name for field in fields(script.Args)}
     unread -= names_read(*modules, ROOT / f"{script.__name__}.py")
     assert not unread

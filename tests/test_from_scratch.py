@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import dense
 import evaluate
 import train_grpo
 import train_oswft
@@ -14,14 +15,7 @@ from data import Trajectory, load_examples
 from demo import from_scratch
 from demo.from_scratch import NUM_ROLLOUTS, compute_loss, load_rows, verify
 from demo.world import GAIN, MAX_COMPLETION, MAX_LENGTH, RETENTION, TIERS
-from dense import (
-    assert_same,
-    dense_grpo_loss,
-    dense_logprobs,
-    dense_oswft_loss,
-    make_model,
-    make_rows,
-)
+from dense import assert_same, dense_grpo_loss, dense_logprobs, dense_oswft_loss, make_rows
 from engine import Engine, load_engine
 from models import load_tokenizer, tokenize_examples
 from templates import QWEN3
@@ -95,19 +89,19 @@ def test_verdicts_are_those_of_the_scripts(tiny):
 @pytest.mark.parametrize("method", NUM_ROLLOUTS)
 def test_from_the_same_rewards_the_gradient_is_that_of_the_real_scripts(method):
     """Whose dense reference this is, too; SFT takes OSW-FT's steps at weight one."""
-    model, answers = make_model(), make_rows(torch.Generator().manual_seed(0), count=12)
+    model, answers = dense.make_model(), make_rows(torch.Generator().manual_seed(0), count=12)
     queries, rewards = answers[::3], torch.tensor([[1.0, 0, 0], [1, 1, 1], [0, 0, 1], [0, 0, 0]])
     ours = compute_loss(method, model, queries, answers, rewards)
     if method == "grpo":
         advantages = train_grpo.grpo_advantages(rewards).flatten().tolist()
         old = [dense_logprobs(model, row).detach() for row in answers]
         args = train_grpo.Args(model="", data="")
-        dense, *_ = dense_grpo_loss(model, answers, advantages, old, args)
+        theirs, *_ = dense_grpo_loss(model, answers, advantages, old, args)
     else:
         weights = 1 - rewards.mean(dim=1) if method == "oswft" else torch.ones(4)
         tokens = sum(len(query.response_ids) for query in queries)
-        dense = dense_oswft_loss(model, queries, weights, tokens)
-    gradients = (torch.autograd.grad(loss, list(model.parameters())) for loss in (ours, dense))
+        theirs = dense_oswft_loss(model, queries, weights, tokens)
+    gradients = (torch.autograd.grad(loss, list(model.parameters())) for loss in (ours, theirs))
     for gradient, reference in zip(*gradients, strict=True):
         assert_same(gradient, reference)
 

@@ -9,18 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from conftest import (
-    BIN,
-    ROOT,
-    TINY_LENGTHS,
-    assert_equal_up_to_rounding,
-    call_of,
-    ended,
-    launch,
-    needs_vllm,
-    slow,
-    wait_for_rows,
-)
+import conftest
+from conftest import BIN, ROOT, TINY_LENGTHS, call_of, ended, launch, needs_vllm, slow
 from data import write_rows
 from evaluate import read_samples
 
@@ -139,12 +129,10 @@ def test_three_hosts_with_a_launcher_each_train_as_one_does(make_hosts, tiny, tm
     command = [BIN / "deepspeed", "--log_level", "error", "--hostfile", hostfile(names, tmp_path)]
     command += ["--no_ssh", "--master_addr", names[0], "--node_rank"]
     call = (*call_of("train_grpo.py", tiny, tmp_path / "run"), *steps)
-    hosts = [
-        begin(name, *command, rank, *call, folder=ROOT, env=ETH0) for rank, name in enumerate(names)
-    ]
+    hosts = [begin(n, *command, rank, *call, folder=ROOT, env=ETH0) for rank, n in enumerate(names)]
     for status, output in ends(hosts):
         assert status == 0, output
-    assert_equal_up_to_rounding(tmp_path / "run", tmp_path / "whole")
+    conftest.assert_equal_up_to_rounding(tmp_path / "run", tmp_path / "whole")
 
 
 @needs_vllm
@@ -159,13 +147,11 @@ def test_hosts_evaluate_together(make_hosts, tiny, tmp_path):
     assert len(rows) == 24 and len([*(tmp_path / "eval").glob("samples.rank*")]) == 2
 
 
-def test_a_host_that_is_killed_ends_the_run_with_one_error_and_it_is_resumed(
-    make_hosts, tiny, tmp_path
-):
+def test_a_killed_host_ends_the_run_with_one_error_and_it_is_resumed(make_hosts, tiny, tmp_path):
     names = make_hosts(2)
     call = call_of("train_sft.py", tiny, tmp_path / "run")
     hosts = start_hosts(names, tmp_path, *call, "--max_steps", 500)
-    wait_for_rows(tmp_path / "run", 3, hosts[0])
+    conftest.wait_for_rows(tmp_path / "run", 3, hosts[0])
     began = time.monotonic()
     kill_all(names[1])
     (status, output), _ = ends(hosts, 60)
@@ -173,7 +159,7 @@ def test_a_host_that_is_killed_ends_the_run_with_one_error_and_it_is_resumed(
     assert output.count("error: ") == 1 and "peer" in output
     launch("train_sft.py", "--resume", tmp_path / "run", "--max_steps", 8)
     launch(*call_of("train_sft.py", tiny, tmp_path / "whole"))
-    assert_equal_up_to_rounding(tmp_path / "run", tmp_path / "whole")
+    conftest.assert_equal_up_to_rounding(tmp_path / "run", tmp_path / "whole")
 
 
 def test_a_host_that_the_others_cannot_reach_is_refused_at_once(make_hosts, tiny, tmp_path):
@@ -225,4 +211,4 @@ def test_one_host_starts_all_over_ssh(make_hosts, tiny, tmp_path):
     done = subprocess.run(launched, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     launch(*call_of(script, tiny, tmp_path / "whole"), *steps)
-    assert_equal_up_to_rounding(tmp_path / "run", tmp_path / "whole")
+    conftest.assert_equal_up_to_rounding(tmp_path / "run", tmp_path / "whole")

@@ -15,14 +15,7 @@ from checks import SETTINGS as ENGINE_SETTINGS
 from checks import Twins, compare_oswft
 from conftest import ROOT, assert_equal_up_to_rounding, call_of, launch, metrics, on_ranks, slow
 from data import read_rows, write_rows
-from dense import (
-    ROWS,
-    assert_same,
-    dense_grpo_loss,
-    dense_logprobs,
-    dense_oswft_loss,
-    make_rows,
-)
+from dense import ROWS, assert_same, dense_grpo_loss, dense_logprobs, dense_oswft_loss, make_rows
 from engine import init_training
 from logprobs import LogprobModel
 from models import load_tokenizer, stop_token_ids
@@ -189,11 +182,6 @@ def compare_kl() -> None:
         twins.compare(loss, train_oswft.update(twins.engine, rows, weights, args))
 
 
-@slow
-def test_kl_has_the_dense_gradient_on_two_ranks_and_rows_of_weight_0_have_it_too(tmp_path):
-    on_ranks(2, compare_kl, root=patched(tmp_path / "copy", "kl"))
-
-
 def compare_importance() -> None:
     """Where importance.diff is applied."""
     init_training()
@@ -220,11 +208,6 @@ def compare_importance() -> None:
     assert stats["clipped_low_share"] + stats["clipped_high_share"] > 0, stats
 
 
-@slow
-def test_importance_has_the_dense_gradient(tmp_path):
-    on_ranks(1, compare_importance, root=patched(tmp_path / "copy", "importance"))
-
-
 def compare_compiled() -> None:
     """Traced as for inductor, whose kernels would take a minute more: hooks fire as with them."""
     init_training()
@@ -235,6 +218,10 @@ def compare_compiled() -> None:
             compare_oswft(patch, compile=True, zero_stage=stage)
 
 
+DENSE = {"kl": compare_kl, "importance": compare_importance, "compile": compare_compiled}
+
+
 @slow
-def test_compile_has_the_dense_gradient_on_two_ranks(tmp_path):
-    on_ranks(2, compare_compiled, root=patched(tmp_path / "copy", "compile"))
+@pytest.mark.parametrize(("name", "ranks"), [("kl", 2), ("importance", 1), ("compile", 2)])
+def test_a_patch_has_the_dense_gradient(name, ranks, tmp_path):
+    on_ranks(ranks, DENSE[name], root=patched(tmp_path / "copy", name))

@@ -24,16 +24,10 @@ def test_every_figure_shows_the_runs_that_have_its_numbers(tmp_path):
         write_run(tmp_path / "grpo", loss=0.01, reward=0.8),
     ]
     figures = dict(plot.draw_figures(runs, plot.FIGURES))
-    shown = {
-        name: [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-        for name, figure in figures.items()
-    }
-    assert shown == {
-        "mean_weight": ["oswft"],
-        "reward": ["grpo"],
-        "pass_rate": ["oswft", "grpo"],
-        "loss": ["sft", "oswft"],  # GRPO's is no likelihood
-    }
+    legends = {name: figure.axes[0].get_legend() for name, figure in figures.items()}
+    shown = {name: [text.get_text() for text in it.get_texts()] for name, it in legends.items()}
+    expected = {"mean_weight": ["oswft"], "reward": ["grpo"], "pass_rate": ["oswft", "grpo"]}
+    assert shown == expected | {"loss": ["sft", "oswft"]}  # GRPO's is no likelihood
     thin, thick = figures["reward"].axes[0].lines
     assert thin.get_ydata() == pytest.approx(0.8 * np.arange(1, 13) / 12)
     assert thick.get_ydata() == pytest.approx(thin.get_ydata())  # it is a straight line

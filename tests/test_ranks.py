@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-from conftest import BIN, ROOT, free_port, slow
+from conftest import ROOT, slow, start
 
 import pytest
 
@@ -53,11 +53,7 @@ def run_ranks(tmp_path):
     path.write_text(RANK)
 
     def run_ranks(launcher: str, plan: str) -> tuple[int, str, float]:
-        count = "--nproc_per_node" if launcher == "torchrun" else "--num_accelerators"
-        command = [str(BIN / launcher), count, "3", "--master_port", free_port(), str(path)]
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        process = subprocess.Popen([*command, plan], cwd=ROOT, env=env, **streams)
+        process = start(str(path), plan, ranks=3, launcher=launcher, stderr=subprocess.PIPE)
         while "here" not in process.stdout.readline():
             assert process.poll() is None, process.stderr.read()
         here = time.monotonic()

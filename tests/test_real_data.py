@@ -1,10 +1,9 @@
 """Real problems, the real vocabulary."""
 
 from conftest import PRECISION, SHARED, launch, metrics, needs_shared, slow
+from dense import make_model
 from models import load_tokenizer
 from prepare.convert import convert
-
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 
 @slow
@@ -13,10 +12,8 @@ def test_real_problems_with_the_real_vocabulary(tmp_path):
     rows = tmp_path / "train.jsonl"
     convert("aqua", str(SHARED / "data" / "aqua_dev.jsonl"), str(rows))
     tokens = load_tokenizer(str(SHARED / "qwen3_tokenizer"))
-    sizes = {"vocab_size": 151_936, "hidden_size": 64, "intermediate_size": 192}
-    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 8192}
-    sizes |= {"num_hidden_layers": 2, "head_dim": 32, "tie_word_embeddings": True}
-    model = Qwen3ForCausalLM(Qwen3Config(**sizes, eos_token_id=tokens.eos_token_id))
+    sizes = {"vocab_size": 151_936, "hidden_size": 64, "intermediate_size": 192, "head_dim": 32}
+    model = make_model(**sizes, initializer_range=0.02, eos_token_id=tokens.eos_token_id)
     for part in (model, tokens):
         part.save_pretrained(tmp_path / "model")
     launch(

@@ -3,19 +3,10 @@
 import importlib.util
 from pathlib import Path
 
+import conftest
 import data
 import models
-from conftest import (
-    PRECISION,
-    SHARED,
-    launch,
-    metrics,
-    needs_shared,
-    needs_vllm,
-    on_ranks,
-    rollouts,
-    slow,
-)
+from conftest import PRECISION, SHARED, launch, metrics, needs_shared, needs_vllm, on_ranks, slow
 from prepare.convert import convert
 from prepare.real_model import write_model
 from rollout import import_vllm
@@ -81,7 +72,7 @@ def test_three_steps_of_osw_ft_learn_the_form_and_vllm_follows(run):
     losses = [row["loss"] for row in rows]
     assert len(losses) == 3 and losses[2] < 0.8 * losses[0], losses  # so old weights would show
     assert all(row["vllm_gap_mean"] < 0.05 and row["grad_norm"] > 0 for row in rows)
-    for answer in rollouts(run, 1):
+    for answer in conftest.rollouts(run, 1):
         assert len(answer["token_ids"]) <= 32 and "<|im_" not in answer["text"]
 
 

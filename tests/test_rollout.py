@@ -77,13 +77,9 @@ def test_ids_that_are_no_tokens_are_left_out_and_tokens_after_a_gap_are_read():
 def test_completion_stats_worked_out_by_hand():
     stopped = Completion(0, [1] * 3, "", "stop", [])
     cut_off = Completion(1, [1] * 9, "", "length", [], ungraded=True)
-    assert completion_stats([[stopped], [cut_off]]) == {
-        "completion_length_mean": 6.0,
-        "completion_length_max": 9,
-        "truncated_share": 0.5,
-        "ungraded_share": 0.5,
-        "rollout_tokens": 12,
-    }
+    stats = {"completion_length_mean": 6.0, "completion_length_max": 9, "rollout_tokens": 12}
+    stats |= {"truncated_share": 0.5, "ungraded_share": 0.5}
+    assert completion_stats([[stopped], [cut_off]]) == stats
 
 
 def test_a_stop_ends_the_answers_and_puts_vllm_to_sleep(process_group):

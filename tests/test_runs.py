@@ -9,20 +9,8 @@ import threading
 import time
 from pathlib import Path
 
-from conftest import (
-    ROOT,
-    SCRIPTS,
-    assert_equal_up_to_rounding,
-    call_of,
-    launch,
-    metrics,
-    needs_vllm,
-    on_ranks,
-    rollouts,
-    slow,
-    start,
-    wait_for_rows,
-)
+import conftest
+from conftest import ROOT, SCRIPTS, call_of, launch, metrics, needs_vllm, rollouts, slow, start
 from data import write_rows
 from ranks import init_ranks, share_stop_signals
 from run import STOP_SIGNALS, Run, checkpoints, read_args
@@ -57,10 +45,8 @@ def whole_runs(tiny, tmp_path_factory) -> dict[str, Path]:
 def test_a_run_leaves_what_the_readme_says(whole_runs, script):
     run = whole_runs[script]
     names = {path.name for path in run.iterdir()}
-    assert names - {"rollouts"} == {
-        *("args.json", "metrics.jsonl", "final", ".lock"),
-        *(f"checkpoint-{step:06d}" for step in KEPT[script]),
-    }
+    kept = {f"checkpoint-{step:06d}" for step in KEPT[script]}
+    assert names - {"rollouts"} == {"args.json", "metrics.jsonl", "final", ".lock", *kept}
     assert ("rollouts" in names) == (script in SAMPLING)
     with_state = {path.parent.name for path in run.glob("checkpoint-*/state")}
     assert with_state == {"checkpoint-000006", "checkpoint-000008"}
@@ -76,11 +62,9 @@ def test_a_run_leaves_what_the_readme_says(whole_runs, script):
     rows = [json.loads(line) for line in (run / "metrics.jsonl").open()]
     assert [row["step"] for row in rows] == list(range(1, 9))
     documented = set(re.findall(r"`(_?[a-z_0-9]+)`", (ROOT / "docs/output.md").read_text()))
+    always = {"loss", "epoch", "grad_norm", "clipped", "learning_rate", "train_tokens", "train_s"}
     for row in rows:
-        assert set(row) >= {
-            *("loss", "epoch", "grad_norm", "clipped", "learning_rate"),
-            *("train_tokens", "train_s"),
-        }
+        assert set(row) >= always
         for key in row:
             prefix, _, suffix = key.rpartition("_")
             assert key in documented or {f"{prefix}_mean", f"_{suffix}"} <= documented, key
@@ -191,7 +175,7 @@ def assert_equal(run: Path, whole: Path) -> None:
 def test_killed_and_resumed_equals_never_interrupted(whole_runs, tiny, tmp_path):
     run = tmp_path / "run"  # OSW-FT is stopped, below
     killed = start(*call_of("train_sft.py", tiny, run), ranks=2, start_new_session=True)
-    wait_for_rows(run, 3, killed)
+    conftest.wait_for_rows(run, 3, killed)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate()
 
@@ -239,7 +223,7 @@ def test_a_stop_while_sampling_saves_at_once_and_the_run_continues(whole_runs, t
     _, *call = call_of(script, tiny, run)
     call += ["--save_every", "100"]
     process = start(tmp_path / "slow.py", *call, ranks=2, start_new_session=True)
-    wait_for_rows(run, 2, process)
+    conftest.wait_for_rows(run, 2, process)
     while process.stdout.readline() != "sampling\n":
         assert process.poll() is None
     time.sleep(1)
@@ -273,7 +257,7 @@ def ask_the_rank_that_waits() -> None:
 
 def test_a_rank_that_is_asked_to_stop_while_it_waits_ends_the_sampling_of_the_others():
     """DeepSpeed's launcher tells a rank to stop when the one before has ended."""
-    on_ranks(2, ask_the_rank_that_waits, launcher="deepspeed")
+    conftest.on_ranks(2, ask_the_rank_that_waits, launcher="deepspeed")
 
 
 def test_a_run_that_changes_shape_is_the_same_run_up_to_rounding(whole_runs, tmp_path):
@@ -288,7 +272,7 @@ def test_a_run_that_changes_shape_is_the_same_run_up_to_rounding(whole_runs, tmp
     flags = ("--gradient_checkpointing", "--max_tokens_per_micro_batch", 500)
     flags += ("--zero_stage", 3, "--cpu_offload")
     launch("train_grpo.py", "--resume", run, *flags, ranks=2)
-    assert_equal_up_to_rounding(run, whole)
+    conftest.assert_equal_up_to_rounding(run, whole)
     record = read_args(run)
     assert record["world_size"] == 2
     typed = {"max_tokens_per_micro_batch": 500, "zero_stage": 3}

@@ -25,78 +25,71 @@ def table(cases: str) -> list[str]:
     return [case.replace("⏎", "\n") for case in cases.strip().replace("\n", "|").split("|")]
 
 
-def verdicts(cases: str) -> list[list[str]]:
-    """The cases of a table as [what is judged, =, reference]; ≠ stands where it is wrong."""
-    return [re.split(" ([=≠])> ", case.strip()) for case in table(cases)]
+def each_form(cases: str) -> pytest.MarkDecorator:
+    """For every case of a table."""
+    return pytest.mark.parametrize("form", table(cases))
 
 
-@pytest.mark.parametrize(
-    "form",
-    table(r"""
+def each_verdict(cases: str) -> pytest.MarkDecorator:
+    """For every case as what is judged, =, reference; ≠ stands where it is wrong."""
+    rows = [re.split(" ([=≠])> ", case.strip()) for case in table(cases)]
+    return pytest.mark.parametrize(("said", "verdict", "reference"), rows)
+
+
+@each_form(r"""
 C|(C)|C.|C)|C:|[C]|{C}|$C$|c|(c)|c.|**C**|`C`|（C）|C。|C\ |\;C\;|~C|\text{C}|\textbf{(C)}|\bf C
 \boldsymbol{C}|\operatorname{C}|\mbox{C}|\emph{C}|\Large C|\color{red}{C}|\left(C\right)|C) 12
 C：12|(C) -5|(C)\,12|\text{C) } 12|C.\ x=-5|(C) \approx 3|C) A circle
 C. none of the above|\text{12 (C)}|\text{(C) }12\text{ km}|(C) is wrong|(C)?|\text{not (C)}
 Option C|\text{Answer: C}|\text{The correct answer is (C)}|C. Vitamin D|Answer: (C) Vitamin D
-\text{(C) A and B}|C) f(A) = B|C. Ann F. Dee"""),
-)
+\text{(C) A and B}|C) f(A) = B|C. Ann F. Dee""")
 def test_a_box_names_the_letter(form):
     assert read_letter(form) == "C"
     assert is_correct(rf"Some reasoning with $A$ and $B$, so $\boxed{{{form}}}$.", "C")
     assert not is_correct(rf"\boxed{{{form}}}", "D")
 
 
-@pytest.mark.parametrize(
-    "form",
-    table(r"""
+@each_form(r"""
 B|AC|A, C|\text{C or D}|C/D|C D|(A)(C)|A) C)|(C) 1 (D) 2|\{C, D\}|C \to A|\text{All but C}|C,|C 12
-(A) and (C)|(A), (B), (C)|A. or C|A) 1, C: 2|C = 12
-\text{C is correct}|C^2|\frac{C}{2}|f(C)|12|x|12C|\text{Cat}|\neg C|\text{not C}"""),
-)
+\text{C is correct}|C^2|\frac{C}{2}|f(C)|12|x|12C|\text{Cat}|\neg C|\text{not C}
+(A) and (C)|(A), (B), (C)|A. or C|A) 1, C: 2|C = 12""")
 def test_a_box_does_not_name_the_letter(form):
     assert read_letter(form) != "C"
     assert not is_correct(rf"\boxed{{{form}}}", "C")
 
 
-@pytest.mark.parametrize(
-    "closing",
-    table(r"""
+@each_form(r"""
 **C**|C|#### C|$\boldsymbol{C}$|ANS: C|Answer:C|Answer: C - Paris|The answer is C.
 Therefore C.|The answer is:⏎⏎C|答案是 C|【答案】C|【答案】：C|The correct answer is:⏎⏎**C) 12**
 The answer is C – as shown.|The answer is C, which is 12.|The closest option would be (C).
 The answer is C. Option B is wrong.|The answer is (C). None of A, B, D is correct.
-The answer is B. Wait, 2 is odd. Actually the answer is C
 Therefore B.⏎No, the correct option is C.|Is it C or D? The answer is C.
 The answer is C because A and B are too small.|No way the answer is C.|Is the answer C? No.
 The answer is most likely C.|The answer is probably (C).|The correct option letter is C
 The correct letter is C.|The answer letter: C|选项 (C) 正确。|正确选项为C
 The answer is (C) Vitamin D|C. Lisbon|(C) 40 m|The pair⏎⏎**C) A and B**|(C) A.|7⏎⏎C|C)⏎C) 12
 C)400|So (C)$5$.|Answer: C⏎⏎Reason: (A) and (B) are false.
-Answer: C⏎⏎Why:⏎A) is wrong.⏎B) is wrong."""),
-)
-def test_a_closing_without_a_box_names_the_letter(closing):
-    assert said_letter(closing) == "C"
-    assert is_correct(f"Let $A$ be 3, so that $B = 4$.\n\n{closing}", "C")
-    assert not is_correct(closing, "B")
+The answer is B. Wait, 2 is odd. Actually the answer is C
+Answer: C⏎⏎Why:⏎A) is wrong.⏎B) is wrong.""")
+def test_a_closing_without_a_box_names_the_letter(form):
+    assert said_letter(form) == "C"
+    assert is_correct(f"Let $A$ be 3, so that $B = 4$.\n\n{form}", "C")
+    assert not is_correct(form, "B")
 
 
-@pytest.mark.parametrize(
-    "closing",
-    table(r"""
+@each_form(r"""
 Because C is larger than B|C is a letter|A box has 3 sides. Therefore A circle has one.|I think
-The answer is Carol.|The answer is (C), (D)|C, D|B⏎A C|C⏎A
 The answer is C / A|answer: c, d|the answer is a|C = 3|The answer is C + 1
-The answer is 25°C|Answer: C∞v|The answer is P(C) = 0.5
 The answer is C's age.|So C and D are equal.|Therefore C is a right angle.
-The answer is on line C.
 The answer is \boxed{C|The answer is not C.|The answer isn’t (C).|The answer is neither C nor B
 It is not true that C is correct.|Option C is incorrect.|C is not the answer.
-答案不是C|答案：C、D|【答案】: C和D|选项C是错误的|选项 (C) 不正确。|选项C错误
 A. 3⏎C. 4|(C) or (D)|A: C is no answer|The answer is C) red or D) blue.|C. 12⏎as said|I. 3⏎II. 4
-A)5⏎C)6|c|Option C|<answer> C </answer>|故选C。|So it is C|C is correct, as 12 is even."""),
-)
-def test_a_closing_without_a_box_names_no_letter(closing):
-    assert said_letter(closing) is None
+A)5⏎C)6|c|Option C|<answer> C </answer>|故选C。|So it is C|C is correct, as 12 is even.
+The answer is Carol.|The answer is (C), (D)|C, D|B⏎A C|C⏎A|The answer is on line C.
+The answer is 25°C|Answer: C∞v|The answer is P(C) = 0.5
+答案不是C|答案：C、D|【答案】: C和D|选项C是错误的|选项 (C) 不正确。|选项C错误""")
+def test_a_closing_without_a_box_names_no_letter(form):
+    assert said_letter(form) is None
 
 
 def test_a_closing_after_a_box_that_names_no_letter_is_read():
@@ -116,9 +109,7 @@ def test_all_letters_from_a_to_j_are_options():
         assert read_letter(article) is None
 
 
-@pytest.mark.parametrize(
-    ("box", "verdict", "reference"),
-    verdicts(r"""
+@each_verdict(r"""
 12 => 12 | 13 ≠> 12 | -12 ≠> 12 | 12, 13 ≠> 12 | 033 => 33 | 12.0 => 12 | C ≠> 12 | 12 ≠> C
 1,000 => 1000 | 1{,}000 => 1000 | 10,\!000 => 10000 | 1\,00 ≠> 100 | 2020 100 ≠> 2020100
 12\ \text{cm} => 12 | 18\text{ dollars} => 18 | −5 => -5 | π => \pi | 1/2 => \frac{1}{2}
@@ -132,87 +123,72 @@ def test_all_letters_from_a_to_j_are_options():
 x=5 => 5 | f'(x) = 2x => 2x | \left(x, y\right) = (1, 2) => (1,2) | 2x + 3 = y => y=2x+3
 \angle ABC = 30^\circ => 30 | P(X=2) = 3 => 3 | x + 1 = 6 => x+1=6 | a:b = 1:2 => 1:2
 x \geq 3 => x \ge 3 | \{2, 1\} => \{1,2\} | (2,1) ≠> (1,2) | [1,2] ≠> (1,2)
-[-2,7] => x \in [-2,7]
 \begin{pmatrix} 1 \\ 2 \end{pmatrix} => \begin{bmatrix} 1 \\ 2 \end{bmatrix}
 √7 => \sqrt{7} | 5√3 + 6 => 5\sqrt{3}+6 | 5√3 + 6 ≠> 6 | 3 + sqrt(5), 3 - sqrt(5) ≠> 3 | ½ => 0.5
 8*√(x+1)/3 => \frac{8\sqrt{x+1}}{3} | 5½ => 5.5 | 3x² => 3x^2 | x² ≠> 2 | (-∞, 2] => (-\infty,2]
-90° => 90^\circ | 7*pi => 7\pi
 12^{\text{th}} => 12 | 12^{\mathrm{th}} => 12 | \begin{cases} 3 & x>0 \\ 5 & x<0 \end{cases} ≠> 5
 \min(-\infty, -4) ≠> 5 | -\infty => -\infty | \infty ≠> -\infty | 5 ≠> \infty
 12 weeks => 12 | 2000 calories. => 2000 | 30 miles per hour => 30 | 1,000 euros => 1000
-€45 => 45
 12 million ≠> 12 | 2 dozen ≠> 2 | 2 thirds ≠> 2 | 5 or 6 ≠> 5 | 2 sin x ≠> 2 | 12 weeks ≠> 13
 119.99999999999999 => 120 | 120 => 119.99999999999999 | 4.00001 ≠> 4 | x - y = 0 ≠> 2x - y = 0
 x>2.5 ≠> x<2.5 | 2.5 ≠> x \ne 2.5 | y=2.5 ≠> x=2.5 | x=2.5 => 2.5 | ∞ => \infty | +\infty => \infty
 x = 4.99999999999 => 5 | 2 ≠> 2 xy | 12 V => 12 | 12million => 12000000 | x \le 2.50 => x \le 2.5
 3t+8 => 8+3t | 11 ≠> 8+3t | -4.9 ≠> -4.9 t | 5g ≠> 5h | 3a+3 ≠> 3a+3l | 5\text{ g} => 5
-5 cm => 5
 8\text{ m/s} => 8 | 8 m/s => 8 | 8\,\text{cm}^2 => 8 | 3 => 3\text{ cm}
 \frac{3^{80}-1}{3^{80}} ≠> \frac{3^{81}-1}{3^{81}} | 1-(\frac34)^{199} ≠> 1-(\frac34)^{200}
 1-(\frac34)^{200} => 1-(\frac34)^{200} | \sqrt{2}+\sqrt{3} => \sqrt{5+2\sqrt{6}}
-5 ≠> \frac{m^2} 5 + \frac m 5
 \frac{m^2}{5}+\frac{m}{5} => \dfrac {m^2} 5 + \dfrac m 5 | 7 ≠> \lg 7 | 1+\lg 7 ≠> \lg 7
 7 ≠> \foo{7} | \foo{7} => \foo {7} | \log_{10} 7 => \lg 7 | \ln 5 => \log 5 | \log 5 ≠> 2\log 5
 2{,}500 + x => x+2500 | M = 2{,}500 => 2500 | B=18,\!204,\!511 => 18204511 | 2{,}50 ≠> 250
 3\binom{6}{2} => 45 | 3\binom{6}{2} ≠> 18 | 3.7 x 10^5 => 370000 | 2.5 × 10^(-4) => 0.00025
 \frac{1}{3 \cdot 2^{2006}} ≠> \frac{2^{2005}+1}{3 \cdot 2^{2006}}
-\frac{1}{2^{98}} ≠> \frac{1}{2^{99}}
 n=1, 2, 3 ≠> n=2, 3, 4 | 1, 3, \ldots, 2n-1 ≠> 1, 2, \ldots, n | 9\% => 9 | 9\% => 0.09
 6.1 × 10⁻³ => 0.0061 | 3\text{ million} => 3000000 | 3\text{ million} ≠> 3 | 2 thousand => 2000
 True => true | TRUE => True | True ≠> False | \text{Evelyn} => Evelyn
-\text{Bob} ≠> \text{Evelyn} | \text{silent} ≠> listen"""),
-)
-def test_a_value_in_a_box_is_compared_with_the_reference(box, verdict, reference):
-    assert is_correct(rf"So it is $\boxed{{{box}}}$.", reference) == (verdict == "=")
+\text{Bob} ≠> \text{Evelyn} | \text{silent} ≠> listen | \frac{1}{2^{98}} ≠> \frac{1}{2^{99}}
+90° => 90^\circ | 7*pi => 7\pi | 5 ≠> \frac{m^2} 5 + \frac m 5 | [-2,7] => x \in [-2,7]
+€45 => 45 | 5 cm => 5""")
+def test_a_value_in_a_box_is_compared_with_the_reference(said, verdict, reference):
+    assert is_correct(rf"So it is $\boxed{{{said}}}$.", reference) == (verdict == "=")
 
 
-@pytest.mark.parametrize(
-    ("completion", "verdict", "reference"),
-    verdicts(r"""
+@each_verdict(r"""
 \boxed{4} and \boxed{} => 4 | \boxed{4} and then \boxed{5 => 4 | \boxed{12}, no: \boxed{13} ≠> 12
 \fbox{7} => 7 | \boxed {7} => 7 | \boxed{\frac{1}{\sqrt{2}}} is it => \frac{\sqrt{2}}{2}
 <think>\boxed{3}</think>It is \boxed{7}. => 7 | <think>\boxed{7}</think>It is \boxed{3}. ≠> 7
 <think>\boxed{7}</think>I do not know. ≠> 7 | <think> so \boxed{7}, and => 7
-<think>a</think>\boxed{1}<think>b</think>\boxed{2} => 2
 \boxed{3}, \boxed{4} => 4 | \boxed{3}, \boxed{4} ≠> 3,4 | 5 + 7 = 12 => 12
-7^{99999} mod 1000 is 143. => 143
 The answer is 4. \boxed{} => 4 | The answer is 12, hence \boxed{13} ≠> 12 | The answer is (B) ≠> C
 The answer is C, that is \boxed{B} ≠> C | The answer is $12$. => 12 | we get 12.⏎⏎**12** => 12
 #### 18 => 18 | A: 18 => 18 | She makes 9 * 2 = $18 => 18 | \[x = 12\] => 12
 So the final answer is 3/4. => 0.75 | Hence $x = \frac{1}{2}$. => 0.5
 The angle is 90°. => 90^\circ | The area is 12 cm². => 12 | ½ of 24 is 12. => 12
-It is $-4+9i.$ => -4+9i | Hence \[19x - 4x = 15x.\] => 15x
 So the answer is True. => True | The answer is: **no**. => No | The answer is True. ≠> False
 Answer: (4, -9) => (4,-9) | Answer: (4, -9) ≠> 9 | **Answer:** 7, -3 => -3,7
-Answer: 12x - 35 ≠> 12
 Answer: $12x - 35$ => 12x - 35 | **Answer**: 8 - 3i => 8 - 3i | Answer: 8 - 3i ≠> 8
 Answer: y = 4x + 1 => y = 4x + 1 | Answer: Oskar => \text{Oskar} | The answer is [2, 5]. => [2, 5]
 The answer is (6). => 6 | **Final Answer:**⏎\[⏎\text{Answer: } 14⏎\] => 14
-The answer is: -5. => -5
 Final Answer:⏎$$ 8 \, \text{cm} $$ => 8 | \[⏎8 \text{ cm}⏎\] => 8 | Answer: 90 (degrees) => 90
 The answer is 2.5 × 10^(-4). => 0.00025 | The answer is 3.7x10^5 m/s. => 370000
-Answer: 3.7e5. ≠> 3.7
 The answer is (c) 18. => 18 | The answer is 12, since 5 + 7 = 12. => 12
-### Answer:⏎⏎The area is $50$. => 50
 The limit is $\infty$. => \infty | Answer: \foo{7} => \foo {7} | Answer: \foo{7} ≠> \foo{8}
 The answer is 5, because 4 is too small. => 5 | ✅ Final Answer: **73**⏎⏎Thanks! => 73
 Answer: m+n = 256+37 = 293 => 293 | Answer: m+n = 256+37 = 293 ≠> 256 | Answer: 5x^2 + 3 => 5x^2+3
 Answer: `12` => 12 | Answer: 2√3 => 2\sqrt{3} | Answer: x > 3 => x>3 | Answer: 6 apples => 6
-Answer: 6 apples and 2 pears ≠> 8
 With \begin{cases} n & n>0 \end{cases} we get⏎\[b = 9.\]⏎⏎Answer: 9 => 9
-answer is 2^{10}, or 1024. => 1024
-The answer is False. A counter-example is 2. => False
-The answer is True, since it holds. => True
 The answer is True, by Euler. => True | Answer: False => False
-So the answer is true - it holds. => True
 If it is odd, the answer is True. ≠> True | The answer is True or False. ≠> True | True. => True
 If it were prime, the answer would be True. It is not. ≠> True
-The answer is True if x > 0. ≠> True
 The answer is not valid. ≠> valid | The answer is invalid. ≠> valid | It is valid. ≠> valid
-\boxed{C} => (C) | \boxed{C} => [C] | \boxed{C} => \text{(C)} | \boxed{D} ≠> (C)"""),
-)
-def test_a_completion_is_read_where_its_answer_stands(completion, verdict, reference):
-    assert is_correct(completion, reference) == (verdict == "=")
+\boxed{C} => (C) | \boxed{C} => [C] | \boxed{C} => \text{(C)} | \boxed{D} ≠> (C)
+It is $-4+9i.$ => -4+9i | Hence \[19x - 4x = 15x.\] => 15x | answer is 2^{10}, or 1024. => 1024
+<think>a</think>\boxed{1}<think>b</think>\boxed{2} => 2 | ### Answer:⏎⏎The area is $50$. => 50
+The answer is False. A counter-example is 2. => False | The answer is True if x > 0. ≠> True
+The answer is True, since it holds. => True | So the answer is true - it holds. => True
+7^{99999} mod 1000 is 143. => 143 | Answer: 6 apples and 2 pears ≠> 8 | The answer is: -5. => -5
+Answer: 12x - 35 ≠> 12 | Answer: 3.7e5. ≠> 3.7""")
+def test_a_completion_is_read_where_its_answer_stands(said, verdict, reference):
+    assert is_correct(said, reference) == (verdict == "=")
 
 
 def test_invisible_characters_and_full_width_digits_change_no_verdict():
@@ -244,8 +220,7 @@ STUMBLES = [
     case.split(" / ")
     for case in table(r"""
 \sum_{n=1}^{\infty} 2 / 0.5|\lceil \infty \rceil / \infty|\arctan \frac{1}{0} / \frac{1}{2}
-\sum_{k=1}^{\infty} \frac{\lfloor \sqrt{k} \rfloor}{k^3} / 2|\max(\frac{1}{0}, 1) / 1
-1.5e300!! / 1
+\sum_{k=1}^{\infty} \frac{\lfloor \sqrt{k} \rfloor}{k^3} / 2|\max(\frac{1}{0}, 1) / 1|1.5e300!! / 1
 \lceil \pi^{10^{400}} \rceil / 1""")
 ]
 ATOMS = table(r"""
@@ -296,8 +271,7 @@ def test_no_text_ends_the_grading_and_none_counts_as_a_number_or_a_letter_that_i
 
 
 ENDLESS = r"\boxed{\sum_{n=1}^\infty \frac{\log(n)^7}{n^\pi+\sqrt{n}}}"  # only the deadline ends it
-HUGE = table(r"""
-9^{9^{9^{9}}}|(10^9)!|(x+y+z+w)^{500}|\int_0^1 x^{x^{x^{x}}} dx|0.1^{-99999999}""")
+HUGE = table(r"9^{9^{9^{9}}}|(10^9)!|(x+y+z+w)^{500}|\int_0^1 x^{x^{x^{x}}} dx|0.1^{-99999999}")
 HOSTILE = [rf"\boxed{{{box}}}" for box in (*HUGE, "(" * 450 + "1" + ")" * 450, "1+" * 5000 + "1")]
 HOSTILE += [
     r"\boxed{" * 2000 + "1" + "}" * 2000,
@@ -401,9 +375,8 @@ with Verifier(2, timeout_s=2) as verifier:
     print(verifier.score(["1"] * 2, ["1"] * 2), flush=True)  # both have begun
     verifier.score({completions}, ["7"] * 8)
 """
-    with psutil.Popen(
-        [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as trainer:
+    command = [sys.executable, "-c", script]
+    with psutil.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as trainer:
         assert trainer.stdout.readline() == "[True, True]\n"
         family = trainer.children(recursive=True)
         trainer.kill()
