@@ -27,21 +27,17 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
-SIZES = {
-    **{"vocab_size": 64, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
-    **{"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 512},
-    **{"initializer_range": 0.1, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0},
-}
+SIZES = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+SIZES |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 512}
+SIZES |= {"initializer_range": 0.1, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 512}
 HEADS = {"head_dim": 32}
 WINDOW = {"head_dim": 32, "sliding_window": 16}
 CAPS = {"attn_logit_softcapping": 1.0, "final_logit_softcapping": 2.0}
 PER_LAYER = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 64}
-MIXTURE = {
-    **{"num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2},
-    **{"moe_intermediate_size": 64, "n_shared_experts": 1, "n_group": 1, "topk_group": 1},
-    **{"first_k_dense_replace": 1},
-}
+MIXTURE = {"num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "n_group": 1}
+MIXTURE |= {"num_experts_per_tok": 2, "moe_intermediate_size": 64, "n_shared_experts": 1}
+MIXTURE |= {"topk_group": 1, "first_k_dense_replace": 1}
 MAMBA = {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16}
 
 FAMILIES = {  # name: (model_type, what differs from SIZES)

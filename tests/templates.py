@@ -139,12 +139,7 @@ def make_tokenizer(case: Case) -> PreTrainedTokenizerFast:
         tokenizer.normalizer = normalizers.Sequence([prepend, replace])
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([])
     tokenizer.add_tokens(["<think>", "</think>"])  # as Qwen has them: added, but not special
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token=case.bos,
-        eos_token=case.eos,
-        extra_special_tokens=list({*case.special, case.end} - {case.eos}),
-        chat_template=case.template,
-        clean_up_tokenization_spaces=False,
-        **unk,
-    )
+    own = {"bos_token": case.bos, "eos_token": case.eos, "chat_template": case.template, **unk}
+    own["extra_special_tokens"] = list({*case.special, case.end} - {case.eos})
+    own["clean_up_tokenization_spaces"] = False
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **own)

@@ -48,11 +48,8 @@ def test_the_ids_of_prompt_and_solution_are_the_template_s(real):
     tokenizer = models.load_tokenizer(str(real / "model"))
     assert len(tokenizer) == 49_152
     # as the model was pre-trained: each digit alone, two line breaks together
-    read = {
-        "\n\n1.": [1116, 33, 30],
-        "12 - 4": [33, 34, 731, 216, 36],
-        " add 10": [803, 216, 33, 32],
-    }
+    read = {"\n\n1.": [1116, 33, 30], "12 - 4": [33, 34, 731, 216, 36]}
+    read[" add 10"] = [803, 216, 33, 32]
     assert {text: tokenizer(text).input_ids for text in read} == read
     examples = data.load_examples(str(real / "svamp.jsonl"))
     rows, dropped = models.tokenize_examples(examples, tokenizer, 512, 128)
@@ -82,9 +79,7 @@ def greedy_answers(folder: str, most: int, prompts: list[str]) -> list[str]:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     prompts = [tokenizer(text, add_special_tokens=False).input_ids for text in prompts]
     options = {"max_new_tokens": most, "do_sample": False}
-    answers = [
-        model.generate(torch.tensor([ids]), **options)[0, len(ids) :].tolist() for ids in prompts
-    ]
+    answers = [model.generate(torch.tensor([x]), **options)[0, len(x) :].tolist() for x in prompts]
     options = {"max_model_len": 512, "kv_cache_memory_bytes": 2**28, "enforce_eager": True}
     llm = import_vllm().LLM(folder, dtype="float32", **options)
     params = llm.get_default_sampling_params()

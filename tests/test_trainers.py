@@ -85,16 +85,11 @@ def make_trainer(
     trl = trainer is WeightedSFTTrainer
     if trl:
         options = {"max_length": None, "padding_free": False, **options}
-    settings = {
-        "output_dir": str(folder),
-        "per_device_train_batch_size": batch,
-        "gradient_accumulation_steps": accumulation,
-        "max_steps": CALLS * steps_per_rollout,
-        "max_grad_norm": 0.0,  # gradients stay as they are
-        **{"remove_unused_columns": False, "gradient_checkpointing": False, "bf16": False},
-        "use_cpu": True,
-        **{"save_strategy": "no", "report_to": "none", "disable_tqdm": True, **options},
-    }
+    settings = {"output_dir": str(folder), "per_device_train_batch_size": batch, "use_cpu": True}
+    settings |= {"gradient_accumulation_steps": accumulation, "report_to": "none", "bf16": False}
+    settings |= {"max_steps": CALLS * steps_per_rollout, "save_strategy": "no"}
+    settings |= {"remove_unused_columns": False, "gradient_checkpointing": False}
+    settings |= {"disable_tqdm": True, "max_grad_norm": 0.0, **options}  # no gradient is clipped
     columns = {
         "input_ids": [row.prompt_ids + row.response_ids for row in rows],
         "labels": [[-100] * len(row.prompt_ids) + row.response_ids for row in rows],
