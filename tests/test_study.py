@@ -169,7 +169,7 @@ def tflops(point: dict) -> float:
 def test_the_text_says_what_the_rows_say():
     five = range(5)
     tokens = [measured("fifth", "B", n, "gain") - after_as_many_tokens(n) for n in five]
-    said = [f"after as many trained solution tokens {shown(tokens)}"]
+    said = [f"At equal solution tokens the fifth's OSW-FT gained {shown(tokens)}"]
     kept = {arm: [retention(arm, n) for n in five] for arm in "ABC"}
     ends = [f"{statistics.mean(kept[arm]):.1f}" for arm in "BAC"]
     said.append("OSW-FT ended at {}, SFT at {}, the control at {}".format(*ends))
@@ -181,7 +181,7 @@ def test_the_text_says_what_the_rows_say():
     assert [point["step"] for point in early] == [20] * 5
     left = statistics.mean(pass_at_1(point, "kept_held") for point in early)
     style = 100 * statistics.mean(point["style"] for point in early)
-    said.append(f"After 20 steps SFT's was {left:.1f}, with {style:.0f} % of its answers")
+    said.append(f"SFT's was {left:.1f} after 20 steps already, with {style:.0f} % of its answers")
     for arm in "ABC":
         points = [p for n in five for p in RUNS["fifth", "O", arm, n] if p["step"] >= 40]
         assert statistics.mean(p["style"] for p in points) > 0.97
@@ -202,7 +202,7 @@ def test_the_text_says_what_the_rows_say():
     assert f"{statistics.mean(gain) + half_width(gain):.3f}" == "-0.002"
     said.append("That interval ends below 0 by 0.002 points")
     said.append(f"at most {worst[0]:.1f} points worse, and not better")
-    said.append(f"at most {worst[1]:.1f} points below SFT's")
+    said.append(f"so at most {worst[1]:.1f} below")
     trained = {
         arm: sum(RUNS["sixth", "S", arm, n][-1]["train_tokens"] for n in seeds("sixth"))
         for arm in "ABC"
@@ -214,13 +214,13 @@ def test_the_text_says_what_the_rows_say():
         for arm in "BC"
     }
     said.append(
-        f"at step 60 alone it is {shown([b - c for b, c in zip(*last.values(), strict=True)])}"
+        f"Gain at step 60 alone: {shown([b - c for b, c in zip(*last.values(), strict=True)])}"
     )
     easy = {
         arm: [greedy(RUNS["fifth", "S", arm, n][-1], "easy_held") for n in five] for arm in "AB"
     }
     worse = shown([a - b for a, b in zip(*easy.values(), strict=True)], ".1f")
-    said.append(f"greedy easy answers were {worse} worse in the fifth")
+    said.append(f"greedily the fifth's easy score was {worse} below SFT's")
     for text in said:
         assert text in PAGE, text
     lower = [shown([-value for value in less(s, "A", "gain")], ".1f") for s in ("sixth", "fifth")]
@@ -229,5 +229,5 @@ def test_the_text_says_what_the_rows_say():
         "gain {0} points lower (95 %, six pairs; Holm's p: 0.15), greedily {2}".format(*lower)
         in README
     )
-    assert f"Scored at T = 1: {lower[1]} lower" in README
-    assert f"retention ended {shown(lost[0], '.1f')} lower, too" in README
+    assert f"Another study, T = 1: {lower[1]} lower" in README
+    assert f"retention {shown(lost[0], '.1f')} lower, too" in README
