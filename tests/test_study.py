@@ -187,9 +187,7 @@ def test_the_text_says_what_the_rows_say():
         assert statistics.mean(p["style"] for p in points) > 0.97
     said.append("at the end over 97 % were, in each arm")
     gate = BASES["sixth", "S"]["gate"]["weights"]
-    said.append(
-        "{:.0f} % are 0 and {:.0f} % are 1".format(*(100 * gate[w] for w in ("0.0", "1.0")))
-    )
+    said.append("{:.0f} % are 0, {:.0f} % are 1".format(*(100 * gate[w] for w in ("0.0", "1.0"))))
     spent = {
         arm: statistics.mean(
             tflops(p) for n in five for p in RUNS["fifth", "S", arm, n] if p["step"] >= 40
