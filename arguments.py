@@ -106,7 +106,10 @@ class RolloutArgs(TrainArgs):
 
 
 def check_args(args: object, may_be_0: Sequence[str] = ()) -> None:
-    """Raise InputError for a number that is too small, unless it may be 0, or too large a share."""
+    """Raise InputError for a number that is too small, or too large a share.
+
+    A field may be 0 if that is its default, or if it is named.
+    """
     for field in fields(args):
         name, value = field.name, getattr(args, field.name)
         zero = field.default == 0 or name in may_be_0
@@ -251,7 +254,7 @@ def run_script(main: Callable, args_class: type, description: str | None) -> NoR
 
 @contextlib.contextmanager
 def command_line(stopped: str = "stopped") -> Iterator[None]:
-    """End with one line after Ctrl-C or an error that the user can fix, else with a traceback."""
+    """End with one line after Ctrl-C or an error of the user's, after others with a traceback."""
     try:
         yield
     except KeyboardInterrupt:

@@ -35,7 +35,7 @@ def keep_freed_memory() -> None:
     """Let glibc keep freed memory for the next micro-batch: new pages take a tenth of an update."""
     trim_threshold, mmap_threshold = -1, -3  # malloc.h has their numbers.
     with contextlib.suppress(AttributeError):  # Another libc has no mallopt.
-        ctypes.CDLL(None).mallopt(mmap_threshold, 2**25)  # Before glibc 2.35 no more is taken.
+        ctypes.CDLL(None).mallopt(mmap_threshold, 2**25)  # Before glibc 2.35 this is the most.
         for option in trim_threshold, mmap_threshold:
             ctypes.CDLL(None).mallopt(option, 2**31 - 1)
 

@@ -295,7 +295,7 @@ def evaluate(args: Args) -> int:
     """Sample what is missing, on all ranks; rank 0 scores and prints. Returns the exit status."""
     init_ranks("gloo", timeout=timedelta(days=1))  # At the end, ranks wait for the slowest.
     folder = args.output_dir or default_folder(args.model)
-    tokenizer = models.load_tokenizer(args.model)  # Benchmarks may take long to download.
+    tokenizer = models.load_tokenizer(args.model)  # First: the benchmarks may take long.
     problems = on_rank_0(lambda: load_problems(args))
     sample_missing(args, folder, tokenizer, lambda: find_missing(args, folder, tokenizer, problems))
     if dist.get_rank() == 0:

@@ -17,7 +17,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import mean
 
-from data import InputError, TokenizedExample, batch_indices, blame, write_json, write_rows
+from data import (
+    InputError,
+    TokenizedExample,
+    batch_indices,
+    blame,
+    read_rows,
+    write_json,
+    write_rows,
+)
 from engine import Engine
 from models import PROMPT, Tokenizer
 from ranks import share_stop_signals, stop_was_shared
@@ -158,7 +166,7 @@ class Run(contextlib.AbstractContextManager):
         self.batch_size, self.train_batch_size = batch_size, train_batch_size or batch_size
         self.steps_per_batch = batch_size // self.train_batch_size
         self.step = engine.num_steps  # optimizer steps done
-        self.at_start = True  # This process has not taken a step yet.
+        self.start_step = self.step  # where this process began
         self.saved_step = self.step  # the newest checkpoint's; 0: there is none
         batches = len(examples) * num_epochs // batch_size  # A last one that is not full is unused.
         self.total_steps = max_steps or batches * self.steps_per_batch
@@ -218,12 +226,16 @@ class Run(contextlib.AbstractContextManager):
         if self.log:
             self._try(self.log.finish)
         if self.is_rank_0 and kind is None:
-            lines = (self.folder / "metrics.jsonl").read_bytes().splitlines()
-            print(metrics_table([json.loads(line) for line in lines]))
+            print(metrics_table([row for _, row in read_rows(str(self.folder / "metrics.jsonl"))]))
             print(*sorted(self.folder.glob("[!.]*")), sep="\n")
             if not self.finished:
                 again = f"launch it again with --resume {shlex.quote(str(self.folder))}"
                 print(f"stopped after step {self.step} of {self.total_steps}: {again}")
+
+    @property
+    def at_start(self) -> bool:
+        """Whether this process has not taken a step yet."""
+        return self.step == self.start_step
 
     @property
     def finished(self) -> bool:
@@ -256,13 +268,12 @@ class Run(contextlib.AbstractContextManager):
         """Count an optimizer step, and append its metrics and its seconds by phase."""
         self.lap("train_s")
         self.step += 1
-        is_first, self.at_start = self.at_start, False
         epoch = self.step * self.train_batch_size / len(self.examples)
         row = {"step": self.step, "epoch": epoch, **row, **self.seconds}
         self.seconds = dict.fromkeys(self.seconds, 0.0)
         if not self.is_rank_0:
             return
-        if is_first:
+        if self.step == self.start_step + 1:
             if (truncated := row.get("truncated_share", 0)) > 0.5:
                 advice = "raise --max_completion_length, or find out why they do not end"
                 reason = f"{truncated:.0%} of the answers were cut off: {advice}"

@@ -22,9 +22,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from arguments import RolloutArgs, claim_or_resume, keywords, load_training_data, run_script
-from data import InputError, Trajectory, count_rows
+from data import InputError, TokenizedExample, Trajectory, count_rows
 from engine import Engine, init_training, load_engine
-from rollout import Rollout, check_vllm, completion_stats, judge, trajectories
+from rollout import Groups, Rollout, check_vllm, completion_stats, judge, trajectories
 from run import Run
 from verify import Verifier
 
@@ -134,11 +134,16 @@ def update(
 
 
 def log_pi_old(
-    engine: Engine, rows: Sequence[Trajectory], advantages: torch.Tensor, args: Args
+    engine: Engine,
+    queries: Sequence[TokenizedExample],
+    completions: Groups,
+    advantages: torch.Tensor,
+    args: Args,
 ) -> torch.Tensor | None:
-    """log pi_old of B * G rows, (B, G, T), before the batch's first update. A collective."""
+    """log pi_old of the answers, (B, G, T), before the batch's first update. A collective."""
     if args.train_batch_size in (None, args.rollout_batch_size):
         return None  # With one update pi_old is the model itself.
+    rows = trajectories(queries, completions)
     old = engine.eval_logprobs(rows, args.temperature, keep=advantages.flatten() != 0)
     return old.view(*advantages.shape, -1)
 
@@ -187,8 +192,7 @@ def main(args: Args) -> int:
             run.lap("verify_s")
 
             # ---- update: one optimizer step per `train_batch_size` queries
-            answers = trajectories(queries, completions)  # B * G rows
-            old = log_pi_old(engine, answers, advantages, args)  # (B, G, T), or None
+            old = log_pi_old(engine, queries, completions, advantages, args)  # (B, G, T), or None
             for part in run.parts(queries):
                 old_part = None if old is None else old[part]
                 rows = trajectories(queries, completions[part])  # b * G of them

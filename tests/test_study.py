@@ -51,7 +51,7 @@ def greedy(point: dict, *names: str) -> float:
     return 100 * statistics.mean(right for name in names for right in point["greedy"][name])
 
 
-MEASURES = {  # of a study's counted checkpoints: what is said, and of which of them
+MEASURES = {  # the score of a checkpoint, in percent
     "gain": lambda p: pass_at_1(p, *GAIN),
     "real": lambda p: pass_at_1(p, "real_held"),
     "middle": lambda p: pass_at_1(p, "middle_held"),
