@@ -6,7 +6,7 @@ from data import Example
 from demo.tiny import COMMITTED
 from models import ASK_FREE
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 CHAT_TEMPLATE = (COMMITTED / "chat_template.jinja").read_text()
@@ -74,6 +74,7 @@ class Case:
     examples: tuple[Example, ...] = (PLAIN, THOUGHT)  # that it can be trained on
     bos: str | None = None
     special: tuple[str, ...] = ()  # more of them
+    plain: tuple[str, ...] = ("<think>", "</think>")  # added, but not special, as Qwen has them
     pieces: bool = False  # like SentencePiece: a space before the first word; else bytes
     legacy: bool = False  # and after each special token, as in Llama 2
 
@@ -82,7 +83,7 @@ class Case:
         return self.text.format(query=query, solution=example.solution)
 
 
-CHATML = {"end": "<|im_end|>", "eos": "<|endoftext|>", "special": ("<|im_start|>",)}
+CHATML = {"end": "<|im_end|>", "eos": "<|endoftext|>", "special": ("<|im_start|>", "<|im_e")}
 CHATML["text"] = "<|im_start|>user\n{query}<|im_end|>\n<|im_start|>assistant\n{solution}<|im_end|>"
 PIECES = {"end": "</s>", "eos": "</s>", "bos": "<s>", "pieces": True}
 CASES = {
@@ -115,6 +116,7 @@ CASES = {
         "<start_of_turn>model\n{solution}<end_of_turn>",
         bos="<bos>",
         special=("<start_of_turn>",),
+        plain=("<end_of_turn>",),
     ),
     "mistral": Case(MISTRAL, **PIECES, text="<s>[INST] {query} [/INST] {solution}</s>"),
     "zephyr": Case(ZEPHYR, **PIECES, text="<|user|>\n{query}</s>\n<|assistant|>\n{solution}</s>"),
@@ -138,8 +140,12 @@ def make_tokenizer(case: Case) -> PreTrainedTokenizerFast:
         prepend, replace = normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")
         tokenizer.normalizer = normalizers.Sequence([prepend, replace])
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([])
-    tokenizer.add_tokens(["<think>", "</think>"])  # as Qwen has them: added, but not special
+    tokenizer.add_tokens([*case.plain])
+    if case.bos:  # what a template writes is not written twice
+        id = tokenizer.add_special_tokens([case.bos]) and tokenizer.token_to_id(case.bos)
+        twice = {"single": f"{case.bos} $A", "special_tokens": [(case.bos, id)]}
+        tokenizer.post_processor = processors.TemplateProcessing(**twice)
     own = {"bos_token": case.bos, "eos_token": case.eos, "chat_template": case.template, **unk}
-    own["extra_special_tokens"] = list({*case.special, case.end} - {case.eos})
+    own["extra_special_tokens"] = list({*case.special, case.end} - {case.eos, *case.plain})
     own["clean_up_tokenization_spaces"] = False
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **own)

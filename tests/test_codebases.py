@@ -69,10 +69,5 @@ def test_openrlhfs_loss_weighs_rows_and_leaves_the_divisor_alone(rows):
     assert_ours(weighted(*padded, torch.tensor(WEIGHTS), ranks=1), *rows)
 
 
-def test_the_table_is_what_the_script_prints_and_one_row_alone_finds_each_mistake():
-    measured = cancels.measure()
-    assert cancels.table(measured) in PAGE
-    right, *mistakes = [off for *_, [off] in measured.values()]
-    assert right == 0 and len(mistakes) == 8 and min(mistakes) > 0.15
-    _, [cosine], [adam, clipped], *_ = measured["w in the mask: / Σw"]
-    assert cosine == pytest.approx(1) and clipped < 1e-3 and adam > 0.1  # the drift alone
+def test_the_table_is_what_the_script_prints():
+    assert cancels.table(cancels.measure()) in PAGE

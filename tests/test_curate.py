@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import prepare.curate
-from conftest import SHARED, needs_shared
 from data import Example, InputError, load_examples, write_rows
 from models import load_tokenizer, tokenize_examples
 from prepare.curate import MAX_QUESTION, REASONS, Args, Sifter, load_questions, normalize
@@ -45,27 +44,21 @@ REJECTED = {
         "{half a row",
         {"conversations": [{"from": "human", "value": 7}, ASSISTANT]},
         row(text=SAID, assistant={"think_content": "Seven."}),
-        row(said=""),
         row(text="<think>a</think> b <think>c</think> \\boxed{C}"),
         row(question=QUESTION + " " * 9 + "x" * MAX_QUESTION),
         row(thinking="It ends<|im_end|> here."),
     ],
-    "not_source": [row(source=source) for source in ("openR1Math", None, ["NuminaMath"])],
-    "not_multiple_choice": [
-        *(row(ground_truth=reference) for reference in ("7", None, 7, "AC", "E")),
-        row(question="What is 3 + 4, given (C)?"),
-    ],
+    "not_source": [row(source=source) for source in ("openR1Math", None)],
+    "not_multiple_choice": [row(ground_truth=reference) for reference in (None, 7, "E")],
     "no_single_answer": [
-        row(said="It is 7."),
         row(said="\\boxed{A} or \\boxed{C}"),
         row(thinking="So \\boxed{C}.", said="It is seven."),
     ],
-    "answer_mismatch": [row(said="\\boxed{B}"), row(ground_truth="(D)")],
-    "verify_score": [row(verify_score=score) for score in (0, False, "0.5", 0.89)],
+    "answer_mismatch": [row(said="\\boxed{B}")],
+    "verify_score": [row(verify_score=score) for score in ("0.5", 0.89)],
     "too_long": [row(thinking="x" * 1000), row(said="y" * 1000 + SAID)],
     "benchmark_overlap": [
-        row(question=f"Once more: {BENCHMARK[0]} (A) 1 (B) 2 (C) 3"),
-        row(None, question="How many primes are \\textbf{even}?\n(A) 0 (B) 1 (C) 2"),
+        row(question=f"{' '.join(BENCHMARK[0].split()[:13])} (A) 1 (B) 2 (C) 3"),
         row(None, question="Say: how many primes are even, if any? (A) 0 (B) 1 (C) 2"),
         row(None, question="Which one is odd?\n\nA. $2$\nB. $4$\nC. $5$"),
         row(question=BENCHMARK[2].replace("\\dfrac", "\\frac") + "\nA. 1 B. 2 C. 3"),
@@ -83,12 +76,10 @@ KEPT = [
     *(row(6 + n, verify_score=score) for n, score in enumerate((None, "nan", 10**400, {}, 0.9))),
     row(11, ground_truth="\\textbf{(C)}", extra={"a": [1]}),
     row(12, source=None, assistant={"source": "numina"}),
-    row(13, source="AI-MO/numinamath-cot", question="3+4=?\n\nA.5\nB.6\nC.7"),
-    row(14, said="So it is (C), as\n\n\\boxed{\\text{(C)}}\n\nshows."),
-    row(15, said="The answer is (C)."),
-    {"conversations": row(16)["conversations"][::-1]},
-    row(17, question=f"{' '.join(BENCHMARK[0].split()[:12])} and goes (A) 1 (B) 2 (C) 3"),
-    row(18, question="How many odd primes are even? (A) 1 (B) 2 (C) 3"),
+    row(13, assistant={"source": "openR1Math"}),  # what the question says is its own
+    row(14, said="The answer is (C)."),
+    {"conversations": [{**ASSISTANT, "from": "gpt"}, {**HUMAN, "from": "user"}]},
+    row(15, question=f"{' '.join(BENCHMARK[0].split()[:12])} and goes (A) 1 (B) 2 (C) 3"),
 ]
 
 
@@ -133,13 +124,11 @@ def make_sifter(tokenizer, benchmarks):
     return lambda limit=400: Sifter(replace(args, max_solution_tokens=limit), tokens, questions)
 
 
-def test_a_row_is_rejected_for_its_reason_and_counted(curate, make_sifter, capsys):
+def test_a_row_is_rejected_for_its_reason_and_counted(curate, make_sifter):
     for reason in REASONS[:-1]:  # that a row is a duplicate is not seen in the row
         verdicts = [make_sifter().sift(to_line(each)) for each in REJECTED[reason]]
         assert verdicts == [reason] * len(verdicts)
     examples, report = curate(["", *KEPT, *ALL_REJECTED, "  \r", json.dumps(row())[:-20]])
-    warnings = capsys.readouterr().err
-    assert "aime24: only 4 of 30" in warnings and "--num_examples asks for 10,000" in warnings
     rejected = {reason: len(REJECTED[reason]) for reason in REASONS}
     assert report["rejected"] == {**rejected, "malformed": rejected["malformed"] + 1}
     assert report["questions_that_pass"] == report["examples"] == len(examples) == len(KEPT)
@@ -151,42 +140,29 @@ def test_a_solution_is_thinking_and_answer_and_ends_in_the_boxed_letter(make_sif
     for example in (make_sifter().sift(to_line(each)) for each in KEPT):
         assert re.fullmatch(form, example.solution, flags=re.DOTALL)
         assert is_correct(example.solution, example.answer)
-    example = make_sifter().sift(to_line(row(1)))
-    assert example.solution.endswith("\n\nThe sum is 7.\n\n**Answer:** \\boxed{C}")
-    assert example.question == f"[1] {QUESTION}" and example.source == "NuminaMath_1.5"
 
 
 def test_the_limit_counts_every_token_of_the_solution_and_the_end_of_turn(make_sifter):
     example = make_sifter().sift(to_line(row()))
+    assert example.question == f"[0] {QUESTION}" and example.source == "NuminaMath_1.5"
     [tokenized], _ = tokenize_examples([example], make_sifter().tokenizer, 10_000, 0)
     length = len(tokenized.response_ids)
     verdicts = [make_sifter(limit).sift(to_line(row())) for limit in (length, length - 1)]
     assert verdicts == [example, "too_long"]
-
-
-def test_the_benchmark_check_is_switched_off_only_by_its_flag(curate, tmp_path):
-    overlapping = REJECTED["benchmark_overlap"]
-    examples, report = curate([*KEPT, *overlapping], skip_benchmark_check=True)
-    assert len(examples) == len(KEPT) + len(overlapping) and report["benchmarks"] == {}
-    with pytest.raises(InputError):  # a folder without any benchmark
-        curate(KEPT, benchmarks_dir=tmp_path)
+    defaults = Args((), "")  # the paper's
+    assert (defaults.max_solution_tokens, defaults.num_examples) == (4096, 10_000)
 
 
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
-        ("What is $x + 1$?", "what is x+1", True),
-        (r"Find $\dfrac{1}{2}$ of \textbf{it}.", r"Find \(\frac{1}{2}\)  of it", True),
-        (r"$\left( x \right) \displaystyle y$", "(x) y", True),
+        (r"$\left( \dfrac{1}{2} \right)$ of \textbf{it}.", r"\(\frac{1}{2}\)  of it", True),
         (r"$0 \leq x \neq 3$ and $x \ge 5$", r"$0 \le x \ne 3$ and $x ≥ 5$", True),
         (r"Find $\frac12 \cdot 30^{\circ}$", r"Find $\dfrac{1}{2}·30°$", True),
         (r"$x^2 + y^{12} \times \sqrt{3}\pi$, ...", r"x² + y¹² × √3π, $\ldots$", True),
-        (r"$x^{-1}\to\infty$", "x⁻¹ → ∞", True),
         (r"$\frac12$", r"$\frac{12}{3}$", False),
-        (r"$x \le 3$", r"$x < 3$", False),
         (r"$x \leftarrow y$", r"$x \le y$", False),
         ("x²", "x2", False),
-        ("x + 1", "x - 1", False),
         ("\u22123 + 5", "3 + 5", False),
         ("f'(2)", "f(2)", False),
     ],
@@ -206,50 +182,19 @@ def test_the_draw_depends_on_the_seed_and_the_set_of_rows_alone(curate, tmp_path
     files = [tmp_path / name for name in "abc"]
     for start, file in enumerate(files):
         file.write_bytes(b"".join(map(to_line, rows[start::3])))
-    _, other = curate(input=tuple(files), num_examples=30, num_workers=3)
+    curate(input=tuple(files), num_examples=30, num_workers=3)
     assert (tmp_path / "train.jsonl").read_bytes() == written
-    assert other["rejected"] == report["rejected"]
     larger, _ = curate(rows, num_examples=1000)
     assert len(larger) == 90 and larger[:30] == once
     assert curate(rows, num_examples=30, seed=1)[0] != once
 
 
-@pytest.mark.parametrize("args", [{"output": Path("math.jsonl")}, {"source": "none of these"}])
-def test_an_input_is_not_replaced_and_no_empty_set_is_written(curate, tmp_path, monkeypatch, args):
+@pytest.mark.parametrize(
+    "args", [{"output": Path("math.jsonl")}, {"source": "none"}, {"benchmarks_dir": Path()}]
+)
+def test_an_input_is_not_replaced_and_no_wrong_set_is_written(curate, tmp_path, monkeypatch, args):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError):
         curate(KEPT, **args)
     [path] = tmp_path.iterdir()
     assert path.read_bytes() == b"".join(map(to_line, KEPT))
-
-
-def released(aqua: dict) -> dict:
-    """A row of AQuA, dressed as a row of the release that the paper's training set comes from."""
-    question = "\n".join([aqua["question"], *aqua["options"]])
-    said = f"The right option is\n\n$$\n\\boxed{{\\text{{{aqua['correct']}}}}}\n$$"
-    info = {"source": "NuminaMath_1.5", "ground_truth": aqua["correct"]}
-    text = f"<think>{aqua['rationale']}</think><answer>{said}</answer>"
-    human = {"from": "human", "value": question, "info": info}
-    return {"conversations": [human, {"from": "assistant", "value": text}]}
-
-
-@needs_shared
-def test_real_questions_pass_and_those_of_benchmarks_do_not(curate):
-    def rows(name: str) -> list[dict]:
-        return [json.loads(line) for line in (SHARED / "data" / f"{name}.jsonl").open()]
-
-    kept = rows("aqua_dev")
-    for each in rows("sat_math"):
-        kept.append({**each, "rationale": each["other"]["solution"], "correct": each["label"]})
-    asked = [each["problem"] for each in [*rows("aime24"), *rows("math500")]]
-    asked += [each["question"] for each in rows("aime25")]
-    options = {"options": ["(A) 1", "(B) 2", "(C) 3"], "rationale": "Guess.", "correct": "B"}
-    leaked = [{"question": question, **options} for question in asked]
-    tokenizer = str(SHARED / "qwen3_tokenizer")
-    real = {"benchmarks_dir": SHARED / "data", "max_solution_tokens": 4096}
-    examples, report = curate(map(released, [*kept, *leaked]), tokenizer=tokenizer, **real)
-    assert report["rejected"] == dict.fromkeys(REASONS, 0) | {"benchmark_overlap": len(leaked)}
-    assert len(examples) == len(kept) == 474
-    tokenized, _ = tokenize_examples(examples, load_tokenizer(tokenizer), 5120, 4096)
-    assert len(tokenized) == len(examples)  # training drops none of them
-    assert all(is_correct(example.solution, example.answer) for example in examples)

@@ -2,14 +2,13 @@
 
 import errno
 import re
+from functools import partial
 
 import data
 import models
-from conftest import SHARED, needs_shared
 from data import Example, InputError, Trajectory
 from demo.tiny import make_tokenizer
 from engine import IDLE
-from prepare.convert import convert
 from rollout import pad_completions
 from run import hash_examples
 
@@ -18,13 +17,6 @@ import pytest
 import torch
 
 ROW = {"id": "1", "question": "1+1", "solution": "\\boxed{2}", "answer": "2", "source": "s"}
-
-
-@pytest.fixture(params=["tiny", pytest.param("qwen", marks=needs_shared)], scope="module")
-def tokenizer(request):
-    if request.param == "tiny":
-        return make_tokenizer()
-    return models.load_tokenizer(str(SHARED / "qwen3_tokenizer"))
 
 
 def test_examples_are_read_in_order(write):
@@ -108,33 +100,28 @@ def conversation(tokenizer, example: Example) -> list[int]:
     return tokenizer(prompt + example.solution + end, add_special_tokens=False).input_ids
 
 
-def test_prompt_and_completion_are_the_tokens_of_the_whole_conversation(tokenizer, tmp_path):
-    examples = [
-        Example("1", "7+5*3", "7+5=2;2*3=6;\\boxed{6}", "6", "s"),
-        Example("2", "Pick one.\nA) 1\nB) 2", "<think>\nOne.\n</think>\n\n\\boxed{A}", "A", "s"),
-        Example("3", "Was ist 2 × 3?", "Sechs: 6 🙂\n\n\\boxed{6}", "6", "s"),
-    ]
-    if len(tokenizer) > 1000:  # Qwen's: real problems and solutions, too
-        convert("aqua", str(SHARED / "data" / "aqua_dev.jsonl"), str(tmp_path / "aqua.jsonl"))
-        examples += data.load_examples(str(tmp_path / "aqua.jsonl"))
-    rows, dropped = models.tokenize_examples(examples, tokenizer, 5120, 4096)
-    assert len(rows) == len(examples) and not any(dropped.values())
-    for row in rows:
-        assert ids_of(row) == conversation(tokenizer, row.example)
-
-
-def test_the_prompt_is_the_template_with_the_instruction(tokenizer):
-    text = models.prompt_text(tokenizer, "1+1", models.instruction("2"))
-    assert text == f"<|im_start|>user\n1+1\n{models.ASK_FREE}<|im_end|>\n<|im_start|>assistant\n"
+def test_the_prompt_is_the_template_with_the_instruction():
+    for answer, ask in (("2", models.ASK_FREE), ("e", models.ASK_FREE), ("C", models.ASK_LETTER)):
+        text = models.prompt_text(make_tokenizer(), "1+1", models.instruction(answer))
+        assert text == f"<|im_start|>user\n1+1\n{ask}<|im_end|>\n<|im_start|>assistant\n"
 
 
 @pytest.mark.parametrize("field", ["question", "solution"])
-def test_a_row_that_writes_out_a_special_token_is_refused_with_its_line(tokenizer, write, field):
+def test_a_row_that_writes_out_a_special_token_is_refused_with_its_line(write, field):
+    tokenizer = make_tokenizer()
     for token in ("<|im_end|>", "<|endoftext|>"):
         examples = data.load_examples(write(ROW, {**ROW, "id": "2", field: f"1{token}2"}))
         models.tokenize_examples(examples[:1], tokenizer, 1000, 100)
         with pytest.raises(InputError, match=rf"rows\.jsonl:2: .*'{field}'.*{re.escape(token)}"):
             models.tokenize_examples(examples, tokenizer, 1000, 100)
+
+
+def test_the_first_id_that_a_model_does_not_embed_is_refused(tiny):
+    model, size = str(tiny / "model"), models.load_config(str(tiny / "model"), 128).vocab_size
+    check = partial(models.check_model, models.load_tokenizer(model), model, 128)
+    check([("a.jsonl:1", [0, size - 1])])
+    with pytest.raises(InputError, match=rf"a\.jsonl:2: .* embeds {size} ids"):
+        check([("a.jsonl:1", [0]), ("a.jsonl:2", [size, 0])])
 
 
 def many_rows(count: int, solution: str) -> list[dict]:
@@ -152,8 +139,12 @@ def test_what_does_not_fit_is_dropped_and_counted_never_truncated(write):
         assert row.id == row.example.id and ids_of(row) == conversation(tokenizer, row.example)
         assert row.prompt_ids.dtype == row.response_ids.dtype == np.int32  # 4 bytes a token
     exact = len(conversation(tokenizer, examples[5]))
-    for *limits, left in ((exact, 30, 1), (exact - 1, 30, 0), (exact, exact, 1)):  # no rollouts
-        assert len(models.tokenize_examples(examples[5:6], tokenizer, *limits)[0]) == left
+    prompt = len(kept[0].prompt_ids)  # it leaves room for an answer
+    for n, *limits, left in (
+        *((5, exact, 30, 1), (5, exact - 1, 30, 0), (5, exact, exact, 1)),  # no rollouts
+        *((0, prompt + 30, 30, 1), (0, prompt + 29, 30, 0)),
+    ):
+        assert len(models.tokenize_examples([examples[n]], tokenizer, *limits)[0]) == left
 
 
 def test_the_hash_is_of_all_token_ids_and_columns(write):
@@ -221,6 +212,6 @@ def test_micro_batches_hold_every_sequence_once_within_the_budget(world_size, ma
     assert data.split_rows([], world_size, max_tokens) == []
 
 
-def test_a_pass_ends_before_its_padding_costs_more_than_one_pass(monkeypatch):
-    monkeypatch.setattr(data, "MAX_PADDING", 7)
-    assert data.split_rows([10, 7, 6, 5], 1, 100) == [[[0, 1, 2]], [[3]]]
+def test_a_pass_ends_before_it_is_too_large_or_its_padding_costs_more_than_one_pass():
+    assert data.split_rows([5, 5, 5], 1, 10) == [[[0, 1]], [[2]]]
+    assert data.split_rows([1000, 744, 744, 743], 1, 10**6) == [[[0, 1, 2]], [[3]]]

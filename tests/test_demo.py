@@ -1,55 +1,151 @@
 """The demo: three methods from one base, as `make demo` runs them, with fewer steps."""
 
+import contextlib
 import json
+import shlex
+from collections import defaultdict
+from types import SimpleNamespace
 
+import demo.__main__ as the_demo
+import evaluate
+import train_grpo
+import train_oswft
+import train_sft
 from conftest import needs_vllm, output_of, slow
-from data import InputError
-from demo.__main__ import demo
+from data import InputError, derive_seed, load_examples, write_json, write_rows
+from demo import score
 from demo.tiny import COMMITTED
 from demo.world import TIERS
+from models import load_tokenizer, tokenize_examples
 
 import pytest
+import tyro
+
+ARGS = {f"{module.__name__}.py": module.Args for module in (train_sft, train_oswft, train_grpo)}
+ARGS["demo.score"] = score.Args
+
+
+def as_read(command: str):
+    """What its script is told; of another script the command."""
+    words = shlex.split(command)
+    script = words[1 + (words[1] == "-m")]
+    if script not in ARGS:
+        return command
+    return tyro.cli(ARGS[script], args=words[words.index(script) + 1 :], use_underscores=True)
+
+
+def test_the_methods_train_alike_and_their_last_checkpoints_make_the_table(tmp_path, monkeypatch):
+    folder, called = tmp_path / "a demo", defaultdict(list)
+    base = folder / "base"
+    rates = zip(TIERS, (0.1, 0.2, 0.4, 0.5, 0.6, 0.9), (0.3, 0.7, 0.9, 0.8, 1, 0.95), strict=True)
+    scores = {tier: {"pass@1": one, "pass@8": any_, "skill": one / 2} for tier, one, any_ in rates}
+    steps = [{"train_tokens": 1000, "rollout_tokens": 20}, {"train_tokens": 500}]
+
+    def call(command, log):
+        called[log.relative_to(folder / "logs").stem].append(command)
+        name = "scores.json" if "demo.score" in command else "metrics.jsonl"
+        if log.stem in ("sft", "oswft", "grpo") or name == "scores.json":
+            write_rows([scores] if name == "scores.json" else steps, folder / log.stem / name)
+
+    monkeypatch.setattr(the_demo, "call", call)
+    write_rows(steps, folder / "base" / "metrics.jsonl")  # of an earlier demo
+    write_json({"demo": {}}, folder / "args.json")
+    the_demo.demo(folder, steps=4, seed=7)
+
+    flags = {"model": f"{base}/model", "data": f"{base}/train.jsonl", "learning_rate": 3e-4}
+    flags |= {"max_steps": 4, "save_every": 4, "seed": 7, "precision": "fp32"}
+    flags |= {"max_length": 160, "max_completion_length": 128}
+    sampled = flags | {"verifier_workers": 1}
+    trained = {
+        "base": f"python -m demo.tiny copy --output_dir '{base}'",
+        "sft": train_sft.Args(**flags, output_dir=f"{folder}/sft"),
+        "oswft": train_oswft.Args(**sampled, output_dir=f"{folder}/oswft", num_rollouts=2),
+        "grpo": train_grpo.Args(**sampled, output_dir=f"{folder}/grpo", num_rollouts=8),
+    }
+    for name, args in trained.items():
+        model = base / "model" if name == "base" else folder / name / "checkpoint-000004"
+        scored = score.Args(base=base, model=model, output=folder / name / "scores.json", seed=7)
+        assert [as_read(command) for command in called.pop(name)] == [args, scored]
+    assert [*called] == ["plot", "view"]
+    report = (folder / "report.txt").read_text()
+    head, base, *lines = [" ".join(line.split()) for line in report.splitlines()[:5]]
+    assert head == "gain retention skill pass@8 trained sampled easy middle hard far keep long"
+    assert base == "base 30.0 75.0 37.5 80.0 0 0 10.0 20.0 40.0 50.0 60.0 90.0"
+    same = "30.0 75.0 37.5 80.0 1,500 20 10.0 20.0 40.0 50.0 60.0 90.0"
+    assert lines == [f"{name} {same}" for name in ("SFT", "OSW-FT, K = 2", "GRPO, G = 8")]
+
+
+def test_of_a_command_that_fails_the_last_line_is_told(tmp_path):
+    with pytest.raises(ChildProcessError, match=r"a\.log: status 3: so it is$"):
+        the_demo.call("python -c 'print(\"so it is\"); exit(3)'", tmp_path / "logs" / "a.log")
+
+
+def test_a_score_is_sampled_as_by_the_evaluation_from_the_model(tiny, tmp_path, monkeypatch):
+    calls, answer_of, tokenizer = [], {}, load_tokenizer(str(COMMITTED))
+
+    class Rollout:
+        def __init__(self, model, tokenizer, max_length, **settings):
+            calls.append((model, tokenizer.name_or_path, max_length, settings))
+
+        def generate(self, prompts, num_samples, max_tokens, seeds, **options):
+            """Of three queries no, half the and all answers are right; all but one without @."""
+            calls.append(([*map(list, prompts)], num_samples, max_tokens, seeds, options))
+            first = {n: 1 if "logit_bias" in options else 8 - 4 * (n % 3) for n in range(48)}
+            return [
+                SimpleNamespace(query=n, text=tokenizer.decode(prompt) if k >= first[n] else "")
+                for n, prompt in enumerate(prompts)
+                for k in range(num_samples)
+            ]
+
+    def verdicts(texts, answers):
+        return [answer_of.get(text) == a for text, a in zip(texts, answers, strict=True)]
+
+    verifier = contextlib.nullcontext(SimpleNamespace(score=verdicts))
+    monkeypatch.setattr(score, "Verifier", lambda: verifier)
+    monkeypatch.setattr(score, "Rollout", Rollout)
+    monkeypatch.setattr(score, "init_ranks", lambda backend: None)
+    settings = {"precision": "fp32", "vllm_memory": 0.1, "load_from_disk": True}
+    expected = [(str(COMMITTED), str(COMMITTED), 160, settings)]
+    sampling, no_expert = evaluate.Args(model="").sampling, tokenizer.convert_tokens_to_ids("@")
+    for tier in TIERS:
+        examples = load_examples(str(tiny / "heldout" / f"{tier}.jsonl"))
+        queries, _ = tokenize_examples(examples, tokenizer, 160, 128)
+        answer_of |= {tokenizer.decode(q.prompt_ids): q.example.answer for q in queries}
+        seeds = [derive_seed(3, query.id) for query in queries]
+        asked = [query.prompt_ids.tolist() for query in queries], 8, 128, seeds
+        expected.append((*asked, sampling))
+        if tier in ("keep", "long"):
+            expected.append((*asked, sampling | {"logit_bias": {no_expert: -100.0}}))
+    output = tmp_path / "scores.json"
+    assert score.score(score.Args(base=tiny, model=COMMITTED, output=output, seed=3)) == 0
+    assert calls == expected
+    rates = {"pass@1": 0.5, "pass@8": 0.6667}
+    more = {tier: rates | {"skill": 0.875} for tier in ("keep", "long")}
+    assert json.loads(output.read_text()) == dict.fromkeys(TIERS, rates) | more
 
 
 @slow
 @needs_vllm
 def test_each_method_of_the_demo_gains_and_osw_ft_keeps_more_than_sft(tmp_path):
     folder = tmp_path / "a demo"
-    output = output_of("-m", "demo", "--steps", 16, "--output_dir", folder)
+    output_of("-m", "demo", "--steps", 16, "--output_dir", folder)
     report = (folder / "report.txt").read_text()
-    assert report in output
-    header, *lines = report.splitlines()[:5]
-    assert header.split() == ["gain", "retention", "skill", "pass@8", "trained", "sampled", *TIERS]
-    # the name comes first, and may hold spaces
-    table = {line[:16].strip().split(",")[0]: line[16:].split() for line in lines}
-    gain = {name: float(cells[0]) for name, cells in table.items()}
-    retention = {name: float(cells[1]) for name, cells in table.items()}
-    assert list(table) == ["base", "SFT", "OSW-FT", "GRPO"]
-    assert min(gain["SFT"], gain["OSW-FT"], gain["GRPO"]) > gain["base"] + 5, table
-    assert retention["SFT"] < retention["OSW-FT"] <= retention["base"], table
-    assert retention["SFT"] < 90 and all(float(cells[2]) > 95 for cells in table.values()), table
-    assert table["SFT"][5] == "0" and int(table["OSW-FT"][5].replace(",", "")) > 0
+    base, sft, oswft, grpo = (line[16:].split() for line in report.splitlines()[1:5])
+    gains, kept, skills = (
+        [float(cells[column]) for cells in (base, sft, oswft, grpo)] for column in range(3)
+    )
+    assert min(gains[1:]) > gains[0] + 5 and min(skills) > 95, report
+    assert kept[1] < kept[2] <= kept[0] and kept[1] < 90, report
 
     # The committed base has the scores that are written next to it; rounding may flip an answer.
     stated = json.loads((COMMITTED / "scores.json").read_text())
-    for tier, cell in zip(TIERS, table["base"][6:], strict=True):
-        assert float(cell) == pytest.approx(100 * stated[tier]["pass@1"], abs=2), tier
-
-    for method in ("sft", "oswft", "grpo"):
-        assert (folder / method / "final").is_dir() and (folder / method / "scores.json").exists()
-        assert f"--output_dir '{folder}/{method}'" in output  # each command is shown
-    pictures = {path.stem for path in (folder / "plots").iterdir()}
-    assert {"loss", "mean_weight", "pass_rate", "reward"} == pictures
-    assert "without questions and solutions" not in (folder / "view.html").read_text()
+    rates = [100 * stated[tier]["pass@1"] for tier in TIERS]
+    assert [*map(float, base[6:])] == pytest.approx(rates, abs=2)
+    assert (folder / "plots" / "mean_weight.png").exists() and (folder / "view.html").exists()
 
 
-@pytest.mark.parametrize(
-    ("args", "seed", "named"),
-    [("{}", 0, "no demo"), ('{"settings": {}}', 0, "no demo"), ('{"demo": {}}', -1, "--seed")],
-)
-def test_nothing_is_deleted_for_another_folder_or_a_wrong_argument(args, seed, named, tmp_path):
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "args.json").write_text(args)
-    with pytest.raises(InputError, match=named):
-        demo(tmp_path, seed=seed)
-    assert (tmp_path / "logs").exists()
+def test_nothing_is_deleted_in_the_folder_of_something_else(tmp_path):
+    (tmp_path / "args.json").write_text('{"settings": {}}')
+    with pytest.raises(InputError, match="no demo"):
+        the_demo.demo(tmp_path)
+    assert (tmp_path / "args.json").exists()

@@ -1,8 +1,6 @@
 """The documents: links lead somewhere, commands are ones that their scripts take, names exist."""
 
-import argparse
 import ast
-import contextlib
 import functools
 import importlib.util
 import inspect
@@ -72,39 +70,34 @@ class Parsed(BaseException):
 @pytest.fixture
 def read_only(monkeypatch):
     """What `python ...` reads from its command line. Exits if a word is not understood."""
-    read, read_subcommand = tyro.cli, tyro.extras.subcommand_cli_from_dict
 
-    def harmless(target):  # a function, or a dataclass
+    def harmless(target):  # a dataclass, a function, or functions by their subcommands
+        if isinstance(target, dict):
+            return {name: harmless(function) for name, function in target.items()}
         nothing = functools.wraps(target)(lambda *args, **kwargs: None)
         return nothing if inspect.isfunction(target) else target
 
-    def cli(target, **options):
-        raise Parsed(read(harmless(target), **options))
+    def only(read):
+        def cli(target, **options):
+            raise Parsed(read(harmless(target), **options))
 
-    def subcommand_cli(functions, **options):
-        functions = {name: harmless(function) for name, function in functions.items()}
-        raise Parsed(read_subcommand(functions, **options))
-
-    def plain(parser):
-        raise Parsed(argparse.ArgumentParser.parse_known_args(parser)[1] and sys.exit(2))
+        return cli
 
     def saved_args(args_class):
         return {"default": args_class(model="m", data="d")} if "--resume" in sys.argv else {}
 
     monkeypatch.setenv("LOCAL_SIZE", "8")
     monkeypatch.setattr(arguments, "saved_args", saved_args)
-    monkeypatch.setattr(tyro, "cli", cli)
-    monkeypatch.setattr(tyro.extras, "subcommand_cli_from_dict", subcommand_cli)
+    for module, name in ((tyro, "cli"), (tyro.extras, "subcommand_cli_from_dict")):
+        monkeypatch.setattr(module, name, only(getattr(module, name)))
 
     def parse(words: list[str]):
         module = words[0] == "-m"
         name, *arguments = words[module:]
-        if name == "recipes.trl_sft":
-            return None  # TRL reads its arguments
+        if name in ("recipes.trl_sft", "demo.from_scratch"):
+            return None  # they have no tyro
         with pytest.raises(Parsed) as parsed, monkeypatch.context() as patch:
             patch.setattr(sys, "argv", [name, *arguments])
-            if name == "demo.from_scratch":  # it has no tyro
-                patch.setattr(argparse.ArgumentParser, "parse_args", plain)
             if module:
                 runpy.run_module(name, run_name="__main__", alter_sys=True)
             else:
@@ -173,8 +166,7 @@ def test_every_file_module_flag_function_and_test_that_is_named_exists(page):
     arguments = {n for path in sources for n in re.findall(r"^ *(\w+): ", path.read_text(), re.M)}
     arguments |= {"dry_run", "tiny", "hostfile", "help"}
     arguments |= {"no_ssh", "node_rank", "master_addr", "master_port", "num_gpus", "venv_script"}
-    arguments |= {"quiet", "module", "shutdown_timeout"}  # of the launchers
-    arguments |= {"compile", "kl"}  # of patches
+    arguments |= {"quiet", "module", "shutdown_timeout", "compile", "kl"}  # launchers', patches'
     for code in re.findall(r"`([^`\n]+)`", prose(page)):
         for flag in re.findall(r"(?:^| )--(\w+)", code):
             assert flag in arguments, f"`{code}`: no script has this argument"
@@ -190,15 +182,10 @@ def test_every_file_module_flag_function_and_test_that_is_named_exists(page):
         assert not missing and Path(path).stem == module, f"{path}: {module}: {missing}"
 
 
-def test_every_picture_is_shown_and_names_functions_that_exist():
+def test_every_drawing_names_functions_that_exist():
     defined = set().union(*map(definitions, ROOT.glob("*.py")))
-    shown = "".join(map(Path.read_text, [*PAGES, ROOT / "docs/lesson.ipynb"]))
-    drawings, pictures = ([*ROOT.glob(f"docs/**/*.{kind}")] for kind in ("svg", "png"))
-    for picture in drawings + pictures:
-        assert f"{picture.name})" in shown, picture
-    for drawing in drawings:
-        for name in re.findall(r"(\w+)\(\)", drawing.read_text()):
-            assert name in defined, f"{drawing}: {name}"
+    for drawing in ROOT.glob("docs/**/*.svg"):
+        assert {*re.findall(r"(\w+)\(\)", drawing.read_text())} <= defined, drawing
 
 
 def test_the_readmes_loss_runs_when_pasted_and_is_that_of_the_script():
@@ -211,33 +198,27 @@ def test_the_readmes_loss_runs_when_pasted_and_is_that_of_the_script():
     assert torch.equal(pasted["oswft_loss"](*batch), oswft_loss(*batch))
 
 
-@pytest.fixture
-def tops() -> set[tuple[str, str]]:
-    """What stands at the top, as git knows it: ("data.py", ""), ("docs", "/")."""
-    tracked = b""
-    with contextlib.suppress(OSError):  # there may be no git
-        tracked = subprocess.run(["git", "ls-files", "[!.]*"], cwd=ROOT, capture_output=True).stdout
-    if not tracked:
+def test_the_readmes_file_tree_is_that_of_the_repository_with_fourteen_files_at_most_on_top():
+    command = "git ls-files '[!.]*'"  # there may be no git
+    listed = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True).stdout
+    if not listed:
         pytest.skip("needs git, which knows what is the repository's and what the user's own")
-    return {path.partition("/")[:2] for path in tracked.decode().splitlines()}
-
-
-def test_the_readmes_file_tree_is_that_of_the_repository(tops):
-    named = [line.split()[0] for line in blocks(README, "text")[2].splitlines()]
+    tops = {path.partition("/")[:2] for path in listed.splitlines()}
     parts = {name + slash for name, slash in tops if slash or name.endswith(".py")}
-    assert sorted(named) == sorted(parts)
+    assert sorted(line.split()[0] for line in blocks(README, "text")[2].splitlines()) == sorted(
+        parts
+    )
+    assert sum(part.endswith(".py") for part in parts) <= 14
 
 
-def test_at_most_fourteen_files_stand_at_the_top_and_none_imports_in_a_circle(tops):
-    names = [Path(name) for name, slash in tops if not slash and name.endswith(".py")]
-    files = {name.stem: ast.parse((ROOT / name).read_text()) for name in names}
-    assert len(files) <= 14
+def test_no_file_at_the_top_imports_in_a_circle_or_from_a_folder():
+    files = {path.stem: ast.parse(path.read_text()) for path in ROOT.glob("*.py")}
+    folders = {path.parent.name for path in ROOT.glob("*/*.py")}
     imports = {}  # those for a type, too
     for name, tree in files.items():
         nodes = list(ast.walk(tree))
         found = {a.name for node in nodes if isinstance(node, ast.Import) for a in node.names}
         found |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
         imports[name] = found & files.keys()
-        packages = {module.partition(".")[0] for module in found}
-        assert not packages & {name for name, slash in tops if slash}
+        assert not {module.partition(".")[0] for module in found} & folders
     assert tuple(TopologicalSorter(imports).static_order())  # raises CycleError

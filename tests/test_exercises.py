@@ -1,7 +1,6 @@
 """The exercises: a gap is named, a solution passes, a typical mistake fails with its reason."""
 
 import re
-import runpy
 import sys
 
 from conftest import ROOT
@@ -56,20 +55,14 @@ def test_an_exercise_passes_when_each_gap_is_filled_and_each_answer_right(name, 
 
 MISTAKES = [  # exercise, what stands in the solution, what instead, what the student reads
     ("ex1_weights", "1 - rewards", "rewards", "gives p̂, the share of right answers"),
-    ("ex1_weights", "dim=1", "dim=0", "must return the shape (3,), yours has the shape (4,)"),
     ("ex1_weights", ".detach()", "", "a gradient flows through your weights"),
-    ("ex2_divisor", "/ mask.sum()", "/ mask.numel()", "divides by all positions, prompt and"),
-    ("ex2_divisor", "/ mask.sum()", "/ len(mask)", "divides by the number of solutions"),
     ("ex2_divisor", "/ mask", "/ (weights[:, None] * mask)", "divides by the sum of the weights"),
-    ("ex2_divisor", "(weights * mask.sum(dim=1)).sum()", "mask.sum()", "is `loss_by_tokens` again"),
     ("ex3_hard", "p**right * (1 - p) ** (k - right)", "0.5**k", "outcomes as equally probable"),
     ("ex4_stale", "if step % s == 0", "if True", "renews the weights at every step"),
     ("ex5_pad", "(positions < lengths[:, None])", "(tokens != PAD)", "leaves out the end of turn"),
     ("ex5_pad", " & (positions < lengths[:, None])", "", "learns padding"),
     ("ex6_sync", ".abs()", "", "cancels differences of both signs"),
-    ("ex6_sync", " if largest > 3 * usual else None", "", "is None, yours is"),
     ("ex7_weighting", "k / (k - 1) * ", "", "has a mean of 1/2, 2/3, 3/4 times p (1 - p)"),
-    ("ex8_groups", " + 1e-6", "", "divides 0 by 0"),
     ("ex8_groups", "dim=1, keepdim=True", "", "compares with the whole batch"),
     ("ex8_groups", " + (1 - p) ** g", "", "a group that is all wrong has no signal either"),
 ]
@@ -84,6 +77,7 @@ def test_a_typical_mistake_fails_with_its_reason(name, right, wrong, reason, gra
 
 
 def test_the_grader_prints_each_exercise_and_says_if_all_passed(monkeypatch, tmp_path, capsys):
+    assert grade.main("1") == 1 and "\n0 of 1 passed" in capsys.readouterr().out
     for name in GRADERS:
         (tmp_path / f"{name}.py").write_text(solved(name))
     monkeypatch.setattr(grade, "FOLDER", tmp_path)
@@ -91,11 +85,3 @@ def test_the_grader_prints_each_exercise_and_says_if_all_passed(monkeypatch, tmp
     output = re.sub(r"\s+", " ", capsys.readouterr().out)
     assert re.findall(r"(ex\w+) passed\.", output) == [*GRADERS] and "8 of 8 passed" in output
     assert "by position 1+2=3<|im_end|>" in output  # the tiny model has learnt to stop
-
-
-def test_exercises_are_graded_by_their_numbers(monkeypatch, capsys):
-    for numbers, expected in ((["1"], "write `oswft_weights`\n0 of 1 passed"), (["9"], "1 to 8")):
-        monkeypatch.setattr(sys, "argv", ["grade.py", *numbers])
-        with pytest.raises(SystemExit, match="1"):
-            runpy.run_path(str(grade.FOLDER / "grade.py"), run_name="__main__")
-        assert expected in capsys.readouterr().out

@@ -3,7 +3,11 @@
 import re
 
 from conftest import ROOT, needs_vllm, on_ranks, slow
-from families import FAMILIES, measure_all
+from data import InputError
+from families import FAMILIES, make_model, measure_all
+from models import load_model
+
+import pytest
 
 # A mixture, caps, a bias, and one that is refused. After another version of a package: all of them.
 SOME = ("Qwen3-MoE", "Gemma 2", "Phi 1, 2", "Llama 4, text")
@@ -20,6 +24,15 @@ def documented() -> dict[str, list[str]]:
 
 def test_the_table_of_the_docs_holds_every_family():
     assert list(documented()) == list(FAMILIES)
+
+
+def test_a_model_of_pictures_is_refused_and_dropout_is_off_in_one_that_is_read(tmp_path):
+    for name in ("Seed-OSS", "Gemma 3, text and pictures"):
+        make_model(*FAMILIES[name]).save_pretrained(tmp_path / name)
+    config = load_model(str(tmp_path / "Seed-OSS"), 128).config
+    assert config.residual_dropout == config.attention_dropout == 0
+    with pytest.raises(InputError, match="reads more than text"):
+        load_model(str(tmp_path / "Gemma 3, text and pictures"), 128)
 
 
 @slow

@@ -26,7 +26,7 @@ def show_the_gpu(monkeypatch):
 
 
 def test_the_gradient_equals_a_dense_reference_on_the_cpu():
-    on_ranks(1, checks.compare_gradients, *checks.SPLITS, *checks.SETTINGS_OF_A_RUN)
+    on_ranks(1, checks.compare_gradients, *checks.CASES)
 
 
 def test_a_state_goes_on_with_each_zero_stage_and_with_offload(model_copy, tmp_path):
@@ -40,12 +40,10 @@ def test_the_planned_memory_is_what_a_step_of_a_06b_model_takes(tmp_path):
     flags = {"max_length": length, "max_tokens_per_micro_batch": tokens, "vllm_sleep": True}
     flags |= {"model": str(tmp_path), "data": "-", "max_completion_length": 1024}
     phases = memory.memory(memory.Args(gpus=1, gpu_memory=80, **flags))
-    sample = phases["sample"]
+    sample, planned = phases["sample"], phases["train"]
     between = sum(sample.values()) - sample["vLLM"] - sample["reserve"]
     assert held["between steps"] == pytest.approx(between, rel=0.1)
-    planned = phases["train"]
     reserve = planned.pop("reserve")  # of what torch does not count
-    print(f"planned {planned}, reserve {reserve}, held {held}")
     assert sum(planned.values()) == pytest.approx(held["allocated"], rel=0.1)
     assert held["of the GPU"] < 1.1 * (sum(planned.values()) + reserve)
 
@@ -55,7 +53,6 @@ def test_vllm_sleeps_wakes_and_agrees_after_a_large_update(tied, precision, tiny
     folders = str(tiny / "model"), str(tmp_path / "model")
     said = on_ranks(1, checks.follow_the_trainer, *folders, tied, precision)
     assert "GiB came back" in said and "cuda" in said
-    print(said)
 
 
 @pytest.mark.parametrize(
@@ -65,26 +62,22 @@ def test_vllm_sleeps_wakes_and_agrees_after_a_large_update(tied, precision, tiny
 def test_a_killed_run_goes_on_alike_and_is_evaluated(script, precision, tolerance, tiny, tmp_path):
     run = tmp_path / "run"
     call = [*call_of(script, tiny, run), "--save_every", 4, "--precision", precision]
-    call.append("--vllm_sleep")
+    call += ["--vllm_sleep", "--max_steps", 500]  # however fast it is, it does not end first
     killed = start(*call, start_new_session=True)
     wait_for_rows(run, 6, killed)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate()
     before, answered = metrics(run)[4:6], rollouts(run, 5)
 
-    launch(script, "--resume", run)  # from step 4
+    launch(script, "--resume", run, "--max_steps", 8)  # from step 4
     rows = metrics(run)
     assert len(rows) == 8
-    for ours, theirs in zip(rollouts(run, 5), answered, strict=True):
-        assert ours["token_ids"] == theirs["token_ids"]
+    assert [a["token_ids"] for a in rollouts(run, 5)] == [a["token_ids"] for a in answered]
     for ours, theirs in zip(rows[4:6], before, strict=True):
         assert ours == pytest.approx(theirs, rel=tolerance, abs=1e-5)
-    record = json.loads((run / "args.json").read_text())
-    assert record["vllm_runner"] in ("V1", "V2")
 
     command = ["evaluate.py", "--model", run / "final", "--num_samples", 4]
     command += ["--benchmark_file", tiny / "heldout" / "easy.jsonl"]
     launch(*command, "--max_completion_length", 48, "--precision", precision)
     scores = json.loads((run / "eval" / "results.json").read_text())
-    print(scores)
     assert scores["easy"]["pass@1"] > 0.3

@@ -56,11 +56,6 @@ def test_a_cells_committed_output_is_what_it_shows(cell, lesson):
 
 def test_what_is_committed_was_run_in_order_and_names_no_machine():
     assert [cell["execution_count"] for cell in CELLS] == [*range(1, len(CELLS) + 1)]
-    assert all(cell["metadata"] == {} for cell in CELLS)  # no times
-    for cell in CELLS:
-        for output in cell["outputs"]:
-            assert output["output_type"] in ("stream", "display_data")  # no error
-            assert output.get("name") != "stderr"
-    text = NOTEBOOK.read_text()
-    assert len(text) < 600_000
-    assert not re.search(r"/(home|Users|root|work|tmp|usr)/", text)
+    kinds = {output["output_type"] for cell in CELLS for output in cell["outputs"]}
+    assert kinds == {"stream", "display_data"}  # no error
+    assert not re.search(r"/(home|Users|root|work|tmp|usr)/", NOTEBOOK.read_text())

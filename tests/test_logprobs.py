@@ -3,6 +3,7 @@
 import re
 import sys
 
+import families
 import logprobs as logprobs_module
 from conftest import ROOT
 from dense import assert_same, make_model
@@ -10,13 +11,14 @@ from logprobs import LogprobHead, LogprobModel
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, GPT2Config, OPTConfig
 
 
 @pytest.mark.parametrize(
     ("tokens", "temperature", "scale", "cap"),
-    [(1, 1.0, 1.0, None), (4, 1.0, 1.0, None), (5, 0.6, 0.3, None), (13, 1.7, 2.0, 1.5)],
+    [(1, 1.0, 1.0, None), (4, 0.6, 1.0, None), (5, 0.6, 0.3, None), (13, 1.7, 2.0, 1.5)],
 )
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_chunked_logprobs_equal_the_dense_ones_in_value_and_gradient(
@@ -38,6 +40,22 @@ def test_chunked_logprobs_equal_the_dense_ones_in_value_and_gradient(
     gradients = torch.autograd.grad((ours * upstream).sum(), inputs)
     for gradient, reference in zip(gradients, expected, strict=True):
         assert_same(gradient, reference)
+
+
+def test_in_bf16_the_sum_over_many_chunks_loses_no_more_than_one_rounding(monkeypatch):
+    monkeypatch.setitem(logprobs_module.MAX_LOGITS, "cpu", 16 * 2)  # two ids in a chunk
+    torch.manual_seed(0)
+    hidden, head = torch.randn(16, 64).bfloat16().requires_grad_(), torch.nn.Linear(64, 2048)
+    targets, upstream, head = torch.randint(2048, (16,)), torch.randn(16), head.bfloat16()
+    logits = F.linear(hidden.float(), head.weight.float(), head.bias.float())
+    dense = -F.cross_entropy(logits, targets, reduction="none")
+    ours, inputs = LogprobHead(head)(hidden, targets), [hidden, *head.parameters()]
+    assert_same(ours, dense, largest=2e-3, norm=1e-3)
+    expected = torch.autograd.grad(dense, inputs, upstream)
+    for gradient, reference in zip(
+        torch.autograd.grad(ours, inputs, upstream), expected, strict=True
+    ):
+        assert_same(gradient, reference, largest=1e-2, norm=1e-2)
 
 
 def test_logits_exist_in_chunks_alone(monkeypatch):
@@ -77,16 +95,17 @@ def small(config_class, **fields):
 
 def test_a_head_that_does_something_unknown_to_its_logits_is_refused():
     model = make_model(tie_word_embeddings=False)
-    plain = model.forward
-
-    def doubled(*args, **kwargs):
-        output = plain(*args, **kwargs)
-        output.logits = 1.1 * output.logits
-        return output
-
-    model.forward = doubled
+    model.register_forward_hook(lambda _, __, out: setattr(out, "logits", 1.1 * out.logits))
     with pytest.raises(ValueError, match="Qwen3ForCausalLM"):
         LogprobModel.checked(model)
+
+
+@pytest.mark.parametrize("name", ["Granite", "Cohere", "Gemma 2", "Falcon-H1"])
+def test_a_scale_or_a_cap_has_another_name_in_each_family_and_is_read(name):
+    model = families.make_model(*families.FAMILIES[name])
+    capped, before = name == "Gemma 2", model.config._attn_implementation
+    LogprobModel.checked(model)
+    assert model.config._attn_implementation == ("eager" if capped else before)
 
 
 def test_a_model_that_sees_later_tokens_is_refused():

@@ -1,50 +1,114 @@
-"""Pictures: what is drawn for which run."""
+"""What people look at: pictures of runs, what is drawn for which, and a training set's numbers."""
 
+import json
+import re
 from pathlib import Path
 
-from data import write_rows
-from look import plot
+from data import InputError, write_rows
+from look import plot, training_set
+from templates import CASES, make_tokenizer
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 
 def write_run(folder: Path, steps: int = 12, lost: int = 0, **fields: float) -> Path:
-    """A run whose metrics rise to these values, and have lost their first rows."""
-    rises = [{name: v * n / steps for name, v in fields.items()} for n in range(1, steps + 1)]
+    """A run whose metrics rise to these values, as squares do, and have lost their first rows."""
+    rises = [{k: v * (n / steps) ** 2 for k, v in fields.items()} for n in range(1, steps + 1)]
     rows = [{"step": n, **row} for n, row in enumerate(rises, start=1)]
     write_rows(rows[lost:], folder / "metrics.jsonl")
     return folder
 
 
-def test_every_figure_shows_the_runs_that_have_its_numbers(tmp_path):
-    runs = [
+def drawn(figure: Figure) -> tuple[str, bool, dict[str, float]]:
+    """The y axis, whether it is of a share, and the last value of each run."""
+    [axes], runs = figure.axes, {}
+    names = [text.get_text() for text in axes.get_legend().get_texts()]
+    for name, thin, thick in zip(names, axes.lines[::2], axes.lines[1::2], strict=True):
+        assert (thick.get_label(), thick.get_color()) == (name, thin.get_color())
+        assert thick.get_ydata() == pytest.approx(plot.moving_average(thin.get_ydata(), 5))
+        runs[name] = thin.get_ydata()[-1]
+    return axes.get_ylabel(), axes.get_ylim() == (0, 1), runs
+
+
+def test_every_figure_shows_the_runs_that_have_its_numbers(tmp_path, monkeypatch):
+    runs = (
         write_run(tmp_path / "sft", loss=0.3),
         write_run(tmp_path / "oswft", loss=0.2, mean_weight=0.9, pass_rate=0.5),
-        write_run(tmp_path / "grpo", loss=0.01, reward=0.8),
-    ]
-    figures = dict(plot.draw_figures(runs, plot.FIGURES))
-    legends = {name: figure.axes[0].get_legend() for name, figure in figures.items()}
-    shown = {name: [text.get_text() for text in it.get_texts()] for name, it in legends.items()}
-    expected = {"mean_weight": ["oswft"], "reward": ["grpo"], "pass_rate": ["oswft", "grpo"]}
-    assert shown == expected | {"loss": ["sft", "oswft"]}  # GRPO's is no likelihood
-    thin, thick = figures["reward"].axes[0].lines
-    assert thin.get_ydata() == pytest.approx(0.8 * np.arange(1, 13) / 12)
-    assert thick.get_ydata() == pytest.approx(thin.get_ydata())  # it is a straight line
+        write_run(tmp_path / "grpo", loss=0.01, reward=1.0),
+    )
+    saved = {}
+    monkeypatch.setattr(Figure, "savefig", lambda self, path: saved.update({path: drawn(self)}))
+    plot.plot(runs)
+    assert saved.keys() == {tmp_path / "plots" / f"{name}.png" for name in plot.FIGURES}
+    expected = {
+        "mean_weight": (True, {"oswft": 0.9}),
+        "reward": (True, {"grpo": 1.0}),
+        "pass_rate": (True, {"oswft": 0.5, "grpo": 1.0}),
+        "loss": (False, {"sft": 0.3, "oswft": 0.2}),  # GRPO's is no likelihood
+    }
+    for name, figure in expected.items():
+        assert saved.pop(tmp_path / "plots" / f"{name}.png") == (plot.FIGURES[name], *figure)
+    plot.plot(runs[1:], tmp_path / "elsewhere", ("reward",))
+    plot.plot(runs[:1], figures=("reward", "loss"))  # it has no reward
+    assert [*saved] == [tmp_path / "elsewhere/reward.png", tmp_path / "sft-plots/loss.png"]
+    for folders, said in ((), "folder of a run"), ((write_run(tmp_path / "new", 0),), "no step"):
+        with pytest.raises(InputError, match=said):
+            plot.plot(folders)
 
 
 def test_a_row_stands_at_its_step_where_others_are_lost(tmp_path):
     run = write_run(tmp_path / "sft", lost=4, loss=0.12)
-    ((_, figure),) = plot.draw_figures([run], ["loss"])
-    for line in figure.axes[0].lines:
-        drawn = np.isfinite(line.get_ydata())
-        assert np.array(line.get_xdata())[drawn].tolist() == [*range(5, 13)]
-        assert line.get_ydata()[drawn] == pytest.approx(0.01 * np.arange(5, 13), abs=0.021)
+    with (run / "metrics.jsonl").open("a") as rows:
+        rows.write('{"step": 13, "loss": 0.12, "mean_weight": 1}\n')  # the others have none
+    ((name, figure),) = plot.draw_figures([run], [*plot.FIGURES])
+    thin, thick = figure.axes[0].lines
+    for line in thin, thick:
+        at = np.isfinite(line.get_ydata())
+        assert name == "loss" and np.array(line.get_xdata())[at].tolist() == [*range(5, 14)]
+    rises = 0.12 * (np.arange(5, 13) / 12) ** 2
+    assert thin.get_ydata()[4:] == pytest.approx([*rises, 0.12])
 
 
 def test_the_moving_average_is_of_the_steps_around_and_begins_and_ends_at_the_values():
     assert plot.moving_average([1, 2, 6, 12, 4, 8], reach=1) == [1, 3, 20 / 3, 22 / 3, 8, 8]
     assert plot.moving_average([1, 2, 6, 12, 4, 8], reach=9) == [1, 3, 5, 6.4, 8, 8]
-    assert plot.moving_average([3], reach=2) == [3]
     gap = plot.moving_average([np.nan, 2, 6, np.nan, 4], reach=1)
     assert gap == pytest.approx([np.nan, 4, 4, np.nan, 4], nan_ok=True)
+
+
+def test_a_training_set_is_shown_and_summed_up_with_the_tokenizer_that_is_named(tmp_path, capsys):
+    for name in ("chatml", "said"):
+        make_tokenizer(CASES["chatml"]).save_pretrained(tmp_path / name)
+    template = tmp_path / "said" / "chat_template.jinja"
+    template.write_text("Now! " + template.read_text())
+    rows = [
+        {"id": str(n), "question": "q", "answer": answer, "source": source, "solution": "x" * n}
+        for answer, source, n in (("B", "s", 1), ("71", "t", 13), ("72", "t", 16))
+    ]
+    write_rows(rows, file := tmp_path / "rows.jsonl")
+    with pytest.raises(InputError, match="no report next to it names a tokenizer"):
+        training_set.stats(str(file))
+    report = {"arguments": {"tokenizer": str(tmp_path / "chatml")}}
+    file.with_suffix(".report.json").write_text(json.dumps(report))
+    longest = []
+    for tokenizer in (None, str(tmp_path / "said")):
+        training_set.stats(str(file), tokenizer)
+        first, lengths, *counts = capsys.readouterr().out.split("\n\n")
+        numbers = {line.split()[0]: line.split()[1:] for line in lengths.splitlines()[2:]}
+        longest.append(float(numbers.pop("max")[0]))
+        solutions = {name: numbers[name][1] for name in ("count", "mean", "min", "50%")}
+        assert solutions == {"count": "3.0", "mean": "11.0", "min": "2.0", "50%": "14.0"}
+        assert first == f"{file}: 3 examples"
+        assert " ".join("".join(counts).split()) == "answer not a letter 2 B 1source t 2 s 1"
+    assert longest[1] == longest[0] + len("Now! ")  # of a prompt
+    training_set.show(str(file))
+    border = re.findall(r"^ +(\d+) (loss|    ) ", capsys.readouterr().out, re.MULTILINE)
+    start = int(border[0][0])
+    assert border == [(str(start + n), "loss" if n > 3 else "    ") for n in range(6)]  # each once
+    for index in (-1, 3):
+        with pytest.raises(InputError, match="has rows 0 to 2"):
+            training_set.show(str(file), index)
+    with pytest.raises(InputError, match="is no list of suspects"):
+        training_set.suspect(str(file))

@@ -15,7 +15,7 @@ from verify import is_correct
 import pytest
 
 AQUA = {"question": "2+2? ", "options": ["A)3", "B)4"], "rationale": "sum\n", "correct": "B"}
-GSM8K = {"question": "q", "answer": "He has 2*3=<<2*3=6>>6.\n#### $1,234,567.8"}
+GSM8K = {"question": "q", "answer": "#### Sum\n2*3=<<2*3=6>>6.\n#### $1,234,567.8"}
 
 
 def test_aqua_becomes_multiple_choice_and_gsm8k_loses_its_calculator(write, tmp_path):
@@ -24,7 +24,7 @@ def test_aqua_becomes_multiple_choice_and_gsm8k_loses_its_calculator(write, tmp_
     (aqua,), (gsm8k,) = (load_examples(str(tmp_path / "new" / name)) for name in ("aqua", "gsm8k"))
     assert (aqua.question, aqua.answer, aqua.source) == ("2+2?\nA)3\nB)4", "B", "aqua")
     assert aqua.solution == "sum\n\nThe answer is \\boxed{B}."
-    assert gsm8k.solution == "He has 2*3=6.\n\nThe answer is \\boxed{$1234567.8}."
+    assert gsm8k.solution == "#### Sum\n2*3=6.\n\nThe answer is \\boxed{$1234567.8}."
     assert (gsm8k.question, gsm8k.answer, gsm8k.source) == ("q", "$1234567.8", "gsm8k")
 
 
@@ -33,10 +33,8 @@ def test_aqua_becomes_multiple_choice_and_gsm8k_loses_its_calculator(write, tmp_
     [
         ("aqua", {**AQUA, "correct": "C"}),  # not among the options
         ("aqua", {**AQUA, "options": "A)1 B)2"}),
-        ("aqua", {**AQUA, "options": ["A)1", 2]}),
-        ("aqua", {**AQUA, "rationale": 3}),
         ("gsm8k", {**GSM8K, "answer": "6"}),
-        *(("gsm8k", {**GSM8K, "answer": f"#### {n}"}) for n in ("1,5", "1,2345", "3, 4", ",123")),
+        *(("gsm8k", {**GSM8K, "answer": f"#### {n}"}) for n in ("1,2345", ",123")),
     ],
 )
 def test_a_bad_row_is_named_and_nothing_is_written(write, tmp_path, name, row):
@@ -56,37 +54,32 @@ def test_svamp_s_solution_is_its_equation_and_a_wrong_one_is_left_out(tmp_path, 
     assert "1 examples (1 left out: wrong equations) -> " in capsys.readouterr().out
     [row] = load_examples(str(tmp_path / "out.jsonl"))
     assert (row.id, row.question, row.answer) == ("svamp-0", "He had 9. Left?", "4")
+    (tmp_path / "in.json").write_text(form.format(rows[0], "{}"))
+    with pytest.raises(InputError, match=r"in\.json:2: "):
+        convert("svamp", str(tmp_path / "in.json"), str(tmp_path / "out.jsonl"))
     assert row.solution == "9 - ( 3 + 2 ) = 4\n\nThe answer is \\boxed{4}."
 
 
-REAL = [("aqua", "aqua_dev.jsonl", 254), ("gsm8k", "gsm8k_train.jsonl", 7473)]
-
-
 @needs_shared
-@pytest.mark.parametrize(("name", "file", "rows"), [*REAL, ("svamp", "svamp.json", 999)])
-def test_the_real_sets_import_whole(tmp_path, name, file, rows):
-    convert(name, str(SHARED / "data" / file), str(tmp_path / "out.jsonl"))
-    assert len(load_examples(str(tmp_path / "out.jsonl"))) == rows
+def test_the_real_sets_import_whole(tmp_path):
+    for file, rows in (("aqua_dev.jsonl", 254), ("gsm8k_train.jsonl", 7473), ("svamp.json", 999)):
+        name = re.split(r"[_.]", file)[0]
+        convert(name, str(SHARED / "data" / file), str(tmp_path / "out.jsonl"))
+        assert len(load_examples(str(tmp_path / "out.jsonl"))) == rows
 
 
 @pytest.mark.parametrize(
     ("question", "labels"),
     [
-        ("Pick. (A) 1 (B) 2 (C) 3", "ABC"),
         ("Pick.\nA)1\nB)2", "AB"),
-        ("Pick: A: 1; B: 2; C: 3", "ABC"),
         (r"Pick. $\textbf{(A)}\ 1 \qquad \textbf{(B)}\ 2\qquad\textbf{(C)}\ 3$", "ABC"),
-        (r"Pick. \textbf{A}. 1 \textbf{B}. 2", "AB"),
         ("选择（A）1（B）2（C）3", "ABC"),
-        (r"\textbf{(A)}\hspace{.05in}1 \hspace{.1in}\textbf{(B)}\hspace{.05in}2", "AB"),
         (r"\left(\text{A}\right) 1 \left(\text{B}\right) 2", "AB"),
         ("(A) I (B) II (C) both (A) and (B) (D) none", "ABCD"),
-        ("Is it ( )A. 3 B. 4", "AB"),
         ("Statements (A) and (C). Pick. (A) 1 (B) 2 (C) 3 (D) 4", "ABCD"),
         ("".join(f"({letter}) x " for letter in "ABCDEFGHIJ"), "ABCDEFGHIJ"),
         # no options
         ("Find f(A) + f(B) + P(C).", ""),
-        ("Let A. be a point and C. another.", ""),
         ("In the U.S.A. it is 5 A.M. or B.C.", ""),
         ("Pick. (B) 1 (C) 2", ""),
     ],
@@ -106,7 +99,6 @@ def test_the_labels_of_options_are_read_in_order(question, labels):
         (r"\boxed{C}, no: \boxed{12}", None),
         (r"\boxed{A} and \boxed{C}", None),
         ("The answer is (A) or (C).", None),
-        ("The answer is B, and also C", None),
     ],
 )
 def test_a_final_letter_is_one_letter_or_none(text, letter):
@@ -117,33 +109,27 @@ def test_a_final_letter_is_one_letter_or_none(text, letter):
     ("text", "ended"),
     [
         (r"So $\boxed{\text{(C)}}$.", r"So \boxed{C}"),
-        (r"So **$\boxed{C}$**", r"So \boxed{C}"),
-        ("So\n\n$$\n\\boxed{C}\n$$\n", "So\n\n\\boxed{C}"),
         (r"So \[ \fbox {C) 12} \].", r"So \boxed{C}"),
         # what is not enclosed alone stays, and so does what follows
         (r"So $x = \boxed{C}$", "So $x = \\boxed{C}$\n\n\\boxed{C}"),
         (r"So \boxed{C}, as (B) fails", "So \\boxed{C}, as (B) fails\n\n\\boxed{C}"),
-        ("The answer is (C).", "The answer is (C).\n\n\\boxed{C}"),
     ],
 )
 def test_a_text_gets_a_plain_box_as_its_end(text, ended):
     assert end_in_box(text, "C") == ended and is_correct(ended, "C")
 
 
-@pytest.mark.parametrize("index", [0, 3, 39])
-def test_show_prints_what_is_read_and_what_is_learnt(tmp_path, capsys, index):
+def test_show_prints_what_is_read_and_what_is_learnt(tmp_path, capsys):
     make_tokenizer(CASES["chatml"]).save_pretrained(tmp_path / "tokenizer")
     report = {"arguments": {"tokenizer": str(tmp_path / "tokenizer")}}
     (tmp_path / "train.report.json").write_text(json.dumps(report))
     fields = {"question": "1+1\n(A) 1 (B) 2", "answer": "B", "source": "s"}
-    rows = [{"id": str(i), **fields, "solution": "2" * i + "\\boxed{B}"} for i in range(40)]
-    write_rows(rows, curated := tmp_path / "train.jsonl")
-    example = load_examples(str(curated))[index]
-    show(str(curated), index)
+    write_rows([{"id": "0", **fields, "solution": "222\\boxed{B}"}], tmp_path / "train.jsonl")
+    show(str(tmp_path / "train.jsonl"), 0)
     out = capsys.readouterr().out
     read, _, learnt = out.partition("==== learnt, with loss")
-    assert example.question in read and ASK_LETTER in read and example.solution not in read
-    assert f"{example.solution}<|im_end|>" in learnt
+    assert fields["question"] in read and ASK_LETTER in read and "222" not in read
+    assert "222\\boxed{B}<|im_end|>" in learnt
     first = int(re.search(r"read, .*?: (\d+)", out)[1])
     listed = re.findall(r"^ +(\d+) (loss|    ) ", out, flags=re.MULTILINE)
     assert len(listed) == 12

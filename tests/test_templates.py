@@ -1,7 +1,9 @@
 """Chat templates: what is trained is what the template writes, or one line says why not."""
 
 import json
+import re
 import shutil
+from dataclasses import replace
 
 import models
 from conftest import SHARED, edit_json, needs_shared
@@ -42,6 +44,8 @@ def test_prompt_solution_and_end_of_turn_are_what_the_template_writes(case, load
         stops = models.stop_token_ids(tokenizer)
         assert tokenizer.convert_ids_to_tokens(stops) == list(dict.fromkeys([case.end, case.eos]))
         assert [id in stops for id in row.response_ids].index(True) == len(row.response_ids) - 1
+        with pytest.raises(InputError, match=re.escape(f"'{case.end}'")):
+            tokenize(tokenizer, replace(example, solution=f"1{case.end}2"))
 
 
 @pytest.mark.parametrize("label", ["LlamaTokenizerFast", "GPT2Tokenizer"])
@@ -81,7 +85,8 @@ def test_what_is_graded_is_what_was_sampled_where_the_config_asks_to_clean_up_sp
     asked["clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"] = True
     edit_json(tmp_path / "tokenizer_config.json", **asked)
     tokenizer = models.load_tokenizer(str(tmp_path))
-    assert tokenizer.decode(tokenizer("f (x) , 5 .").input_ids) == "f (x) , 5 ."
+    ids = tokenizer("f (x) , 5 .", add_special_tokens=False).input_ids
+    assert tokenizer.decode(ids) == "f (x) , 5 ."
 
 
 def test_a_token_over_the_end_of_the_prompt_is_not_learnt(load, tmp_path):
@@ -146,7 +151,7 @@ def test_the_real_qwen_vocabulary_takes_thinking_and_what_looks_like_a_special_t
     [
         "{{ messages[0].content }}<|im_end|>",  # drops the assistant's turn
         CHAT_TEMPLATE.replace("['content']", "['content'].upper()"),
-        CHAT_TEMPLATE.replace("<|im_end|>", "END"),  # is no special token
+        CHAT_TEMPLATE.replace("<|im_end|>", "END<|im_end|>"),  # a model would not stop at END
         CHAT_TEMPLATE.partition("{% if add_gen")[0],  # does not begin the assistant's turn
         CHAT_TEMPLATE.replace("{{ '<|im_start|>assistant\n' }}", "{{ '<|im_start|>' }}"),
         "{{ raise_exception('A system turn\nis missing') }}" + CHAT_TEMPLATE,

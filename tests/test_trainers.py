@@ -7,40 +7,40 @@ import runpy
 import shutil
 import sys
 import tempfile
-from functools import partial
+from types import SimpleNamespace
+from unittest.mock import ANY, Mock, call, create_autospec
 
 import data
 import models
 from conftest import ROOT, launch, needs_vllm, on_ranks, slow
 from demo.tiny import make_tokenizer
-from dense import assert_same, dense_oswft_loss, make_model, make_rows
+from dense import dense_oswft_loss, make_model, make_rows
 from ranks import gather
+from rollout import Rollout
 from templates import QWEN3
 
 import pytest
 import torch
-from torch.nn.utils.rnn import pad_sequence
 from transformers import DataCollatorForSeq2Seq, Trainer, TrainerCallback, TrainingArguments
 
 pytest.importorskip("trl", reason="needs requirements-dev.txt")
 
+from recipes.oswft_mixin import GenerateWeights, Query
+from recipes.trainer_run import RolloutWeights
 from recipes.transformers_trainer import OSWFTTrainer
 from recipes.trl_sft import WeightedSFTTrainer
-from train_oswft import oswft_loss
 
 from datasets import Dataset
 from trl import SFTConfig
 
 PAGE = (ROOT / "recipes" / "README.md").read_text()
-LOOP, _, SCRIPT = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+SCRIPT = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[-1]
 ROWS = make_rows(torch.Generator().manual_seed(0), count=8)
-TOKENS = sum(len(row.response_ids) for row in ROWS)
 LENGTHS = ("--max_sequence_length", "128", "--max_completion_length", "48")
 
 CALLS, LIMIT = 2, 1e-5  # to weigh, in a run; relative error of a gradient
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
 
-pad = partial(pad_sequence, batch_first=True)
 each_trainer = pytest.mark.parametrize("trainer", [OSWFTTrainer, WeightedSFTTrainer])
 
 
@@ -56,6 +56,7 @@ class Comparison(TrainerCallback):
         ids = [int(query.answer) for query in queries]
         assert [self.rows[i].prompt_ids for i in ids] == [query.prompt_ids for query in queries]
         assert len(self.errors) == len(self.calls) * self.steps_per_rollout  # before step 1
+        assert seed == 42 + len(self.errors)  # the Trainer's own seed
         self.calls.append(ids)
         return self.weights[ids]
 
@@ -89,7 +90,8 @@ def make_trainer(
     settings |= {"gradient_accumulation_steps": accumulation, "report_to": "none", "bf16": False}
     settings |= {"max_steps": CALLS * steps_per_rollout, "save_strategy": "no"}
     settings |= {"remove_unused_columns": False, "gradient_checkpointing": False}
-    settings |= {"disable_tqdm": True, "max_grad_norm": 0.0, **options}  # no gradient is clipped
+    settings["max_grad_norm"] = 0.0  # no gradient is clipped
+    settings |= {"logging_steps": 1, "disable_tqdm": True, **options}
     columns = {
         "input_ids": [row.prompt_ids + row.response_ids for row in rows],
         "labels": [[-100] * len(row.prompt_ids) + row.response_ids for row in rows],
@@ -125,24 +127,69 @@ def largest_error(
 
 
 @each_trainer
-@pytest.mark.parametrize(("batch", "accumulation"), [(8, 1), (4, 2), (2, 4)])
-def test_the_gradient_of_each_split_is_that_of_the_dense_loss(trainer, batch, accumulation):
-    assert largest_error(trainer, batch, accumulation) <= LIMIT
+@pytest.mark.parametrize("split", [(8, 1), (4, 2, 2), (2, 4)])
+def test_the_gradient_of_each_split_is_that_of_the_dense_loss(trainer, split):
+    options = {"padding_free": True} if trainer is WeightedSFTTrainer and split == (2, 4) else {}
+    assert largest_error(trainer, *split, **options) <= LIMIT
 
 
 def largest_errors() -> list[float]:
     """With weights that serve two steps."""
-    return [
-        largest_error(OSWFTTrainer, 3, 2, 2, gradient_checkpointing=True),
-        largest_error(WeightedSFTTrainer, 3, 2, 2, gradient_checkpointing=True),
-        largest_error(WeightedSFTTrainer, 4, 2, 2, padding_free=True),
-    ]
+    trl_s = largest_error(WeightedSFTTrainer, 3, 2, 2, padding_free=True)
+    return [trl_s, largest_error(OSWFTTrainer, 3, 2, 2, gradient_checkpointing=True)]
 
 
 @slow
 def test_on_two_ranks_too_with_stale_weights_checkpointing_and_padding_free():
     errors = on_ranks(2, largest_errors)
     assert max(errors) <= LIMIT, errors
+
+
+def test_vllms_answers_weigh_the_queries_of_each_rank(monkeypatch):
+    """A second rank, with two queries; the first one has one, and answers the second of ours."""
+    mine, other = [Query([1, 2], "a"), Query([3], "b")], Query([4], "c")
+    rollout, model = create_autospec(Rollout, instance=True), torch.nn.Linear(1, 1)
+    texts = [(0, "c"), (0, "c"), (0, "c"), (1, "a"), (1, ""), (1, "")]
+    rollout.generate.return_value = [SimpleNamespace(query=n, text=text) for n, text in texts]
+    verifier = SimpleNamespace(score=lambda texts, answers: [*map(str.__eq__, texts, answers)])
+    gathered = [[1, 2], [other, *mine]]
+    theirs = [(2, True), (2, False), (2, True)]
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
+    monkeypatch.setattr(
+        "recipes.trainer_run.gather", lambda own: gathered.pop(0) if gathered else theirs + own
+    )
+    weights = RolloutWeights(rollout, verifier, 3, 5)(model, mine, 7)
+    assert weights.tolist() == pytest.approx([2 / 3, 1 / 3])
+    seeds = [data.derive_seed(7, n) for n in range(3)]
+    asked = {"num_samples": 3, "max_tokens": 5, "seeds": seeds}
+    prompts = [[4], [1, 2], [3]]
+    calls = [call.load_parameters(ANY), call.generate(prompts, **asked), call.sleep()]
+    assert rollout.method_calls == calls
+    names = [name for name, _ in rollout.load_parameters.call_args.args[0]]
+    assert names == ["weight", "bias"]
+
+
+def test_answers_by_generate_weigh_queries_in_chunks_whatever_the_model_s_own_settings():
+    tokenizer, graded = make_tokenizer(), []
+    queries = [Query(tokenizer(text).input_ids, str(n)) for n, text in enumerate(("1", "2+3", "4"))]
+
+    def generate(input_ids, attention_mask, **settings):
+        ids = input_ids.repeat_interleave(2, dim=0)  # Of each query one answer repeats the end.
+        graded.append(settings)
+        return torch.cat([ids, ids[:, -1:] + torch.tensor([[0], [1]] * len(input_ids))], dim=1)
+
+    def score(texts, references):
+        graded.append((texts, references))
+        return [True, False, False, False, True, True]
+
+    model = Mock(device="cpu", **{"generate.side_effect": generate})
+    weigh = GenerateWeights(tokenizer, SimpleNamespace(score=score), 2, 9, chunk_size=2)
+    assert weigh(model, queries, seed=5).tolist() == [0.5, 1, 0]
+    assert torch.initial_seed() == 5 and model.method_calls[0] == call.eval()
+    settings = {"do_sample": True, "num_return_sequences": 2, "max_new_tokens": 9}
+    settings |= {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
+    texts = [text for digit in (1, 3, 4) for text in (f"{digit}", f"{digit + 1}")]
+    assert graded == [settings, settings, (texts, [*"001122"])]
 
 
 @slow
@@ -176,14 +223,11 @@ def test_rows_that_lack_a_part_and_weights_of_another_shape_are_refused(tmp_path
         trainer.compute_loss(trainer.model, {**batch, "weights": torch.ones(8)})
     with pytest.raises(ValueError, match="weigh gave"):
         trainer.train()
-    trainer.train_dataset = rows.remove_columns("labels").add_column(
-        "labels", [[-100] * len(ids) for ids in rows["input_ids"]]
-    )
-    with pytest.raises(ValueError, match="needs a solution in each row"):
-        trainer.train()
-    all_learnt = rows.remove_columns("labels").add_column("labels", rows["input_ids"])
-    for trainer.train_dataset in (rows.remove_columns("answer"), all_learnt):
-        with pytest.raises(ValueError, match="needs a prompt in each row, and a column answer"):
+    ids, unlabelled = rows["input_ids"], rows.remove_columns("labels")
+    unlearnt = unlabelled.add_column("labels", [[-100] * len(row) for row in ids])
+    all_learnt = unlabelled.add_column("labels", ids)
+    for trainer.train_dataset in (unlearnt, all_learnt, rows.remove_columns("answer")):
+        with pytest.raises(ValueError, match=r"OSW-FT needs a (solution|prompt) in each row"):
             trainer.train()
 
 
@@ -192,26 +236,6 @@ def test_text_without_the_end_of_turn_is_refused(tmp_path):
     config = SFTConfig(str(tmp_path), remove_unused_columns=False, bf16=False, use_cpu=True)
     with pytest.raises(ValueError, match="eos_token"):
         WeightedSFTTrainer("absent", config, weigh=None, train_dataset=texts)
-
-
-@each_trainer
-def test_evaluation_is_that_of_sft(trainer, tmp_path):
-    trainer = make_trainer(trainer, tmp_path, weigh=None)
-    dense = dense_oswft_loss(trainer.model, ROWS, torch.ones(8), TOKENS).item()
-    assert trainer.evaluate(trainer.train_dataset)["eval_loss"] == pytest.approx(dense, rel=1e-4)
-
-
-def test_the_page_s_own_loop_gives_the_dense_gradient(tmp_path):
-    model = make_trainer(OSWFTTrainer, tmp_path, weigh=None).model
-    weights, micro_batches = torch.rand(8), []
-    for part in (slice(3), slice(3, 8)):
-        ids = pad([torch.tensor(row.prompt_ids + row.response_ids) for row in ROWS[part]])
-        mask = pad([torch.arange(len(row)) >= len(row.prompt_ids) for row in ROWS[part]])
-        micro_batches.append({"input_ids": ids, "mask": mask, "weights": weights[part]})
-    exec(LOOP, {"model": model, "micro_batches": micro_batches, "oswft_loss": oswft_loss})
-    dense = torch.autograd.grad(dense_oswft_loss(model, ROWS, weights, TOKENS), model.parameters())
-    for parameter, gradient in zip(model.parameters(), dense, strict=True):
-        assert_same(parameter.grad, gradient)
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules")  # imported before
@@ -223,12 +247,13 @@ def test_each_learns_what_the_scripts_learn(recipe, tiny, tmp_path, process_grou
     tokenizer.save_pretrained(model)
     (model / "generation_config.json").write_text('{"eos_token_id": 0}')  # not the end of turn
     shutil.copy(tiny / "heldout" / "hard.jsonl", tmp_path / "train.jsonl")
-    made = []
+    made, sampled = [], []
     monkeypatch.setattr(Trainer, "train", lambda trainer, **_: made.append(trainer))
     monkeypatch.setattr(Trainer, "save_model", lambda trainer: None)
     for name in ("verify.Verifier", "recipes.trainer_run.Verifier"):
         monkeypatch.setattr(name, lambda *_, **__: contextlib.nullcontext())
-    monkeypatch.setattr("recipes.trainer_run.Rollout", lambda *_, **__: None)
+    rollout = lambda *_, **settings: sampled.append(settings)  # noqa: E731
+    monkeypatch.setattr("recipes.trainer_run.Rollout", rollout)
     monkeypatch.chdir(tmp_path)
     if recipe == "the page's script":
         exec(SCRIPT.replace("Qwen/Qwen3-0.6B-Base", "model"), {"__name__": "__main__"})
@@ -238,6 +263,9 @@ def test_each_learns_what_the_scripts_learn(recipe, tiny, tmp_path, process_grou
         runpy.run_module(f"recipes.{recipe}", run_name="__main__")
         stops = made[0].model.generation_config.eos_token_id
         assert set(stops) == set(models.stop_token_ids(tokenizer))
+        precision = {"trl_sft": "bf16", "transformers_trainer": "fp32"}[recipe]  # of their own
+        assert sampled == [{"vllm_memory": 0.5, "vllm_sleep": True, "precision": precision}]
+        assert made[0].weigh == RolloutWeights(None, None, 2, 48)
     [trainer] = made
     assert trainer.args.num_train_epochs == 1
     examples, _ = models.tokenize_examples(data.load_examples("train.jsonl"), tokenizer, 128, 48)

@@ -21,11 +21,12 @@ FLAGS = ("headless", "no-sandbox", "disable-background-networking", "window-size
 
 def write_run(folder: Path, batch: dict[str, list]) -> Path:
     """A run of one batch, which maps ids to answers: fields of their rollouts' rows."""
-    data, fields = folder.parent / "train.jsonl", {"solution": "the expert's", "source": "world"}
+    data, fields = folder.parent / "train.jsonl", {"solution": "the expert's", "source": HOSTILE}
     fields["answer"] = "7"
     write_rows([{"id": id, "question": f"question {id}", **fields} for id in batch], data)
     make_tokenizer().save_pretrained(folder / "final")
-    write_args(folder, args={"model": "absent", "data": str(data), "weighting": "oswft"})
+    args = {"model": "absent", "data": str(data), "weighting": "oswft", "note": HOSTILE}
+    write_args(folder, args=args)
     write_rows([{"step": 1, "loss": 1.0, "train_s": 1.0}], folder / "metrics.jsonl")
     rows = [
         {"id": id, "query": n, "token_ids": [17, 18, 13], "finish_reason": "stop", **answer}
@@ -109,13 +110,13 @@ def test_a_click_shows_why_a_query_counts_and_its_answers_with_colored_tokens(ch
 
 
 def test_nothing_that_a_model_wrote_is_run(chromium, tmp_path):
-    id = "<img src=x onerror=hacked=1>'\"</td>"
+    id = "</script><img src=x onerror=hacked=1><!-- '\"</td>"
     batch = {id: [*answers(1, text=HOSTILE), *answers(0, text=HOSTILE, logprobs=[-1.0] * 3)]}
     page = Page(chromium, tmp_path / "view.html", write_run(tmp_path / "$x^$ <b>", batch))
     assert wait(lambda: page.texts("#queries tbody td.id") == [id])
     page.driver.execute_script("document.querySelector('tbody td').click()")
     assert wait(lambda: HOSTILE in page.texts("section pre"))
-    assert not page.texts("#browse :is(img, script, b, iframe)")
+    assert not page.texts(":is(#browse, #runs) :is(img, script, b, iframe)")
     assert page.driver.get_log("browser") == []
     assert page.driver.execute_script("return typeof hacked") == "undefined"
     logged = [json.loads(row["message"])["message"] for row in page.driver.get_log("performance")]
