@@ -2,7 +2,7 @@
 # make lesson     runs docs/lesson.ipynb and keeps its outputs; needs `uv pip install jupyterlab`
 # make exercises  grades docs/exercises (ONLY=3: one of them)
 # make check      style, and every test that is not marked slow: a minute
-# make test       style, and every test (TESTS=tests/test_sft.py); its end says what was skipped and why
+# make test       style, and every test (TESTS=tests/test_loop.py); its end says what was skipped and why
 # make test-gpu   on a machine with a GPU, the tests that use one: 8 minutes at most
 # make bench      compares with other implementations and writes BENCHMARKS.md: 40 minutes
 # make lint       style and names

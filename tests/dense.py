@@ -43,22 +43,23 @@ def dense_oswft_loss(model, rows, weights, normalizer):
 
 
 def dense_grpo_loss(model, rows, advantages, old_logprobs, args, factors=None):
-    """DAPO's equation, a token at a time: min(r A, clip(r) A) / all tokens; how many clipped.
+    """DAPO's equation, a token at a time: min(r A, clip(r) A) / all tokens; how many clipped; KL.
 
     `factors`, if given, are of each row's tokens, like `old_logprobs`.
     """
-    total, low, high = torch.zeros(()), 0, 0
+    total, low, high, kl = torch.zeros(()), 0, 0, 0.0
     factors = factors or [torch.ones_like(old) for old in old_logprobs]
     for row, advantage, old, each in zip(rows, advantages, old_logprobs, factors, strict=True):
         ratios = (dense_logprobs(model, row, args.temperature) - old).exp()
         for ratio, factor in zip(ratios, each, strict=True):
+            kl += (ratio - 1 - ratio.log()).item() if advantage else 0
             if advantage > 0:
                 total = total + factor * advantage * min(ratio, torch.tensor(args.clip_high))
                 high += bool(ratio > args.clip_high)
             if advantage < 0:
                 total = total + factor * advantage * max(ratio, torch.tensor(args.clip_low))
                 low += bool(ratio < args.clip_low)
-    return -total / sum(len(row.response_ids) for row in rows), low, high
+    return -total / sum(len(row.response_ids) for row in rows), low, high, kl
 
 
 def assert_same(ours: torch.Tensor, reference: torch.Tensor, largest=5e-5, norm=2e-5) -> None:

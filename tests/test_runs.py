@@ -10,17 +10,12 @@ import time
 from pathlib import Path
 
 import conftest
-from conftest import ROOT, SCRIPTS, call_of, launch, metrics, needs_vllm, rollouts, slow, start
-from data import write_rows
+from conftest import ROOT, SCRIPTS, call_of, launch, metrics, needs_vllm, slow, start
 from ranks import init_ranks, share_stop_signals
 from run import STOP_SIGNALS, Run, checkpoints, read_args
-from train_grpo import grpo_advantages
-from train_oswft import oswft_weights
 
 import pytest
-import torch
 import torch.distributed as dist
-from safetensors.torch import load_file
 
 pytestmark = slow
 
@@ -64,104 +59,10 @@ def test_a_run_leaves_what_the_readme_says(whole_runs, script):
     documented = set(re.findall(r"`(_?[a-z_0-9]+)`", (ROOT / "docs/output.md").read_text()))
     always = {"loss", "epoch", "grad_norm", "clipped", "learning_rate", "train_tokens", "train_s"}
     for row in rows:
-        assert set(row) >= always
+        assert set(row) >= always and row.get("vllm_gap_max", 0) < 1e-3
         for key in row:
             prefix, _, suffix = key.rpartition("_")
             assert key in documented or {f"{prefix}_mean", f"_{suffix}"} <= documented, key
-
-
-@pytest.mark.parametrize("script", SAMPLING)
-def test_the_metrics_of_a_run_agree_with_each_other(script, whole_runs):
-    rows = metrics(whole_runs[script])
-    for row in rows:
-        assert row["vllm_gap_mean"] <= row["vllm_gap_max"] < 1e-3
-        if script == "train_grpo.py":
-            assert row["skipped_sequences"] == pytest.approx(12 * 4 * row["no_signal_share"])
-            continue
-        assert row["skipped_sequences"] == round(12 * row["weight_0_share"])
-        assert row["mean_weight"] == pytest.approx(1 - row["pass_rate"])
-        shares = (row["weight_0_share"], row["weight_between_share"], row["weight_1_share"])
-        assert sum(shares) == pytest.approx(1)
-    size = 48 if script == "train_grpo.py" else 12
-    assert any(0 < row["skipped_sequences"] < size for row in rows), "nothing was ever skipped"
-
-
-@pytest.mark.parametrize(
-    ("script", "group", "reward", "column", "of"),
-    [
-        ("train_oswft.py", 2, "pass_rate", "weight", oswft_weights),
-        ("train_grpo.py", 4, "reward", "advantage", grpo_advantages),
-    ],
-)
-def test_every_completion_is_kept_with_its_verdict(script, group, reward, column, of, whole_runs):
-    run = whole_runs[script]
-    files = sorted(path.name for path in (run / "rollouts").iterdir())
-    assert files == [f"step_{n:06d}.jsonl" for n in (1, 3, 5, 7)]
-    rows = metrics(run)
-    for step in (1, 3, 5, 7):
-        kept = rollouts(run, step)
-        assert len(kept) == 24 * group
-        pass_rates = []
-        for answers in (kept[i : i + group] for i in range(0, len(kept), group)):
-            assert len({answer["id"] for answer in answers}) == 1
-            verdicts = torch.tensor([[answer["correct"] for answer in answers]])
-            pass_rates.append(verdicts.float().mean().item())
-            assert {answer["pass_rate"] for answer in answers} == {pass_rates[-1]}
-            written = torch.tensor([[answer[column] for answer in answers]])
-            torch.testing.assert_close(written, of(verdicts).view(1, -1).expand(1, group))
-        assert rows[step - 1][reward] == pytest.approx(sum(pass_rates[:12]) / 12)
-        assert rows[step][reward] == pytest.approx(sum(pass_rates[12:]) / 12)
-
-
-REWARD = """
-def part(completion, example):
-    if example.length == 44:
-        raise MemoryError  # beyond a limit: 0, and counted
-    return min(1.0, len(completion) / example.length)
-"""
-
-
-def test_a_reward_of_ones_own_counts_and_a_query_that_comes_twice_is_sampled_anew(tiny, tmp_path):
-    rows = [json.loads(line) for line in (tiny / "train.jsonl").open()][:20]  # the batch has 24
-    rows = {row["id"]: {**row, "length": 40 + n % 5} for n, row in enumerate(rows)}
-    write_rows(list(rows.values()), tmp_path / "train.jsonl")
-    (tmp_path / "own.py").write_text(REWARD)
-    call = [*call_of("train_oswft.py", tiny, tmp_path / "run"), "--max_steps", "2"]
-    call += ["--data", tmp_path / "train.jsonl", "--reward", f"{tmp_path}/own.py:part"]
-    launch(*call)
-    kept = rollouts(tmp_path / "run", 1)
-    answers = {}
-    for answer in kept:
-        answers.setdefault(answer["id"], []).append(answer["text"])
-    twice = [texts for texts in answers.values() if len(texts) == 4]
-    assert len(twice) == 4 and any(texts[:2] != texts[2:] for texts in twice)
-    assert len(kept) == 48 and len({answer["reward"] for answer in kept}) > 2
-    for row, part in zip(metrics(tmp_path / "run"), (kept[:24], kept[24:]), strict=True):
-        assert row["ungraded_share"] == sum(answer["ungraded"] for answer in part) / 24
-    for pair in zip(kept[::2], kept[1::2], strict=True):
-        lengths = [len(answer["text"]) / rows[answer["id"]]["length"] for answer in pair]
-        ungraded = rows[pair[0]["id"]]["length"] == 44
-        assert [answer["ungraded"] for answer in pair] == [ungraded] * 2
-        rewards = [0.0 if ungraded else min(1.0, length) for length in lengths]
-        assert [answer["reward"] for answer in pair] == pytest.approx(rewards)
-        assert pair[0]["weight"] == pytest.approx(1 - sum(rewards) / 2)
-
-
-def test_osw_ft_with_all_answers_wrong_takes_the_steps_of_sft(whole_runs, tiny, tmp_path):
-    (tmp_path / "wrong.py").write_text("def reward(completion, example):\n    return 0\n")
-    call = call_of("train_oswft.py", tiny, tmp_path / "run")
-    launch(*call, "--reward", f"{tmp_path / 'wrong.py'}:reward", ranks=2)
-    sft = whole_runs["train_sft.py"]
-    rows = list(zip(metrics(tmp_path / "run"), metrics(sft), strict=True))
-    for ours, theirs in rows:
-        assert ours["mean_weight"] == 1 and ours["train_tokens"] == theirs["train_tokens"]
-        for key in ("loss", "grad_norm"):
-            assert ours[key] == pytest.approx(theirs[key], rel=1e-4), key
-    folders = (tiny / "model", sft / "final", tmp_path / "run" / "final")
-    before, theirs, ours = (load_file(folder / "model.safetensors") for folder in folders)
-    for name, weight in theirs.items():
-        way = (weight - before[name]).norm()
-        assert (ours[name] - weight).norm() <= 1e-2 * way and way > 0, name
 
 
 def assert_equal(run: Path, whole: Path) -> None:

@@ -1,8 +1,11 @@
-"""The method itself: weights, loss, and what the paper claims about the estimator."""
+"""The methods' pure functions: weights, advantages, losses."""
 
-from train_grpo import grpo_loss
+import math
+
+from data import Example, InputError, TokenizedExample
+from train_grpo import grpo_advantages, grpo_loss
 from train_oswft import control_weights, oswft_loss, oswft_weights
-from train_sft import sft_loss
+from train_sft import get_weights, sft_loss
 
 import pytest
 import torch
@@ -13,7 +16,7 @@ EDGE_CASES = {  # rewards (B, K) -> the weights of OSW-FT and of hard-thresholdi
     "mixed": (torch.tensor([[1, 1], [1, 0], [0, 1], [0, 0]]), [0, 0.5, 0.5, 1], [0, 1, 1, 1]),
     "K=1": (torch.tensor([[1], [0], [1]]), [0, 1, 0], [0, 1, 0]),
     "truth values": (torch.tensor([[True] * 3, [True, False, False]]), [0, 2 / 3], [0, 1]),
-    "one query": (torch.tensor([[1, 0, 0, 0]]), [0.75], [1]),
+    "K=4": (torch.tensor([[1, 0, 0, 0], [1, 1, 1, 0]]), [0.75, 0.25], [1, 1]),
 }
 
 
@@ -41,15 +44,6 @@ def test_random_weights_are_uniform_around_the_mean_of_osw_ft_and_within_0_and_1
     torch.testing.assert_close(quantiles, expected, rtol=0, atol=0.01)
 
 
-def test_random_weights_have_nothing_to_do_with_the_answers():
-    rewards = (torch.arange(128) >= 50).float()[:, None]
-    correlations = [
-        torch.corrcoef(torch.stack([rewards[:, 0], control_weights(rewards, "random")]))[0, 1]
-        for _ in range(400)
-    ]
-    assert abs(torch.stack(correlations).mean().item()) < 4 / (128 * 400) ** 0.5
-
-
 def test_random_weights_follow_their_generator_and_leave_the_global_one_alone():
     rewards = torch.tensor([[0.0, 1.0]] * 16)
     draws = [
@@ -62,6 +56,33 @@ def test_random_weights_follow_their_generator_and_leave_the_global_one_alone():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_advantages_are_normalised_within_each_group():
+    rewards = torch.tensor([[1, 0, 0, 0], [1, 1, 1, 0], [1, 0, 1, 0]])
+    advantages = grpo_advantages(rewards)
+    for row, answers in zip(advantages.tolist(), rewards.tolist(), strict=True):
+        mean = sum(answers) / 4
+        std = math.sqrt(sum((r - mean) ** 2 for r in answers) / 3)
+        assert row == pytest.approx([(r - mean) / std for r in answers], abs=1e-5)
+    torch.testing.assert_close(grpo_advantages(rewards.bool()), advantages)
+
+
+@pytest.mark.parametrize("group", [2, 3, 8])
+@pytest.mark.parametrize("reward", [0.0, 1.0, 0.7, 1 / 3])  # the mean of eight 0.7 is not 0.7
+def test_a_group_of_equal_rewards_has_no_advantage_at_all(group, reward):
+    assert grpo_advantages(torch.full((3, group), reward)).tolist() == [[0.0] * group] * 3
+
+
+def test_no_gradient_flows_through_the_advantages():
+    assert not grpo_advantages(torch.rand(2, 4, requires_grad=True)).requires_grad
+
+
+@pytest.mark.parametrize("weight", [-0.5, "1", None, True, float("nan"), float("inf")])
+def test_a_weight_that_is_none_is_refused_with_its_row(weight):
+    example = Example("id", "1", "1", "1", "s", {"w": weight}, "rows.jsonl:1")
+    with pytest.raises(InputError, match=r"rows\.jsonl:1"):
+        get_weights([TokenizedExample("id", [1, 2], [3, 4], example)], "w")
+
+
 def test_an_unknown_strategy_and_weights_that_broadcast_or_have_a_gradient_are_refused():
     with pytest.raises(ValueError):
         control_weights(torch.ones(1, 2), strategy="soft")
@@ -72,44 +93,11 @@ def test_an_unknown_strategy_and_weights_that_broadcast_or_have_a_gradient_are_r
                 loss(rows_end_to_end, torch.ones(1, 6), weights, 6)
 
 
-def test_loss_equals_numbers_worked_out_by_hand():
-    logprobs = torch.tensor([[-1.0, -2.0, -4.0], [-0.5, -3.0, -9.0]])
-    mask = torch.tensor([[True, True, False], [False, True, False]])
-    weights = torch.tensor([0.5, 1.0])
-    # 0.5 * (1 + 2) + 1.0 * 3 = 4.5; three completion tokens, two queries
-    assert oswft_loss(logprobs, mask, weights, 3).item() == pytest.approx(1.5)
-    assert oswft_loss(logprobs, mask, weights, 2).item() == pytest.approx(2.25)
-
-
-def test_gradient_equals_autograd_of_the_dense_formula():
-    torch.manual_seed(0)
-    theta = torch.randn(5, 7, 13, dtype=torch.float64, requires_grad=True)
-    targets = torch.randint(13, (5, 7))
-    mask = torch.rand(5, 7) > 0.3
-    weights = torch.tensor([0, 0.5, 1, 0.25, 0], dtype=torch.float64)
-    logprobs = theta.log_softmax(-1).gather(-1, targets[..., None])[..., 0]
-    (ours,) = torch.autograd.grad(oswft_loss(logprobs, mask, weights, 9.0), theta)
-    # d(-w log p_t / n) / d theta_v = w / n * (p_v - [v = t])
-    onehot = torch.nn.functional.one_hot(targets, 13)
-    dense = (theta.softmax(-1) - onehot) * (weights[:, None] * mask / 9.0)[..., None]
-    torch.testing.assert_close(ours, dense)
-
-
 LOSSES = {  # each script's, of (log-probabilities, mask, a weight for each row, normalizer)
     "sft": lambda logprobs, mask, weights, n: sft_loss(logprobs, mask, weights, n),
     "oswft": oswft_loss,
     "grpo": lambda x, mask, weights, n: grpo_loss(x, x.detach() - 0.1, weights, mask, n),
 }
-
-
-@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
-def test_a_loss_is_the_sum_over_any_split_of_the_batch(loss):
-    torch.manual_seed(0)
-    logprobs, mask, weights = -torch.rand(8, 5), torch.rand(8, 5) > 0.5, torch.rand(8)
-    for split in ([1] * 8, [3, 5], [2, 2, 4], [7, 1]):
-        order = torch.randperm(8)
-        parts = [loss(logprobs[i], mask[i], weights[i], 17) for i in order.split(split)]
-        torch.testing.assert_close(sum(parts), loss(logprobs, mask, weights, 17))
 
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
