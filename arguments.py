@@ -90,7 +90,7 @@ class RolloutArgs(TrainArgs):
 
     # vLLM and the verifier
     vllm_sleep: bool = False  # vLLM gives its GPU memory back while the model trains
-    # share of a GPU's memory for vLLM (CPU: the host's); default: 0.3; if it sleeps, what is left
+    # share of a GPU's memory for vLLM (CPU: of what is free); default: 0.3; asleep: what is left
     vllm_memory: float | None = None
     verifier_workers: int = 2  # processes per rank that check answers
     reward: str | None = None  # file.py:function of your own, in place of the verifier

@@ -56,16 +56,24 @@ def prepare_vllm() -> None:
     CpuCommunicator._all_group_ranks_share_shm_group_name = lambda self: False
 
 
-def vllm_options(memory_share: float, cache_bytes: int, max_length: int) -> dict:
+def available_memory() -> int:
+    """Bytes that are free for vLLM: within the container, on the NUMA node that it will use."""
+    from vllm.utils.cpu_resource_utils import get_allowed_cpu_list, get_memory_node_info
+
+    return get_memory_node_info(get_allowed_cpu_list()[0].numa_node).available_memory
+
+
+def vllm_options(
+    memory_share: float, weight_bytes: int, cache_bytes: int, max_length: int
+) -> dict[str, int | bool]:
     """vLLM's options on a CPU.
 
-    All KV caches of a host share `memory_share` of its memory; this one can use `cache_bytes`.
+    The ranks of a host share `memory_share` of what is available. A KV cache gets what the weights
+    leave of it, and at most the `cache_bytes` that it can use, as vLLM touches all of it.
     """
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    ranks_here = int(os.environ.get("LOCAL_SIZE", 1))
+    own = memory_share * available_memory() / int(os.environ.get("LOCAL_SIZE", 1))
     return {
-        # vLLM touches all of it at the start, so it gets no more than it can use.
-        "kv_cache_memory_bytes": min(cache_bytes, int(memory_share * memory / ranks_here)),
+        "kv_cache_memory_bytes": min(cache_bytes, int(own) - weight_bytes),
         "block_size": 32,  # Only whole blocks of a prompt are shared.
         "enforce_eager": True,
         # Chunked prefill with seeds crashes vLLM's sampler: a CPU generator cannot undo a draw.

@@ -236,6 +236,15 @@ def load_config(model: str, max_length: int) -> PreTrainedConfig:
     return config
 
 
+def count_parameters(model: str, max_length: int) -> int:
+    """How many parameters a model has, tied ones once, from its config alone."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        network = AutoModelForCausalLM.from_config(load_config(model, max_length))
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
 def load_model(path_or_hub_id: str, max_length: int, precision: str = "auto") -> PreTrainedModel:
     """Load a causal language model. Raises InputError if weights are missing or left over."""
     from transformers import AutoModelForCausalLM

@@ -15,7 +15,7 @@ from typing import Literal
 import cpu
 from data import InputError, TokenizedExample, Trajectory, blame, derive_seed
 from engine import Engine
-from models import Tokenizer, load_config, stop_token_ids
+from models import Tokenizer, count_parameters, load_config, stop_token_ids
 from ranks import gather
 from verify import Verifier
 
@@ -84,13 +84,19 @@ class Rollout:
         own_prompts = math.ceil(rollout_batch_size / dist.get_world_size())
         device = "cuda" if torch.cuda.is_available() else "cpu"
         num_sequences = min(MAX_SEQUENCES[device], own_prompts * num_rollouts)
-        cache = (num_sequences + 1) * kv_cache_bytes(model, max_length, precision)
+        one = kv_cache_bytes(model, max_length, precision)  # of a sequence
+        cache = (num_sequences + 1) * one
         llm_class = self.vllm.LLM  # This imports most of vLLM.
         gc.freeze()  # garbage collection would scan all imports five times while vLLM starts
         if torch.cuda.is_available():
             options = gpu_options(vllm_memory, self.sleeps, cache)
         else:
-            options = cpu.vllm_options(vllm_memory or VLLM_SHARE, cache, max_length)
+            weights = count_parameters(model, max_length) * (2 if precision == "bf16" else 4)
+            options = cpu.vllm_options(vllm_memory or VLLM_SHARE, weights, cache, max_length)
+            if options["kv_cache_memory_bytes"] < one:
+                advice = "raise --vllm_memory, or lower --max_completion_length"
+                raise InputError(f"the memory is too small to sample {max_length} tokens: {advice}")
+            dist.barrier()  # All ranks have asked what is available, and none has taken of it.
         self.llm = llm_class(
             model=model,
             skip_tokenizer_init=True,  # Token ids go in, and token ids come out.

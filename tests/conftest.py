@@ -24,6 +24,7 @@ import traceback
 from collections.abc import Callable
 from importlib.metadata import distributions
 from pathlib import Path
+from types import ModuleType
 
 import psutil
 import pytest
@@ -158,6 +159,49 @@ def tiny_engine(tiny, process_group):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOCAL_RANK", "0")
         return load_engine(str(tiny / "model"), 128, precision="fp32")
+
+
+REWARD = """
+def by_length(completion, example):
+    if len(completion) == 7:
+        raise MemoryError  # beyond a limit: 0, and counted
+    return (len(completion) + 2 * getattr(example, "weight", 0)) % 3 / 2
+"""
+
+
+@pytest.fixture
+def run_here(tiny, tmp_path, one_rank, monkeypatch):
+    """Runs a script's `main` in this process, in seconds, and returns its status.
+
+    `vllm` stands in for vLLM. SIGUSR1 asks a run to stop. Of the 30 rows that it reads, no two next
+    to each other have solutions of one length, or the same "weight".
+    """
+    rows = [json.loads(line) for line in (tiny / "train.jsonl").open()][:30]
+    for n, row in enumerate(rows):
+        row |= {"solution": row["solution"][: 10 + 3 * (n % 7)], "weight": n % 3 / 2}
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "reward.py").write_text(REWARD)
+    setting = {"model": str(tiny / "model"), "data": str(tmp_path / "rows.jsonl")}
+    setting |= {"output_dir": str(tmp_path / "run"), "precision": "fp32"}
+    setting |= {"max_length": 128, "max_completion_length": 48, "train_batch_size": 4}
+    judged = {"reward": f"{tmp_path}/reward.py:by_length", "verifier_workers": 1}
+    judged |= {"rollout_batch_size": 12}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGINT)}
+    monkeypatch.setattr("cpu.available_memory", lambda: 2**34)
+    monkeypatch.setattr("run.STOP_SIGNALS", (signal.SIGUSR1,))
+    monkeypatch.setattr(
+        "run.share_stop_signals", lambda _: None
+    )  # Later tests have the same store.
+    monkeypatch.setattr("run.stop_was_shared", lambda: False)
+
+    def run_here(script: ModuleType, vllm=None, **flags) -> int:
+        monkeypatch.setattr(script, "init_training", lambda: None)
+        monkeypatch.setattr("rollout.import_vllm", lambda: vllm)
+        return script.main(script.Args(**setting | (judged if vllm else {}) | flags))
+
+    yield run_here
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def free_port() -> str:

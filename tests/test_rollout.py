@@ -6,9 +6,10 @@ from unittest.mock import Mock, call
 
 from checks import follow_the_trainer
 from conftest import ROOT, needs_vllm, on_ranks, output_of, slow
-from data import TokenizedExample
+from data import InputError, TokenizedExample
 from demo.tiny import make_tokenizer
-from rollout import Completion, Rollout, completion_stats
+from rollout import Rollout, gpu_options, kv_cache_bytes
+from stand_in import StandIn
 
 import pytest
 import torch
@@ -61,25 +62,60 @@ def test_ids_that_are_no_tokens_are_left_out_and_tokens_after_a_gap_are_read():
     gap = Tokenizer(WordLevel({"7": 0, "<|im_end|>": 1, "8": 70}))
     made = bare_rollout(tokenizer=PreTrainedTokenizerFast(tokenizer_object=gap))
     assert len(made.tokenizer) == 3
-    sample = SimpleNamespace(token_ids=[0, 3, 70, 90], finish_reason="length", logprobs=None)
+    sample = SimpleNamespace(token_ids=[0, 3, 90, 70], finish_reason="length", logprobs=None)
     assert made._completion(3, sample).text == "7 8"
     made = bare_rollout(tokenizer=make_tokenizer())
     beyond = len(made.tokenizer)
-    seven, end = made.tokenizer.convert_tokens_to_ids(["7", "<|im_end|>"])
-    ids, logprobs = [seven, beyond, beyond + 9, seven, end], [-1, -1, -1, -2, -2]
+    begin, seven, end = made.tokenizer.convert_tokens_to_ids(["<|im_start|>", "7", "<|im_end|>"])
+    ids, logprobs = [seven, beyond, beyond + 9, begin, seven, end], [-1, -1, -1, -2, -2, -2]
     sample = SimpleNamespace(token_ids=ids, finish_reason="stop", logprobs=None)
     sample.logprobs = SimpleNamespace(logprobs=logprobs)
     completion = made._completion(3, sample)
-    assert (completion.text, completion.query) == ("77", 3)
+    assert (completion.text, completion.query) == ("7<|im_start|>7", 3)
     assert (completion.logprobs, completion.token_ids) == (logprobs, ids)
 
 
-def test_completion_stats_worked_out_by_hand():
-    stopped = Completion(0, [1] * 3, "", "stop", [])
-    cut_off = Completion(1, [1] * 9, "", "length", [], ungraded=True)
-    stats = {"completion_length_mean": 6.0, "completion_length_max": 9, "rollout_tokens": 12}
-    stats |= {"truncated_share": 0.5, "ungraded_share": 0.5}
-    assert completion_stats([[stopped], [cut_off]]) == stats
+def test_a_rank_answers_its_share_of_the_prompts_within_the_length(tiny, monkeypatch):
+    vllm, prompts = StandIn(), [[1] * length for length in (3, 5, 12, 17)]
+    monkeypatch.setattr("rollout.import_vllm", lambda: vllm)
+    monkeypatch.setattr("cpu.available_memory", lambda: 2**34)
+    monkeypatch.setattr("rollout.dist.get_world_size", lambda: 2)
+    monkeypatch.setattr("rollout.dist.get_rank", lambda: 1)
+    sizes = {"rollout_batch_size": 3, "num_rollouts": 2, "precision": "fp32"}
+    made = Rollout(str(tiny / "model"), make_tokenizer(), max_length=20, **sizes)
+    assert vllm.options["max_num_seqs"] == 4  # two prompts, twice
+    monkeypatch.setattr("cpu.available_memory", lambda: 2**22)
+    with pytest.raises(InputError, match="too small to sample 20 tokens: raise --vllm_memory"):
+        Rollout(str(tiny / "model"), make_tokenizer(), max_length=20, **sizes)
+    completions = made.generate(prompts, 2, max_tokens=9, seeds=[5, 6, 7, 8], temperature=1.0)
+    told = [(prompt, params["max_tokens"], params["seed"]) for prompt, params in vllm.requests]
+    assert told == [([1] * 5, 9, 6), ([1] * 17, 3, 8)]
+    assert [completion.query for completion in completions] == [1, 1, 3, 3]
+
+
+def test_on_a_gpu_vllm_gets_its_share_or_what_is_left_and_no_more_cache_than_it_can_use(
+    monkeypatch,
+):
+    memory = [60 * 2**30, 80 * 2**30]  # free, and all
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: memory)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    for share, sleeps, cache, told in (
+        (None, False, 2**40, (0.3, None)),
+        (None, True, 2**30, (58 / 80, 2**30)),
+        (0.5, True, 19 * 2**30, (0.5, 19 * 2**30)),
+        (0.5, False, 21 * 2**30, (0.5, None)),
+    ):
+        options = gpu_options(share, sleeps, cache)
+        assert (options["gpu_memory_utilization"], options["kv_cache_memory_bytes"]) == told
+    memory[0] = 2**30
+    with pytest.raises(InputError, match="leaves vLLM no memory"):
+        gpu_options(None, True, 2**30)
+
+
+def test_the_cache_of_a_sequence_is_counted_in_whole_blocks(tiny):
+    # two layers, keys and values, two heads of 32 numbers
+    for length, precision, size in ((127, "bf16", 128 * 256 * 2), (128, "fp32", 256 * 256 * 4)):
+        assert kv_cache_bytes(str(tiny / "model"), length, precision) == size
 
 
 def test_a_stop_ends_the_answers_and_puts_vllm_to_sleep(process_group):
