@@ -6,47 +6,41 @@
     python -m look.tables compare runs/sft/eval runs/oswft/eval   # paired difference, p-value
 
 The protocol is the paper's (section 4.1): temperature 0.6, top-p 0.95, top-k 20, up to 8k tokens;
-16 answers to each competition problem, one to each of MATH-500 and GPQA-Diamond. samples.*.jsonl
-keep the answers and their verdicts. The same command continues an evaluation that was stopped.
+16 answers to each competition problem, one to each of MATH-500 and GPQA-Diamond. Answers are kept,
+verdicts are not: the same command samples what is missing, and grades all answers anew.
 """
 
-import functools
+import hashlib
 import importlib.metadata
 import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
+import data
 import models
 import verify
 from arguments import check_args, check_hosts, run_script, warn_of_slow_bf16
-from data import (
-    Example,
-    InputError,
-    blame,
-    derive_seed,
-    get_texts,
-    load_examples,
-    read_rows,
-    write_json,
-    write_rows,
-)
+from data import Example, InputError, blame
 from logprobs import LogprobModel
 from ranks import init_ranks, on_rank_0
 from rollout import MAX_VLLM_GAP, Rollout
-from run import claim, model_version, read_args, warn_of_ungraded, write_args
+from run import claim, provenance, read_args, warn_of_ungraded, write_args
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from tqdm import tqdm
 
 Z = 1.96  # standard deviations on either side of 95 %
+ANSWERS = "answers.rank*.jsonl"
+CHUNK = 64  # answers that are graded between two updates of the progress bar
 
 
 @dataclass(kw_only=True)
@@ -67,7 +61,7 @@ class Args:
 
     # The machine
     precision: Literal["bf16", "fp32"] = "bf16"  # of the model's weights
-    vllm_memory: float = 0.9  # share of the GPU's (on CPU: the host's) memory for vLLM
+    vllm_memory: float = 0.9  # share of the GPU's memory (on a CPU: the available) for vLLM
     verifier_workers: int = 2  # processes per rank that check answers
     reward: str | None = None  # file.py:function of your own, which gives 1 to a right answer
 
@@ -78,7 +72,7 @@ class Args:
 
 
 # Changing any of these needs a new folder.
-PROTOCOL = ("temperature", "top_p", "top_k", "max_completion_length", "precision", "seed", "reward")
+PROTOCOL = ("temperature", "top_p", "top_k", "max_completion_length", "precision", "seed")
 
 
 # ---- Scores and their error bars -----------------------------------------------------------------
@@ -150,8 +144,7 @@ def load_benchmark(name: str, data_dir: Path | None = None) -> list[Example]:
     """The problems of a benchmark, from the hub or from `<data_dir>/<name>.jsonl`."""
     benchmark = BENCHMARKS[name]
     source = str(data_dir / f"{name}.jsonl") if data_dir else benchmark.hub_id
-    with blame(f"{name} (--data_dir takes a copy)", () if data_dir else (InputError,)):
-        problems = read_benchmark(name, read_rows(source, benchmark.split))
+    problems = read_benchmark(name, data.read_rows(source, benchmark.split))
     if len(problems) != benchmark.num_problems:
         reason = f"has {len(problems)} problems, but {name} has {benchmark.num_problems}"
         raise InputError(f"{source}: {reason}; --benchmark_file takes problems of your own")
@@ -164,9 +157,8 @@ def read_benchmark(name: str, rows: Iterable[tuple[str, dict]]) -> list[Example]
     for where, row in rows:
         if benchmark.year and str(row.get("year", benchmark.year)) != benchmark.year:
             continue
-        if "question" in row:
-            row = {"problem": row["question"], **row}
-        question, answer, *wrong = get_texts(where, row, *benchmark.columns)
+        row = {"problem": row["question"], **row} if "question" in row else row
+        question, answer, *wrong = data.get_texts(where, row, *benchmark.columns)
         if wrong:
             question, answer = with_options(question, answer, wrong)
         problems.append(Example(f"{name}-{len(problems)}", question, "", answer, name, where=where))
@@ -180,16 +172,16 @@ def with_options(question: str, right: str, wrong: Sequence[str]) -> tuple[str, 
     return "\n".join([question, "", *lines]), "ABCD"[options.index(right)]
 
 
-def load_problems(args: Args) -> dict[str, list[Example]]:
-    """The problems of the chosen benchmarks, by name."""
+def load_problems(args: Args) -> list[Example]:
+    """The problems of the chosen benchmarks."""
     names = args.benchmarks or (() if args.benchmark_file else tuple(BENCHMARKS))
     if unknown := set(names) - set(BENCHMARKS):
         raise InputError(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
-    problems = {name: load_benchmark(name, args.data_dir) for name in names}
+    problems = [problem for name in names for problem in load_benchmark(name, args.data_dir)]
     for path in args.benchmark_file:
-        if path.stem in {*problems, *BENCHMARKS}:
+        if path.stem in {*BENCHMARKS, *(problem.source for problem in problems)}:
             raise InputError(f"{path}: another benchmark has this name: rename the file")
-        problems[path.stem] = load_examples(str(path), solution="", source=path.stem)
+        problems += data.load_examples(str(path), solution="", source=path.stem)
     return problems
 
 
@@ -200,117 +192,38 @@ def ask(problem: Example) -> str:
     return models.ASK_LETTER if problem.source == "gpqa_diamond" else models.ASK_FREE
 
 
-def fingerprint(problems: Sequence[Example]) -> str:
-    """A hash of a benchmark's prompts and references."""
-    read = [(p.id, models.messages(p.question, ask(p)), p.answer) for p in problems]
-    return sha256(json.dumps(read).encode()).hexdigest()[:16]
+def key_of(problem: Example) -> str:
+    """What an answer belongs to: a hash of the benchmark, the id and the prompt."""
+    prompt = models.messages(problem.question, ask(problem))
+    key = json.dumps([problem.source, problem.id, prompt])
+    return sha256(key.encode()).hexdigest()[:16]
 
 
-# ---- Samples -------------------------------------------------------------------------------------
-
-
-def read_file(path: Path) -> list[dict]:
-    """The rows of one rank; a kill may have left half a row at the end."""
-    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
-
-
-def read_samples(folder: Path) -> dict[str, list[dict]]:
-    """The rows of each benchmark, sorted, whichever rank wrote them. Of duplicates one counts."""
-    rows, samples = {}, {}
-    for path in folder.glob("samples.rank*.jsonl"):
-        for row in read_file(path):
-            # By length first, so that problem 10 comes after problem 9.
-            rows[row["benchmark"], len(row["id"]), row["id"], row["sample"]] = row
-    for (name, *_), row in sorted(rows.items()):
-        samples.setdefault(name, []).append(row)
-    return samples
-
-
-@functools.cache
-def judge_version(reward: str | None) -> str:
-    """A hash of what gives verdicts: the reward function's file, or verify.py and Math-Verify."""
-    path, _, name = (reward or f"{verify.__file__}:").rpartition(":")
-    name = name or importlib.metadata.version("math-verify")
-    return sha256(f"{name}\n{Path(path).read_text()}".encode()).hexdigest()[:12]
-
-
-def verdicts(
-    args: Args, verifier: verify.Verifier, texts: Sequence[str], problems: Sequence[Example]
-) -> Iterator[dict]:
-    """What the row of each answer says about its verdict."""
-    references = [p.columns if args.reward else p.answer for p in problems]
-    for grade in verifier.grade(texts, references):
-        yield {
-            "correct": grade.correct == 1,
-            **({"reward": grade.correct} if args.reward else {}),
-            "extracted": grade.extracted,  # the answer that was read in the text, or null
-            "ungraded": grade.ungraded,  # true if grading raised or took too long
-            "judge": judge_version(args.reward),
-        }
-
-
-def grade_anew(args: Args, folder: Path, problems: Sequence[Example]) -> None:
-    """Grade stored answers to these problems again, if another judge has graded them."""
-    asked = {(problem.source, problem.id): problem for problem in problems}
-    for path in folder.glob("samples.rank*.jsonl"):
-        rows = read_file(path)
-        old = [row for row in rows if row.get("judge") != judge_version(args.reward)]
-        if old := [row for row in old if (row["benchmark"], row["id"]) in asked]:
-            print(f"{path}: {len(old):,} answers are graded anew, by a new judge", file=sys.stderr)
-            (folder / "results.json").unlink(missing_ok=True)
-            texts = [row["text"] for row in old]
-            answered = [asked[row["benchmark"], row["id"]] for row in old]
-            with verify.Verifier(args.verifier_workers, reward=args.reward) as verifier:
-                for row, new in zip(old, verdicts(args, verifier, texts, answered), strict=True):
-                    row |= new
-            write_rows(rows, path)
-
-
-def complete_samples(folder: Path) -> dict[str, list[dict]]:
-    """The samples of each benchmark that has all of its answers; a note about each other one."""
-    samples, complete = read_samples(folder), {}
-    for name, asked in read_args(folder).get("benchmarks", {}).items():
-        rows, total = samples.get(name, []), asked["problems"] * asked["samples"]
-        if len(rows) == total:
-            complete[name] = rows
-        else:
-            print(f"note: {folder}: {name} has {len(rows)} of {total} answers", file=sys.stderr)
-    if not complete:
-        raise InputError(f"{folder}: no benchmark is complete")
-    return complete
-
-
-def right_counts(rows: Sequence[dict]) -> tuple[np.ndarray, int]:
-    """Of a complete benchmark: right answers to each problem (N,), by id, and answers to each."""
-    counts = Counter()
-    for row in rows:
-        counts[row["id"]] += row["correct"]
-    return np.array(list(counts.values())), len(rows) // len(counts)
-
-
-# ---- Sampling ------------------------------------------------------------------------------------
+# ---- Open the folder -----------------------------------------------------------------------------
 
 
 def evaluate(args: Args) -> int:
-    """Sample what is missing, on all ranks; rank 0 scores and prints. Returns the exit status."""
+    """Evaluate on all ranks; rank 0 writes and prints. Returns the exit status."""
     init_ranks("gloo", timeout=timedelta(days=1))  # At the end, ranks wait for the slowest.
-    folder = args.output_dir or default_folder(args.model)
     tokenizer = models.load_tokenizer(args.model)  # First: the benchmarks may take long.
     problems = on_rank_0(lambda: load_problems(args))
-    sample_missing(args, folder, tokenizer, lambda: find_missing(args, folder, tokenizer, problems))
+    folder = args.output_dir or default_folder(args.model)
+    rows = answer(args, folder, tokenizer, problems)
     if dist.get_rank() == 0:
-        score_and_print(folder)
-        print(f"\nwritten: {folder}")
+        report(args, folder, rows)
     return 0
 
 
-def sample_missing(args: Args, folder: Path, tokenizer: models.Tokenizer, find: Callable) -> None:
-    """Sample what `find()` says on rank 0, and wait for all ranks. A collective."""
-    missing = on_rank_0(find)
+def answer(
+    args: Args, folder: Path, tokenizer: models.Tokenizer, problems: Sequence[Example]
+) -> list[dict]:
+    """Sample what the folder lacks, and grade all; rank 0 gets a row for each. A collective."""
+    missing = on_rank_0(lambda: open_folder(args, folder, tokenizer, problems))
     check_hosts(folder)
     if missing:
-        answer_missing(args, folder, tokenizer, missing)
+        sample(args, folder, tokenizer, missing)
     dist.barrier()
+    return grade(args, folder, problems)
 
 
 def default_folder(model: str) -> Path:
@@ -320,10 +233,37 @@ def default_folder(model: str) -> Path:
     return inside if read_args(run) else Path("runs", name, "eval")
 
 
+def model_version(model: str) -> str:
+    """A hash of a folder's weights, config and tokenizer, or the hub's commit."""
+    if not Path(model).is_dir():
+        from huggingface_hub import hf_hub_download
+
+        return Path(hf_hub_download(model, "config.json")).parent.name
+    digest = sha256()
+    for path in sorted(Path(model).iterdir()):
+        if path.suffix in (".safetensors", ".bin", ".json", ".jinja", ".txt"):
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def read_answers(paths: Iterable[Path]) -> dict[tuple[str, int], dict]:
+    """The answers in these files, each once, by `key_of` the problem and number."""
+    answers = {}
+    for path in sorted(paths):
+        for line in path.read_bytes().split(b"\n")[:-1]:  # A kill may leave half a row at the end.
+            row = json.loads(line)
+            answers[row["problem"], row["sample"]] = row
+    return answers
+
+
 def open_folder(
     args: Args, folder: Path, tokenizer: models.Tokenizer, problems: Sequence[Example]
-) -> tuple[dict, dict[str, list[dict]]]:
-    """Check everything, and lock the folder; returns its args.json and its samples."""
+) -> list[tuple[Example, int]]:
+    """Check everything, lock the folder, write args.json; returns (problem, number) of what lacks.
+
+    Raises InputError if the folder's answers are another model's, or were sampled otherwise.
+    """
     check_args(args, may_be_0=("temperature", "top_k"))
     warn_of_slow_bf16(args.precision)
     models.refuse_special_tokens(tokenizer, ((p.where, p.question) for p in problems))
@@ -333,45 +273,36 @@ def open_folder(
     models.check_model(tokenizer, args.model, longest, rows)
 
     claim(folder)
-    before, samples = read_args(folder), read_samples(folder)
-    now = {**asdict(args), "model_version": model_version(args.model)}
+    before, answers = read_args(folder), read_answers(folder.glob(ANSWERS))
+    if (before and "setting" not in before) or any(folder.glob("samples.rank*")):
+        reason = "holds a training run, or an evaluation of an earlier version"
+        raise InputError(f"{folder} {reason}: choose another folder")
     run = Path(args.model).resolve().parent
     if read_args(run).get("prompt", models.PROMPT) != models.PROMPT:
         print(f"note: {run} was trained with another prompt than models.py has", file=sys.stderr)
-    if before and "benchmarks" not in before:
-        raise InputError(f"{folder} holds a training run: choose another folder")
-    before = before if samples else {}  # Nothing was sampled yet: any setting may change.
-    then = before.get("args", now)
-    other = [name for name in (*PROTOCOL, "model_version") if then.get(name) != now[name]]
-    other += ["prompt"] if before.get("prompt", models.PROMPT) != models.PROMPT else []
-    if other:
+    # All that an answer depends on, besides the problem; without answers any of it may change.
+    setting = {name: getattr(args, name) for name in PROTOCOL}
+    setting |= {"model_version": model_version(args.model), "prompt": models.PROMPT}
+    then = before["setting"] if answers else setting
+    if other := [name for name in setting if then[name] != setting[name]]:
         raise InputError(f"{folder} has another {', '.join(other)}: choose another folder")
-    return {**before, "args": now, "prompt": models.PROMPT}, samples
-
-
-def find_missing(
-    args: Args, folder: Path, tokenizer: models.Tokenizer, problems: dict[str, list[Example]]
-) -> list[tuple[Example, int]]:
-    """Write args.json; returns what is still to be sampled: (problem, its `sample`)."""
-    every = [problem for group in problems.values() for problem in group]
-    record, samples = open_folder(args, folder, tokenizer, every)
-    asked, missing = record.get("benchmarks", {}), []
-    for name, group in problems.items():
-        mark, rows = fingerprint(group), samples.get(name, [])
-        if rows and asked.get(name, {}).get("fingerprint") != mark:
-            raise InputError(f"{folder} has other problems of {name}: choose another folder")
-        done = {(row["id"], row["sample"]) for row in rows}
-        default = BENCHMARKS[name].num_samples if name in BENCHMARKS else 16
-        default = default if args.temperature else 1  # Greedy answers are all alike.
+    keys = {key_of(problem): problem for problem in problems}
+    others = Counter(row["benchmark"] for (key, _), row in answers.items() if key not in keys)
+    for name, count in others.items():
+        print(f"note: {folder} keeps {count:,} other answers, to {name}", file=sys.stderr)
+    for verdicts in ("samples.jsonl", "results.json"):
+        (folder / verdicts).unlink(missing_ok=True)
+    write_args(folder, **{**before, "args": asdict(args), "setting": setting})
+    missing, most = [], Counter()
+    for (key, n), row in answers.items():
+        most[row["benchmark"]] = max(most[row["benchmark"]], (n + 1) * (key in keys))
+    for key, problem in keys.items():
+        own = BENCHMARKS[problem.source].num_samples if problem.source in BENCHMARKS else 16
+        count = args.num_samples or (own if args.temperature else 1)  # Greedy ones are all alike.
         # All problems of a benchmark get as many answers as the one that has the most.
-        count = max([args.num_samples or default, *(n + 1 for _, n in done)])
-        asked[name] = {"problems": len(group), "samples": count, "fingerprint": mark}
-        missing += [(p, n) for n in range(count) for p in group if (p.id, n) not in done]
-    if missing:
-        (folder / "results.json").unlink(missing_ok=True)
-    grade_anew(args, folder, every)
-    write_args(folder, **{**record, "benchmarks": asked})
-    return missing
+        numbers = range(max(count, most[problem.source]))
+        missing += [(problem, n) for n in numbers if (key, n) not in answers]
+    return sorted(missing, key=lambda pair: pair[1])
 
 
 def tokenize_prompts(tokenizer: models.Tokenizer, problems: Sequence[Example]) -> list[list[int]]:
@@ -379,48 +310,39 @@ def tokenize_prompts(tokenizer: models.Tokenizer, problems: Sequence[Example]) -
     return tokenizer(texts, add_special_tokens=False).input_ids
 
 
-def answer_missing(
+# ---- Sample --------------------------------------------------------------------------------------
+
+
+def sample(
     args: Args, folder: Path, tokenizer: models.Tokenizer, missing: list[tuple[Example, int]]
 ) -> None:
-    """Sample this rank's share of the answers, check them, and append them to its file."""
+    """Sample this rank's share of the answers, and append each to its file as it ends."""
     prompts = tokenize_prompts(tokenizer, [problem for problem, _ in missing])
-    seeds = [derive_seed(args.seed, p.source, p.id, sample) for p, sample in missing]
+    seeds = [data.derive_seed(args.seed, p.source, p.id, n) for p, n in missing]
     longest = max(map(len, prompts)) + args.max_completion_length
-    model = None
     if dist.get_rank() == 0:  # As in training, transformers loads it before vLLM starts.
         model = models.load_model(args.model, longest, args.precision)
     dist.barrier()
-    path = folder / f"samples.rank{dist.get_rank()}.jsonl"
+    path = folder / f"answers.rank{dist.get_rank()}.jsonl"
     with path.open("ab") as out:
         out.truncate(path.read_bytes().rfind(b"\n") + 1)  # A kill may leave half a row.
-    with verify.Verifier(args.verifier_workers, reward=args.reward) as verifier:
-        options = {"precision": args.precision, "vllm_memory": args.vllm_memory}
-        options |= {"rollout_batch_size": len(missing), "load_from_disk": True}
-        rollout = Rollout(args.model, tokenizer, longest, **options)
-        if dist.get_rank() == 0:
-            refuse_gap(rollout, model, min(prompts, key=len))
-            del model
-            write_args(folder, **{**read_args(folder), "vllm_runner": rollout.model_runner})
-            print(f"{len(missing):,} answers to sample", file=sys.stderr)
-        stream = rollout.stream(prompts, 1, args.max_completion_length, seeds, **args.sampling)
-        for completions in filter(None, stream):  # A step of vLLM has ended these.
-            asked = [missing[completion.query] for completion in completions]
-            texts = [completion.text for completion in completions]
-            graded = [*verdicts(args, verifier, texts, [problem for problem, _ in asked])]
-            with blame(str(path), (OSError,)), path.open("ab") as out:  # The disk may be full.
-                rows = zip(asked, completions, graded, strict=True)
-                for (problem, n), completion, verdict in rows:
-                    row = {
-                        "benchmark": problem.source,
-                        "id": problem.id,
-                        "sample": n,  # which answer to the problem, counted from 0
-                        **verdict,
-                        "answer": problem.answer,  # the reference
-                        "finish_reason": completion.finish_reason,  # "stop", or "length": cut off
-                        "tokens": len(completion.token_ids),
-                        "text": completion.text,
-                    }
-                    out.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+    options = {"precision": args.precision, "vllm_memory": args.vllm_memory}
+    options |= {"rollout_batch_size": len(missing), "load_from_disk": True}
+    rollout = Rollout(args.model, tokenizer, longest, **options)
+    if dist.get_rank() == 0:
+        refuse_gap(rollout, model, min(prompts, key=len))
+        del model
+        write_args(folder, **{**read_args(folder), "vllm_runner": rollout.model_runner})
+        print(f"{len(missing):,} answers to sample", file=sys.stderr)
+    stream = rollout.stream(prompts, 1, args.max_completion_length, seeds, **args.sampling)
+    for completions in filter(None, stream):  # A step of vLLM has ended these.
+        with blame(str(path), (OSError,)), path.open("ab") as out:  # The disk may be full.
+            for completion in completions:
+                problem, n = missing[completion.query]
+                row = {"problem": key_of(problem), "benchmark": problem.source, "id": problem.id}
+                row |= {"sample": n, "finish_reason": completion.finish_reason}
+                row |= {"tokens": len(completion.token_ids), "text": completion.text}
+                out.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
 
 
 @torch.no_grad()
@@ -438,7 +360,44 @@ def refuse_gap(rollout: Rollout, model: torch.nn.Module, prompt: Sequence[int]) 
         raise InputError(f"{rollout.model}: vLLM is {gap:.2g} nats a token off transformers")
 
 
-# ---- Results -------------------------------------------------------------------------------------
+# ---- Grade ---------------------------------------------------------------------------------------
+
+
+def grade(args: Args, folder: Path, problems: Sequence[Example]) -> list[dict]:
+    """Grade all answers to these problems; rank 0 gets them, in their order. A collective."""
+    asked = {key_of(problem): problem for problem in problems}
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    # This rank's share of the files, among them the one that it has written.
+    files = [p for p in folder.glob(ANSWERS) if int(p.stem.split("rank")[1]) % ranks == rank]
+    rows = [row for (key, _), row in read_answers(files).items() if key in asked]
+    bar = tqdm(total=len(rows), desc="graded", unit="answer", disable=rank > 0)
+    with bar, verify.Verifier(args.verifier_workers, reward=args.reward) as verifier:
+        for start in range(0, len(rows), CHUNK):
+            chunk = rows[start : start + CHUNK]
+            answered = [asked[row["problem"]] for row in chunk]
+            references = [p.columns if args.reward else p.answer for p in answered]
+            grades = verifier.grade([row["text"] for row in chunk], references)
+            for row, problem, verdict in zip(chunk, answered, grades, strict=True):
+                row |= {"correct": verdict.correct == 1, "ungraded": verdict.ungraded}
+                row |= {"extracted": verdict.extracted, "answer": problem.answer}  # the reference
+                row |= {"reward": verdict.correct} if args.reward else {}
+            bar.update(len(chunk))
+    everyone = [[]] * ranks if rank == 0 else None
+    dist.gather_object(rows, everyone)
+    places = {key: n for n, key in enumerate(asked)}
+    graded = {(places[r["problem"]], r["sample"]): r for own in everyone or () for r in own}
+    return [graded[place] for place in sorted(graded)]  # one that two ranks have counts once
+
+
+# ---- Report --------------------------------------------------------------------------------------
+
+
+def right_counts(rows: Sequence[dict]) -> tuple[np.ndarray, int]:
+    """Of a benchmark: right answers to each problem (N,), in their order, and answers to each."""
+    counts = Counter()
+    for row in rows:
+        counts[row["id"]] += row["correct"]
+    return np.array(list(counts.values())), len(rows) // len(counts)
 
 
 def summarize(rows: Sequence[dict]) -> dict:
@@ -455,23 +414,25 @@ def summarize(rows: Sequence[dict]) -> dict:
         "truncated_share": len(truncated) / len(rows),
         "truncated_right_share": sum(row["correct"] for row in truncated) / len(rows),
         "without_box_share": sum(read is None for read in extracted) / len(rows),
-        "ungraded_share": sum(row.get("ungraded", False) for row in rows) / len(rows),
+        "ungraded_share": sum(row["ungraded"] for row in rows) / len(rows),
         "completion_length_mean": sum(row["tokens"] for row in rows) / len(rows),
     }
 
 
-def score_and_print(folder: Path) -> None:
-    """Write results.json from the samples alone, and print it."""
-    samples = complete_samples(folder)
-    judge = judge_version(read_args(folder)["args"]["reward"])
-    for name in list(samples):
-        if {row.get("judge") for row in samples[name]} != {judge}:
-            note = f"{name} has verdicts of another judge: evaluate it again, too"
-            print(f"note: {folder}: {note}", file=sys.stderr)
-            del samples[name]
-    results = {name: summarize(rows) for name, rows in samples.items()}
-    write_json(results, folder / "results.json")
-    warn_of_ungraded(max((r["ungraded_share"] for r in results.values()), default=0))
+def report(args: Args, folder: Path, rows: Sequence[dict]) -> None:
+    """Write samples.jsonl and results.json, and print a table."""
+    judge = {"git_commit": provenance()["git_commit"]}
+    if args.reward:
+        judge["reward"] = str(Path(args.reward).resolve())  # The function's name is at its end.
+    else:
+        judge["math-verify"] = importlib.metadata.version("math-verify")
+    benchmarks = {}
+    for row in rows:
+        benchmarks.setdefault(row["benchmark"], []).append(row)
+    results = {name: {**summarize(own), "graded_by": judge} for name, own in benchmarks.items()}
+    data.write_rows(rows, folder / "samples.jsonl")
+    data.write_json(results, folder / "results.json")
+    warn_of_ungraded(max(r["ungraded_share"] for r in results.values()))
 
     print(f"\n{'':16}problems answers truncated (right) no box tokens  pass@k in % [95 % interval]")
     for name, r in results.items():
@@ -482,6 +443,7 @@ def score_and_print(folder: Path) -> None:
             f"{r['truncated_right_share']:8.1%}{r['without_box_share']:7.1%}"
             f"{r['completion_length_mean']:7.0f}  {'  '.join(scores)}"
         )
+    print(f"\nwritten: {folder}")
 
 
 def percent(score: float, bounds: tuple[float, float], sign: str = "") -> str:

@@ -56,20 +56,6 @@ def provenance() -> dict:
     return {"versions": versions, "git_commit": output.decode().strip() or None}
 
 
-def model_version(model: str) -> str:
-    """A hash of a folder's weights, config and tokenizer, or the hub's commit."""
-    if not Path(model).is_dir():
-        from huggingface_hub import hf_hub_download
-
-        return Path(hf_hub_download(model, "config.json")).parent.name
-    digest = hashlib.sha256()
-    for path in sorted(Path(model).iterdir()):
-        if path.suffix in (".safetensors", ".bin", ".json", ".jinja", ".txt"):
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
-
-
 def hash_examples(examples: Iterable[TokenizedExample]) -> str:
     """A hash of all that a run reads of its data: token ids, and columns (null if not JSON)."""
     digest = hashlib.sha256()

@@ -4,16 +4,16 @@ python -m look.tables table runs/*/eval                      # like the paper's 
 python -m look.tables compare runs/sft/eval runs/oswft/eval  # paired difference, p-value
 """
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from arguments import command_line
-from data import InputError
+from data import InputError, read_rows
 from evaluate import (
     BENCHMARKS,
     PROTOCOL,
-    complete_samples,
     pass_at_k_curve,
     percent,
     right_counts,
@@ -104,23 +104,28 @@ def paired_difference(
 def load_evaluations(
     folders: Sequence[Path],
 ) -> list[tuple[str, dict[str, tuple[np.ndarray, int]]]]:
-    """(label, `right_counts` of each benchmark) of complete evaluations of the same problems."""
-    runs, problems, judges = [], {}, {}
+    """(label, `right_counts` of each benchmark) of what each evaluation has reported last.
+
+    Raises InputError if one has no report, or other problems, references or judges than another.
+    """
+    runs, known = [], {}
     for label, folder in zip(labels(folders), folders, strict=True):
-        samples, asked = complete_samples(folder), read_args(folder)["benchmarks"]
+        if not (folder / "results.json").exists():
+            raise InputError(f"{folder} has no results: type its evaluate.py command again")
+        results, samples = json.loads((folder / "results.json").read_text()), {}
+        for _, row in read_rows(str(folder / "samples.jsonl")):
+            samples.setdefault(row["benchmark"], []).append(row)
         for name, rows in samples.items():
-            own = asked[name]["fingerprint"]
-            known, where = problems.setdefault(name, (own, folder))
-            if known != own:
-                raise InputError(f"{folder}: {name} has other problems or prompts than in {where}")
-            own = {row.get("judge") for row in rows}
-            known, where = judges.setdefault(name, (own, folder))
-            if len(own) > 1 or known != own:
-                advice = "type their evaluate.py commands again, which grade the answers anew"
-                raise InputError(f"{where}, {folder}: {name} has verdicts of two judges: {advice}")
+            problems = {row["problem"]: row["answer"] for row in rows}
+            judge = results[name]["graded_by"]
+            for what, own in (("problems or references", problems), ("judge", judge)):
+                first, where = known.setdefault((name, what), (own, folder))
+                if own != first:
+                    advice = "type both evaluate.py commands again, which grade all answers anew"
+                    raise InputError(f"{where} and {folder}: {name} has another {what}: {advice}")
         runs.append((label, {name: right_counts(rows) for name, rows in samples.items()}))
     for name in PROTOCOL:
-        values = {folder: read_args(folder)["args"][name] for folder in folders}
+        values = {folder: read_args(folder)["setting"][name] for folder in folders}
         if len(set(values.values())) > 1:
             shown = ", ".join(f"{folder} {value}" for folder, value in values.items())
             print(f"note: the evaluations differ in {name}: {shown}", file=sys.stderr)

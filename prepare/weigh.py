@@ -6,8 +6,8 @@
 
 The model answers each question K times, as in OSW-FT's rollouts; p-hat is the share of right answers.
 A row is suspect if its answers agree with each other, and not with its reference. The answers stay
-beside the output, in weighted.answers/: the same command continues a weighing that was stopped, and
-one with another --agreement, or with --own_answers, samples nothing again.
+beside the output, in weighted.answers/: the same command continues a weighing that was stopped. It
+grades all answers anew; one with another --agreement, or with --own_answers, samples nothing again.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from typing import Literal
 import evaluate
 import train_oswft
 from arguments import run_script
-from data import Example, InputError, load_examples, write_json, write_rows
+from data import Example, InputError, TokenizedExample, load_examples, write_json, write_rows
 from models import Tokenizer, count_examples, load_tokenizer, tokenize_examples
-from ranks import init_ranks
-from run import warn_of_ungraded, write_args
+from ranks import init_ranks, on_rank_0
+from run import warn_of_ungraded
 from verify import Verifier
 
 import numpy as np
@@ -54,7 +54,7 @@ class Args:
     max_completion_length: int = train_oswft.Args.max_completion_length  # tokens of a rollout
     seed: int = 0  # of sampling
     precision: Literal["bf16", "fp32"] = "bf16"  # of the model's weights
-    vllm_memory: float = 0.9  # share of the GPU's (on CPU: the host's) memory for vLLM
+    vllm_memory: float = 0.9  # share of the GPU's memory (on a CPU: the available) for vLLM
     verifier_workers: int = 2  # processes per rank that check answers
     reward: str | None = None  # file.py:function of your own, in place of the verifier
 
@@ -88,25 +88,21 @@ def agreed_answers(
     return found
 
 
-# ---- Sampling ----------------------------------------------------------------------------------
+# ---- The answers ---------------------------------------------------------------------------------
 
 
 def weigh(args: Args) -> int:
-    """Sample what is missing, on all ranks; rank 0 writes the set. Returns the exit status."""
+    """Sample what is missing, and grade, on all ranks; rank 0 writes the set."""
     init_ranks("gloo", timeout=timedelta(days=1))  # At the end, ranks wait for the slowest.
     tokenizer = load_tokenizer(args.model)
+    rows = on_rank_0(lambda: load_rows(args, tokenizer))
+    problems = [as_problem(row.example) for row in rows]
     folder = args.answers or args.output.with_suffix(".answers")
-    sampling, rows = sampling_args(args), []
-
-    def find() -> list[tuple[Example, int]]:
-        rows.extend(load_rows(args, tokenizer))
-        return find_missing(
-            sampling, folder, tokenizer, [as_problem(r.example, args.reward) for r in rows]
-        )
-
-    evaluate.sample_missing(sampling, folder, tokenizer, find)
+    graded = evaluate.answer(sampling_args(args), folder, tokenizer, problems)
     if dist.get_rank() == 0:
-        write_set(args, folder, tokenizer, rows)
+        size = len(graded) // len(rows)  # answers to each row, of which the first K are read
+        answers = [graded[n * size :][: args.num_rollouts] for n in range(len(rows))]
+        write_set(args, tokenizer, rows, answers)
     return 0
 
 
@@ -118,7 +114,7 @@ def sampling_args(args: Args) -> evaluate.Args:
     return evaluate.Args(**shared, num_samples=args.num_rollouts, top_p=1.0, top_k=0)
 
 
-def load_rows(args: Args, tokenizer: Tokenizer) -> list:
+def load_rows(args: Args, tokenizer: Tokenizer) -> list[TokenizedExample]:
     """Check the arguments; the rows that training with these lengths would keep."""
     output = args.output.resolve()
     if not args.output.name or output.is_dir() or output == Path(args.data).resolve():
@@ -143,48 +139,27 @@ def load_rows(args: Args, tokenizer: Tokenizer) -> list:
     return rows
 
 
-def as_problem(example: Example, reward: str | None = None) -> Example:
-    """With a fingerprint as its source: answers to an older version of the row do not count."""
+def as_problem(example: Example) -> Example:
+    """The row as evaluate.py asks it: no benchmark of the paper has this name."""
     extra = {**example.extra, "source": example.source}  # for a reward function, which reads all
-    read = replace(example, question=json.dumps(example.columns)) if reward else example
-    return replace(example, source=evaluate.fingerprint([read]), extra=extra)
-
-
-def find_missing(
-    sampling: evaluate.Args, folder: Path, tokenizer: Tokenizer, problems: Sequence[Example]
-) -> list[tuple[Example, int]]:
-    """Write args.json; returns what is still to be sampled: (problem, number of its answer)."""
-    record, samples = evaluate.open_folder(sampling, folder, tokenizer, problems)
-    if other := samples.keys() - {problem.source for problem in problems}:
-        if len(other) == len(samples):
-            raise InputError(f"{folder} holds answers to other data: choose another --output")
-        print(f"note: {folder}: {len(other):,} rows are gone or have changed", file=sys.stderr)
-    evaluate.grade_anew(sampling, folder, problems)
-    write_args(folder, **{**record, "benchmarks": {}})
-    done = {(name, row["sample"]) for name, own in samples.items() for row in own}
-    numbered = ((problem, n) for n in range(sampling.num_samples) for problem in problems)
-    return [(problem, n) for problem, n in numbered if (problem.source, n) not in done]
+    return replace(example, source="training set", extra=extra)
 
 
 # ---- The set -------------------------------------------------------------------------------------
 
 
-def write_set(args: Args, folder: Path, tokenizer: Tokenizer, rows: Sequence) -> None:
-    """Write the weighted rows, the suspects and a report; print a table."""
-    samples, examples = evaluate.read_samples(folder), [row.example for row in rows]
-    answers = [
-        samples.get(as_problem(e, args.reward).source, [])[: args.num_rollouts] for e in examples
-    ]
-    for example, own in zip(examples, answers, strict=True):
-        if len(own) < args.num_rollouts:
-            raise InputError(f"{example.where}: {folder} has {len(own)} of its answers")
+def write_set(
+    args: Args, tokenizer: Tokenizer, rows: Sequence[TokenizedExample], answers: list[list[dict]]
+) -> None:
+    """Write the weighted rows, the suspects and a report from K answers each; print a table."""
+    examples = [row.example for row in rows]
 
     def column(name: str) -> list[list]:  # (N, K)
         return [[answer[name] for answer in own] for own in answers]
 
     texts, extracted, right = column("text"), column("extracted"), np.array(column("correct"))
     rewards = np.array(column("reward")) if args.reward else right
-    warn_of_ungraded(np.mean([answer.get("ungraded", False) for own in answers for answer in own]))
+    warn_of_ungraded(np.mean(column("ungraded")))
     pass_rates = rewards.mean(axis=1)
     weights = 1 - pass_rates
     usable = right & (np.array(column("finish_reason")) == "stop")

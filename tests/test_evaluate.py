@@ -6,22 +6,34 @@ import os
 import shutil
 import signal
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import evaluate
 import models
-from conftest import SHARED, edit_json, launch, needs_shared, needs_vllm, run_alone, slow, start
-from data import Example, InputError, write_rows
+from conftest import (
+    REWARD,
+    SHARED,
+    edit_json,
+    ended,
+    launch,
+    needs_shared,
+    needs_vllm,
+    run_alone,
+    slow,
+    start,
+)
+from data import Example, InputError, derive_seed, read_rows, write_json, write_rows
 from demo.tiny import make_tokenizer
 from demo.world import NUM_HELDOUT
 from evaluate import BENCHMARKS, Args, load_benchmark, load_problems, pass_at_k, with_options
 from families import FAMILIES, make_model
 from look import tables
-from models import ASK_FREE, ASK_LETTER, load_tokenizer
-from rollout import Completion
+from models import ASK_FREE, ASK_LETTER
+from rollout import kv_cache_bytes
 from run import read_args, write_args
+from stand_in import DIGITS, END, TOKENIZER, Scripted, StandIn, digits
 
 import numpy as np
 import pytest
@@ -36,50 +48,6 @@ def test_pass_at_k_equals_the_mean_over_all_subsets(n, c):
     for k in (0, n + 1):
         with pytest.raises(ValueError):
             pass_at_k(n, c, k)
-
-
-def random_problems(rng: np.random.Generator, mean: float, shape: float, size: int) -> np.ndarray:
-    """Chances of a right answer to each problem: the smaller the shape, the more unequal."""
-    a, b = shape * mean / (1 - mean), shape * (1 - mean) / mean
-    return rng.beta(max(a, shape), max(b, shape), size)  # Beta's smaller parameter is the shape
-
-
-DRAWS = 300  # of problems and answers, for each kind of benchmark
-# Of intervals that hold the truth, the least and the largest share that docs/evaluation.md states
-STATED, STATED_AT_AN_EDGE = (0.91, 0.97), (0.84, 0.98)
-CHANCE = 0.03  # by which such a share of 300 may be off: two standard deviations
-KINDS = [*itertools.product((0.02, 0.05, 0.08, 0.2, 0.5, 0.8, 0.95), (1, 4, 16))]  # mean pass@1, k
-
-
-@pytest.mark.parametrize("shape", [0.03, 0.1, 0.3, 1])
-@pytest.mark.parametrize(("problems", "n"), [(30, 16), (500, 1), (198, 1)])
-def test_intervals_hold_the_true_score_as_often_as_the_page_says(problems, n, shape):
-    rng = np.random.default_rng(0)
-    for mean, k in (kind for kind in KINDS if kind[1] <= n):
-        truth = np.mean(1 - (1 - random_problems(rng, mean, shape, 100_000)) ** k)
-        hits = 0
-        for _ in range(DRAWS):
-            counts = rng.binomial(n, random_problems(rng, mean, shape, problems))
-            score, (low, high) = evaluate.score_with_interval(counts, n, k)
-            assert 0 <= low <= score <= high <= 1
-            hits += low <= truth <= high
-        at_an_edge = problems == 30 and not 0.1 < truth < 0.85
-        least, most = STATED_AT_AN_EDGE if at_an_edge else STATED
-        if 0.02 <= truth <= 0.95:
-            assert least - CHANCE <= hits / DRAWS <= most + CHANCE, (mean, k, truth)
-
-
-def test_95_of_100_intervals_of_a_difference_hold_the_true_one_up_to_chance(monkeypatch):
-    monkeypatch.setattr(tables, "SWAPS", 100)
-    rng = np.random.default_rng(0)
-    for mean, k in ((0.05, 1), (0.3, 1), (0.3, 16)):
-        hits = 0
-        for _ in range(DRAWS):
-            chances = random_problems(rng, mean, 0.3, 30)
-            one, other = ((rng.binomial(16, chances), 16) for _ in range(2))  # of one model
-            _, (low, high), _ = tables.paired_difference(one, other, k)
-            hits += low <= 0 <= high
-        assert hits / DRAWS == pytest.approx(0.95, abs=CHANCE), (mean, k)
 
 
 def test_an_interval_is_wilson_s_of_as_many_answers_as_the_variance_says():
@@ -118,28 +86,35 @@ HUB = {  # (data set, its config, split): rows that we wrote, in the columns of 
         {"Question": " Which?\n", "Correct Answer": "right\n", "Record ID": "r", **WRONG}
     ],
 }
-READ = {  # benchmark: (question, answer) of each problem
-    "aime24": [("1+1?", "002")],
-    "aime25": [("1?", "336^\\circ")],
-    "amc22": [("2022?", "2")],
-    "amc23": [("2023?", "2")] * 2,
-    "amc24": [("2024?", "2")],
-    "math500": [("1?", "E")],
-    "gpqa_diamond": [with_options("Which?", "right", [*WRONG.values()])],
+READ = {  # benchmark: its title, problems, answers to each; (question, answer) of HUB's rows
+    "aime24": ("AIME 24", 30, 16, [("1+1?", "002")]),
+    "aime25": ("AIME 25", 30, 16, [("1?", "336^\\circ")]),
+    "amc22": ("AMC 22", 43, 16, [("2022?", "2")]),
+    "amc23": ("AMC 23", 46, 16, [("2023?", "2")] * 2),
+    "amc24": ("AMC 24", 45, 16, [("2024?", "2")]),
+    "math500": ("MATH-500", 500, 1, [("1?", "E")]),
+    "gpqa_diamond": ("GPQA-Diamond", 198, 1, [with_options("Which?", "right", [*WRONG.values()])]),
 }
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
-def test_a_benchmark_is_read_from_its_split_and_columns_on_the_hub(name, monkeypatch):
+def test_a_benchmark_is_read_from_its_split_and_columns_on_the_hub(monkeypatch):
     monkeypatch.setattr("datasets.load_dataset", lambda *place, split: HUB[*place, split])
-    with pytest.raises(InputError, match=str(BENCHMARKS[name].num_problems)):
-        load_benchmark(name)
-    benchmark = replace(BENCHMARKS[name], num_problems=len(READ[name]))
-    monkeypatch.setitem(BENCHMARKS, name, benchmark)
-    problems = load_benchmark(name)
-    assert [(problem.question, problem.answer) for problem in problems] == READ[name]
-    asked = ASK_LETTER if name == "gpqa_diamond" else ASK_FREE  # also for the answer E
-    assert {evaluate.ask(problem) for problem in problems} == {asked}
+    for name, (title, size, num_samples, rows) in READ.items():
+        benchmark = BENCHMARKS[name]
+        stated = benchmark.title, benchmark.num_problems, benchmark.num_samples
+        assert stated == (title, size, num_samples)
+        for count in (len(rows) - 1, len(rows) + 1, len(rows)):  # the last is right
+            monkeypatch.setitem(BENCHMARKS, name, replace(benchmark, num_problems=count))
+            if count != len(rows):
+                with pytest.raises(InputError, match=f"{name} has {count}"):
+                    load_benchmark(name)
+    problems, found = load_problems(Args(model="")), {}
+    for problem in problems:
+        found.setdefault(problem.source, []).append((problem.question, problem.answer))
+        letter = problem.source == "gpqa_diamond"  # "E" of MATH-500 is none
+        assert evaluate.ask(problem) == (ASK_LETTER if letter else ASK_FREE)
+    assert found == {name: rows for name, (*_, rows) in READ.items()}
+    assert ("amc23-1", "scottgeng00/amc_22-24:3") in {(p.id, p.where) for p in problems}
 
 
 def test_options_are_shuffled_the_same_everywhere_and_evenly():
@@ -153,7 +128,7 @@ def test_options_are_shuffled_the_same_everywhere_and_evenly():
 
 def test_your_own_problems_need_question_and_answer(tmp_path):
     path = tmp_path / "mine.jsonl"
-    load_own = lambda path: load_problems(Args(model="", benchmark_file=(path,)))[path.stem]  # noqa: E731
+    load_own = lambda path: load_problems(Args(model="", benchmark_file=(path,)))  # noqa: E731
     write_rows([{"question": "1+1?", "answer": 2}, {"question": "x?", "answer": "B"}], path)
     first, second = load_own(path)
     assert (first.id, first.answer, evaluate.ask(first)) == ("row-0", "2", ASK_FREE)
@@ -167,15 +142,16 @@ def test_your_own_problems_need_question_and_answer(tmp_path):
             load_own(path)
 
 
-def test_a_fingerprint_covers_all_prompts_and_references(monkeypatch):
+def test_an_answer_belongs_to_a_prompt_not_to_a_reference(monkeypatch):
     problem = Example("1", "1+1?", "", "2", "own")
-    print_of = lambda **changes: evaluate.fingerprint([problem, replace(problem, **changes)])  # noqa: E731
-    prints = {print_of(**{name: "B"}) for name in ("question", "answer", "id")}
+    keys = {evaluate.key_of(problem), evaluate.key_of(replace(problem, answer="3", solution="B"))}
+    assert len(keys) == 1
+    for changes in {"question": "2+2?"}, {"id": "2"}, {"source": "more"}, {"answer": "B"}:
+        keys.add(evaluate.key_of(replace(problem, **changes)))
     for name in ("SYSTEM_PROMPT", "ASK_FREE"):
         monkeypatch.setattr(models, name, "C")
-        prints.add(print_of())
-    monkeypatch.undo()
-    assert len(prints | {print_of()}) == 6 and print_of() == print_of(solution="B")
+        keys.add(evaluate.key_of(problem))
+    assert len(keys) == 7
 
 
 TIERS = ("easy", "middle", "hard")
@@ -209,51 +185,217 @@ def finished(tiny, tmp_path_factory) -> Path:
 def test_a_stopped_evaluation_goes_on_over_two_ranks_where_it_was(finished, tiny, tmp_path):
     folder = tmp_path / "an evaluation"
     process = start("evaluate.py", *settings(tiny, folder), start_new_session=True)
-    while not any(path.stat().st_size > 50_000 for path in folder.glob("samples.*")):
+    while not any(path.stat().st_size > 0 for path in folder.glob("answers.*")):
         assert process.poll() is None, process.stdout.read()
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
-    output, _ = process.communicate(timeout=60)
+    output = ended(process)
     assert process.returncode == 130 and "Traceback" not in output
-    [path] = folder.glob("samples.*")
-    kept = path.read_bytes()
-    assert kept.endswith(b"\n")
-    path.write_bytes(kept + b'{"benchmark": "ea')  # as a kill may leave it
-    assert sum(map(len, evaluate.read_samples(folder).values())) == kept.count(b"\n")
+    assert not (folder / "results.json").exists()
+    kept = (folder / "answers.rank0.jsonl").read_bytes()
     launch("evaluate.py", *settings(tiny, folder), ranks=2)
-    assert path.read_bytes().startswith(kept)  # not sampled again
-    written = [len(path.read_text().splitlines()) for path in folder.glob("samples.*")]
-    assert sum(written) == NUM_ANSWERS and len(written) == 2
+    assert (folder / "answers.rank0.jsonl").read_bytes().startswith(kept)  # not sampled again
+    assert len([*folder.glob("answers.*")]) == 2
+    found, whole = (read_rows(str(each / "samples.jsonl")) for each in (folder, finished))
+    pairs = [(ours, theirs) for (_, ours), (_, theirs) in zip(found, whole, strict=True)]
+    assert len(pairs) == NUM_ANSWERS
     # Other answers are batched together: rounding may choose another token, but it hardly does.
-    for name, rows in evaluate.read_samples(finished).items():
-        same = [a == b for a, b in zip(evaluate.read_samples(folder)[name], rows, strict=True)]
-        assert sum(same) >= 0.98 * len(same), (name, sum(same))
+    assert sum(ours == theirs for ours, theirs in pairs) >= 0.98 * len(pairs)
 
 
-@slow
-def test_results_follow_from_the_samples_alone(finished, tmp_path):
-    copied = shutil.copytree(finished, tmp_path / "eval")
-    (copied / "results.json").unlink()
-    written = (copied / "samples.rank0.jsonl").read_text().splitlines(keepends=True)
-    (copied / "samples.rank0.jsonl").write_text("".join(written[::-2]))
-    (copied / "samples.rank7.jsonl").write_text("".join(written))  # half of them are duplicates
-    evaluate.score_and_print(copied)
-    assert results_of(copied) == results_of(finished)
+@pytest.fixture
+def run(tiny, tmp_path, one_rank, monkeypatch):
+    """Runs an evaluation in this process, and returns what stood in for vLLM."""
+    monkeypatch.setattr(evaluate, "init_ranks", lambda *_, **__: None)
+    monkeypatch.setattr("cpu.available_memory", lambda: 2**34)
+    (tmp_path / "reward.py").write_text(REWARD)
+    setting = {"model": str(tiny / "model"), "output_dir": tmp_path / "eval", "precision": "fp32"}
+    setting |= {"max_completion_length": 48, "verifier_workers": 1}
+    setting["reward"] = f"{tmp_path}/reward.py:by_length"
+
+    def run(vllm: StandIn | None = None, **flags) -> StandIn:
+        vllm = vllm or StandIn()
+        monkeypatch.setattr("rollout.import_vllm", lambda: vllm)
+        assert evaluate.evaluate(Args(**setting | flags)) == 0
+        return vllm
+
+    return run
 
 
-def find_missing(tiny: Path, folder: Path, **changes) -> list[tuple[Example, int]]:
-    """What evaluate.py would sample into a folder for the hard tier."""
-    values = {"model": str(tiny / "model"), "output_dir": folder, **SAMPLING}
-    values["benchmark_file"] = (tiny / "heldout" / "hard.jsonl",)
-    args = Args(**{**values, **changes})
-    problems = evaluate.load_problems(args)
-    return evaluate.find_missing(args, args.output_dir, load_tokenizer(args.model), problems)
+def own_file(path: Path, **problems: int) -> tuple[Path]:
+    """A file of problems, given as question=answer."""
+    write_rows([{"question": q, "answer": a} for q, a in problems.items()], path)
+    return (path,)
 
 
-@pytest.mark.parametrize(("temperature", "count"), [(0.6, 16), (0.0, 1)])
-def test_greedy_answers_are_alike_so_the_default_is_one(temperature, count, tiny, tmp_path):
-    missing = find_missing(tiny, tmp_path, num_samples=None, temperature=temperature)
-    assert len(missing) == 48 * count
+def answers_in(folder: Path) -> list[dict]:
+    rows = [row for path in folder.glob("*.rank*.jsonl") for _, row in read_rows(str(path))]
+    return sorted(rows, key=lambda row: (row["benchmark"], row["id"], row["sample"]))
+
+
+def test_all_that_vllm_is_given_follows_from_the_flags(run, model_copy, tmp_path, monkeypatch):
+    begin, tokenizer = "<|endoftext|>", model_copy / "tokenizer.json"
+    single = [
+        {"SpecialToken": {"id": begin, "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+    ]
+    added = {"special_tokens": {begin: {"id": begin, "ids": [0], "tokens": [begin]}}}
+    added |= {"type": "TemplateProcessing", "single": single, "pair": single * 2}
+    edit_json(tokenizer, post_processor=added)  # where a text begins; a prompt has it already
+    files = own_file(tmp_path / "a.jsonl", **{"1+1": 2})
+    files += own_file(tmp_path / "b.jsonl", **{"1+1": 2, "12+34": 46})
+    sampling = {"temperature": 0.7, "top_p": 0.8, "top_k": 5}
+    flags = {"num_samples": 2, "max_completion_length": 40, "seed": 3, "vllm_memory": 0.5}
+    loaded, load = [], models.load_model
+    monkeypatch.setattr(models, "load_model", lambda *given: loaded.append(given) or load(*given))
+    cache = {"kv_cache_memory_bytes": 2**30}
+    monkeypatch.setattr("cpu.vllm_options", lambda *given: {"given": given, **cache})
+    model = str(model_copy)
+    vllm = run(model=model, benchmark_file=files, **sampling, **flags)
+
+    end = f"\n{ASK_FREE}<|im_end|>\n<|im_start|>assistant\n"
+    texts = {q: f"<|im_start|>user\n{q}{end}" for q in ("1+1", "12+34")}
+    ids = {q: TOKENIZER(text, add_special_tokens=False).input_ids for q, text in texts.items()}
+    length = len(ids["12+34"]) + 40
+    weights = 4 * models.count_parameters(model, length)
+    bytes_of_all = (6 + 1) * kv_cache_bytes(model, length, "fp32")
+    expected = {"model": model, "dtype": "float32", "load_format": "auto", "max_num_seqs": 6}
+    expected |= {"max_model_len": length, "given": (0.5, weights, bytes_of_all, length)}
+    assert expected.items() <= vllm.options.items() and loaded == [(model, length, "fp32")]
+    shared = {"stop_token_ids": [END, 0], "flat_logprobs": True, "detokenize": False}
+    problems = [("1+1", "a", 0), ("1+1", "b", 0), ("12+34", "b", 1)]
+    asked = [(*problem, k) for k in range(2) for problem in problems]
+    each = {**sampling, "n": 1, "max_tokens": 40, "logprobs": None, **shared}
+    check = {"temperature": 1.0, "n": 4, "max_tokens": 32, "seed": 0, "logprobs": 0, **shared}
+    assert vllm.requests == [
+        (ids["1+1"], check),
+        *((ids[q], {**each, "seed": derive_seed(3, a, f"row-{n}", k)}) for q, a, n, k in asked),
+    ]
+
+
+def test_a_stopped_evaluation_keeps_its_answers_and_goes_on_with_the_rest(run, tmp_path):
+    def sampled(vllm: StandIn) -> list[int]:  # seeds
+        return [params["seed"] for _, params in vllm.requests if params["logprobs"] is None]
+
+    folder, file = tmp_path / "eval", own_file(tmp_path / "own.jsonl", **{"1+1": 2, "1+2": 3})
+    seeds = [derive_seed(0, "own", f"row-{n}", k) for k in range(3) for n in range(2)]
+
+    def stop_at_the_last(prompt, params, k) -> list[int]:
+        if params["seed"] == seeds[2]:  # the stand-in ends it after the others
+            raise KeyboardInterrupt
+        return digits(prompt, params, k)
+
+    assert sampled(run(benchmark_file=file, num_samples=1)) == seeds[:2]
+    assert not run(benchmark_file=file, num_samples=1).options  # nothing is left to be sampled
+    assert results_of(folder)["own"]["samples"] == 1
+    (folder / "answers.rank0.jsonl").rename(folder / "answers.rank1.jsonl")  # of two ranks
+    with pytest.raises(KeyboardInterrupt):
+        run(StandIn(stop_at_the_last), benchmark_file=file, num_samples=3)
+    kept = {path: path.read_bytes() for path in folder.glob("answers.*")}
+    assert sum(each.count(b"\n") for each in kept.values()) == 5 and len(kept) == 2
+    assert not {"results.json", "samples.jsonl"} & {path.name for path in folder.iterdir()}
+    with (folder / "answers.rank0.jsonl").open("ab") as half:
+        half.write(b'{"benchmark": "ea')  # as a kill may leave it
+    assert sampled(run(benchmark_file=file, num_samples=3)) == seeds[2:3]
+    assert all(path.read_bytes().startswith(before) for path, before in kept.items())
+    assert read_args(folder)["vllm_runner"] == "V1"
+
+    whole = tmp_path / "whole"
+    assert sampled(run(benchmark_file=file, num_samples=3, output_dir=whole)) == seeds
+    for name in ("samples.jsonl", "results.json"):
+        assert (folder / name).read_bytes() == (whole / name).read_bytes()
+    lines = (folder / "answers.rank0.jsonl").read_text().splitlines(keepends=True)
+    (folder / "answers.rank7.jsonl").write_text("".join(lines[::-1]))  # all of them twice
+    assert not run(benchmark_file=file, num_samples=2).options  # more answers than that are kept
+    assert results_of(folder) == results_of(whole)
+
+
+JUDGE = """
+import helper
+
+def has(completion, example):
+    return float(helper.OK and example.must in completion)
+"""
+
+
+def test_no_verdict_is_older_than_its_judge_its_reference_or_its_columns(run, tmp_path):
+    """The judge's own modules count, too: it is loaded anew in each command."""
+    path, folder = tmp_path / "own.jsonl", tmp_path / "eval"
+    (tmp_path / "judge.py").write_text(JUDGE)
+    right = {"question": "1+1", "answer": "2", "must": ""}
+
+    def score(row: dict, helper: str = "OK = True", reward: str | None = "judge.py:has") -> float:
+        write_rows([row], path)
+        (tmp_path / "helper.py").write_text(helper)
+        reward = reward and f"{tmp_path}/{reward}"
+        vllm = Scripted({"1+1": [r"\boxed{2}"] * 2})
+        run(vllm, benchmark_file=(path,), num_samples=2, reward=reward)
+        asked.append(bool(vllm.options))
+        return results_of(folder)["own"]["pass@1"]
+
+    asked = []
+    assert score(right | {"must": "ZZZ"}) == 0
+    assert score(right) == 1
+    assert score(right, "OK = False  ") == 0
+    judge = results_of(folder)["own"]["graded_by"]
+    assert judge["reward"] == f"{tmp_path}/judge.py:has" and judge.keys() == {
+        "reward",
+        "git_commit",
+    }
+    assert score(right, reward=None) == 1
+    assert score(right | {"answer": "3"}, reward=None) == 0
+    assert results_of(folder)["own"]["graded_by"]["math-verify"]
+    assert asked == [True] + [False] * 4  # The answers are those of the first command.
+    [first, _] = [row for _, row in read_rows(str(folder / "samples.jsonl"))]
+    assert (first["correct"], first["extracted"], first["answer"]) == (False, "2", "3")
+
+
+def test_answers_to_other_problems_stay_and_are_told(run, tmp_path, capsys):
+    one, two = (own_file(tmp_path / f"{n}.jsonl", **{"1+1": 2}) for n in ("one", "two"))
+    for file, told in (
+        (one, ""),
+        (two, "keeps 1 other answers, to one"),
+        (one, "other answers, to two"),
+    ):
+        vllm = run(benchmark_file=file, num_samples=1)
+        assert told in capsys.readouterr().err
+        assert [*results_of(tmp_path / "eval")] == [file[0].stem]
+    assert not vllm.options
+
+
+def test_a_benchmark_gets_its_number_of_answers_and_one_if_they_are_greedy(
+    run, tmp_path, monkeypatch
+):
+    for name in ("aime24", "math500"):
+        monkeypatch.setitem(BENCHMARKS, name, replace(BENCHMARKS[name], num_problems=1))
+        own_file(tmp_path / f"{name}.jsonl", **{"1+1": 2})
+    flags = {"benchmarks": ("aime24", "math500"), "data_dir": tmp_path}
+    flags["benchmark_file"] = own_file(tmp_path / "own.jsonl", **{"1+1": 2, "1+2": 3})
+    for temperature, counts in ((0.6, (16, 1, 16)), (0.0, (1, 1, 1))):
+        folder = tmp_path / f"eval-{temperature}"
+        vllm = run(output_dir=folder, temperature=temperature, **flags)
+        names = ("aime24", "math500", "own")
+        found = results_of(folder)
+        assert {n: found[n]["samples"] for n in names} == dict(zip(names, counts, strict=True))
+        assert len(vllm.requests) == 1 + counts[0] + counts[1] + 2 * counts[2]
+
+
+def test_the_table_and_the_results_say_what_the_answers_were(run, tmp_path, capsys):
+    texts = {"1+1": [r"1+1=2 \boxed{2}", "1+1=2…", r"\boxed{3}"]}  # "2" is right without a box, too
+    texts["2+2"] = [r"\boxed{5…", r"\boxed{5}", r"\boxed{6}…"]
+    file = own_file(tmp_path / "own.jsonl", **{"1+1": 2, "2+2": 4})
+    run(Scripted(texts), benchmark_file=file, num_samples=3, reward=None)
+    *_, line, _, written = capsys.readouterr().out.splitlines()
+    assert written == f"written: {tmp_path}/eval"
+    results = results_of(tmp_path / "eval")["own"]
+    shown = [f"{100 * results[f'{name}_share']:.1f}%" for name in ("truncated", "truncated_right")]
+    assert shown == ["50.0%", "16.7%"] and results["without_box_share"] == pytest.approx(2 / 6)
+    assert line.split()[:6] == ["own", "2", "3", *shown, "33.3%"]
+    assert (results["pass@1"], results["pass@3"]) == pytest.approx((1 / 3, 1 / 2))
+    assert "@1 33.3 [" in line and "@3 50.0 [" in line
+    rows = [row for _, row in read_rows(str(tmp_path / "eval" / "samples.jsonl"))]
+    assert results["completion_length_mean"] == sum(row["tokens"] for row in rows) / 6
+    assert [row["correct"] for row in rows] == [True, True, False] + [False] * 3
 
 
 def test_each_model_is_evaluated_into_a_folder_of_its_own(tmp_path, monkeypatch):
@@ -271,19 +413,24 @@ def test_each_model_is_evaluated_into_a_folder_of_its_own(tmp_path, monkeypatch)
 
 
 def write_evaluation(folder: Path, num_samples: int, temperature=0.6, **right: list[int]) -> Path:
-    """An evaluation of which only the counts of right answers matter."""
-    rows, asked = [], {}
-    fields = {"text": "", "answer": "1", "finish_reason": "stop", "tokens": 10}
-    fields["judge"] = evaluate.judge_version(None)
-    for name, counts in right.items():
-        size = len(counts)
-        asked[name] = {"problems": size, "samples": num_samples, "fingerprint": str(size)}
-        for n, k in itertools.product(range(size), range(num_samples)):
-            answer = {"id": f"{name}-{n}", "sample": k, "correct": k < counts[n]}
-            rows.append({"benchmark": name, **answer, **fields})
-    write_rows(rows, folder / "samples.rank0.jsonl")
-    args = {**dict.fromkeys(evaluate.PROTOCOL), "temperature": temperature}
-    write_args(folder, args=args, benchmarks=asked)
+    """The report of an evaluation of which only the counts of right answers matter."""
+    rows = [
+        {
+            "benchmark": name,
+            "id": f"{n}",
+            "problem": f"{name} {n}",
+            "answer": "1",
+            "correct": k < count,
+        }
+        for name, counts in right.items()
+        for n, count in enumerate(counts)
+        for k in range(num_samples)
+    ]
+    write_rows(rows, folder / "samples.jsonl")
+    write_json(
+        {name: {"graded_by": {"git_commit": "1"}} for name in right}, folder / "results.json"
+    )
+    write_args(folder, setting=dict.fromkeys(evaluate.PROTOCOL) | {"temperature": temperature})
     return folder
 
 
@@ -308,43 +455,21 @@ def test_a_comparison_pairs_the_problems(tmp_path, capsys):
     assert last.startswith("| own | 8 | 75.0 | 100.0 |")
     assert row.startswith("| own | 1 | 62.5 | 68.8 | +6.2 [+4.") and row.endswith("| 0.0001 |")
     assert "temperature" in said.err  # the two differ in it
-    other = write_evaluation(tmp_path / "other" / "eval", 8, own=[1, 5, 8])
-    for refused in (tables.compare, lambda *both: tables.table(both)):
-        with pytest.raises(InputError):
-            refused(first, other)
-
-
-def test_answers_without_a_box_or_letter_ungraded_and_right_ones_cut_off_are_counted():
-    answers = [
-        ("we try 12, then 13 and", "13", True, "length"),
-        ("we try 12, then 14 and", "13", False, "length"),
-        (r"\boxed{13}", "13", True, "stop"),
-        (r"\boxed{12}", "B", False, "stop"),  # no letter
-        ("The answer is B.", "B", True, "stop"),
-    ]
-    names = ("text", "answer", "correct", "finish_reason")
-    rows = [{"id": row[0], **dict(zip(names, row, strict=True))} for row in answers]
-    for n, row in enumerate(rows):
-        row["tokens"] = 10 * n
-    rows[3]["ungraded"] = True  # rows of earlier versions do not say it
-    results = evaluate.summarize(rows)
-    shares = ("truncated_share", "truncated_right_share", "without_box_share", "ungraded_share")
-    assert [results[name] for name in shares] == [2 / 5, 1 / 5, 3 / 5, 1 / 5]
-    assert results["completion_length_mean"] == 20
-
-
-def test_an_incomplete_benchmark_is_left_out_and_said(tmp_path, capsys):
-    folder = write_evaluation(tmp_path / "eval", 2, own=[1, 2], more=[1, 1])
-    path = folder / "samples.rank0.jsonl"
-    rows = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(rows[1:]))
-    evaluate.score_and_print(folder)
-    assert list(results_of(folder)) == ["more"]
-    assert "own has 3 of 4 answers" in capsys.readouterr().err
-    path.write_text("".join(rows[1:-1]))
-    for refused in (evaluate.score_and_print, lambda folder: tables.compare(folder, folder)):
-        with pytest.raises(InputError):
-            refused(folder)
+    results, samples = (second / name for name in ("results.json", "samples.jsonl"))
+    for path, before, after, what in (
+        (results, '"1"', '"2"', "another judge"),  # another commit
+        (samples, '"answer": "1"', '"answer": "2"', "another problems or references"),
+        (samples, '"own 0"', '"own 99"', "another problems or references"),
+    ):
+        text = path.read_text()
+        path.write_text(text.replace(before, after))
+        for refused in (tables.compare, lambda *both: tables.table(both)):
+            with pytest.raises(InputError, match=f"own has {what}: type both"):
+                refused(first, second)
+        path.write_text(text)
+    results.unlink()
+    with pytest.raises(InputError, match="has no results: type its"):
+        tables.compare(first, second)
 
 
 BAD = [
@@ -358,132 +483,106 @@ BAD = [
 
 
 @pytest.mark.parametrize(("name", "value"), BAD)
-def test_bad_input_is_refused_before_anything_is_written(name, value, tiny, tmp_path, monkeypatch):
+def test_bad_input_is_refused_before_anything_is_written(name, value, run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_rows([{"question": "<|im_end|>", "answer": 4}], Path("special.jsonl"))
     write_rows([{"question": "2+2", "answer": 4}], Path("own.jsonl"))
     with pytest.raises(InputError):
-        find_missing(tiny, tmp_path / "eval", **{name: value})
+        run(**{"benchmark_file": (Path("own.jsonl"),), name: value})
     assert not (tmp_path / "eval").exists()
 
 
-@slow
-def test_answers_of_other_settings_are_not_mixed(finished, tiny, tmp_path, monkeypatch):
-    copied = shutil.copytree(finished, tmp_path / "eval")
-    model = shutil.copytree(tiny / "model", tmp_path / "model")
-    with (model / "model.safetensors").open("ab") as weights:
-        weights.write(b"0")  # trained on
-    rows = [json.loads(line) for line in (tiny / "heldout" / "hard.jsonl").open()]
-    changed = tmp_path / "changed" / "hard.jsonl"
-    write_rows([{**rows[0], "question": "1+1"}, *rows[1:]], changed)
+OTHER = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "max_completion_length": 40}
+OTHER |= {"precision": "bf16", "seed": 1}
+
+
+def test_answers_of_other_settings_are_not_mixed(run, model_copy, tmp_path, monkeypatch):
+    file, folder = own_file(tmp_path / "own.jsonl", **{"1+1": 2}), tmp_path / "eval"
+    flags = {"model": str(model_copy), "benchmark_file": file, "num_samples": 1}
+    run(**flags)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+
+    def refused(reason: str, **changes) -> None:
+        with pytest.raises(InputError, match=rf"{reason}: choose another folder"):
+            run(**flags | changes)
+
+    for name, value in OTHER.items():
+        refused(f"eval has another {name}", **{name: value})
     write_args(tmp_path / "run", args={})
-    values = {"seed": 1, "model": str(model), "output_dir": tmp_path / "run"}
-    values["benchmark_file"] = (changed,)
-    for name, value in values.items():
-        with pytest.raises(InputError, match="choose another folder"):
-            find_missing(tiny, copied, **{name: value})
-    monkeypatch.setattr(models, "PROMPT", {})
-    with pytest.raises(InputError, match="another prompt"):
-        find_missing(tiny, copied)
-    for read in (evaluate.read_samples, read_args):
-        assert read(copied) == read(finished)
+    refused("holds a training run, or .*", output_dir=tmp_path / "run")
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "samples.rank0.jsonl").touch()  # with verdicts in its rows
+    refused(".* of an earlier version", output_dir=tmp_path / "old")
+    with monkeypatch.context() as patch:
+        patch.setattr(models, "PROMPT", {})
+        refused("another prompt")
+    with (model_copy / "model.safetensors").open("ab") as weights:
+        weights.write(b"0")  # trained on
+    refused("another model_version")
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_a_prompt_that_is_not_the_runs_is_told(tiny, model_copy, tmp_path, capsys):
+NATS = [  # by which vLLM is off, in each of four answers; whether it samples from another model
+    ("fp32", [9e-5, 9e-5, 9e-5, 9e-5], False),
+    ("fp32", [3e-4, 0, 0, 0], False),  # it is the mean that counts, over all of the tokens
+    ("fp32", [0, 0, 0, -3e-4], False),
+    ("fp32", [6e-4, -6e-4, 0, 0], True),
+    ("fp32", [5e-4, 0, 0, 0], True),
+    ("fp32", [0, 0, 0, 5e-4], True),
+    ("fp32", [np.nan] * 4, True),
+    ("bf16", [0.08] * 4, False),
+    ("bf16", [0.15] * 4, True),
+]
+
+
+def test_a_model_that_vllm_computes_otherwise_is_not_scored(run, tmp_path):
+    file = own_file(tmp_path / "own.jsonl", **{"1+1": 2})
+    vllm, off = StandIn(), []
+
+    def answer(prompt, params, k) -> list[int]:
+        if params["logprobs"] is None:
+            raise KeyboardInterrupt  # the check is passed
+        vllm.off = off[k]
+        return DIGITS
+
+    vllm.answer = answer
+    for precision, off[:], is_off in NATS:
+        with pytest.raises(InputError if is_off else KeyboardInterrupt) as raised:
+            run(vllm, benchmark_file=file, precision=precision)  # nothing is sampled: any setting
+        assert not is_off or "nats a token off" in str(raised.value)
+
+
+def test_a_prompt_that_is_not_the_runs_is_told(run, model_copy, tmp_path, capsys):
+    file = own_file(tmp_path / "own.jsonl", **{"1+1": 2})
     for prompt, told in ((models.PROMPT, 0), ({**models.PROMPT, "free answer": "?"}, 1)):
         write_args(model_copy.parent, prompt=prompt)
-        find_missing(tiny, tmp_path / "eval", model=str(model_copy), temperature=0.0)
+        run(model=str(model_copy), temperature=0.0, benchmark_file=file)
         assert capsys.readouterr().err.count("was trained with another prompt") == told
 
 
-def test_a_judge_is_known_by_its_code_and_its_version(tmp_path, monkeypatch):
-    versions = {evaluate.judge_version(None)}
-    (tmp_path / "own.py").write_text("1")
-    for name in ("f", "g"):
-        versions.add(evaluate.judge_version(f"{tmp_path}/own.py:{name}"))
-    evaluate.judge_version.cache_clear()
-    (tmp_path / "own.py").write_text("2")
-    versions.add(evaluate.judge_version(f"{tmp_path}/own.py:f"))
-    monkeypatch.setattr("importlib.metadata.version", lambda _: "0.0")
-    versions.add(evaluate.judge_version(None))
-    monkeypatch.setattr("evaluate.verify.__file__", f"{tmp_path}/own.py")
-    evaluate.judge_version.cache_clear()
-    versions.add(evaluate.judge_version(None))
-    evaluate.judge_version.cache_clear()
-    assert len(versions) == 6
-    (tmp_path / "moved.py").write_text("2")
-    assert evaluate.judge_version(f"{tmp_path}/moved.py:f") in versions
-
-
-def test_answers_that_another_judge_has_graded_are_graded_anew(tiny, tmp_path, capsys):
-    problems = [{"question": "?", "answer": "7"}, {"question": "??", "answer": "8"}]
-    write_rows(problems, own := tmp_path / "own.jsonl")
-    find = lambda: find_missing(tiny, tmp_path / "eval", benchmark_file=(own,), num_samples=1)  # noqa: E731
-    assert len(find()) == 2
-    (problem, _), *_ = find()
-    fields = {"benchmark": "own", "sample": 0, "text": r"\boxed{7}", "answer": "7", "tokens": 1}
-    fields |= {"finish_reason": "stop", "correct": False, "extracted": "8"}  # an earlier version
-    write_rows([{**fields, "id": problem.id}], tmp_path / "eval" / "samples.rank3.jsonl")
-    write_rows([{**fields, "benchmark": "x", "id": "1"}], tmp_path / "eval" / "samples.rank4.jsonl")
-    for told in (1, 0):
-        assert [(p.id, n) for p, n in find()] == [("row-1", 0)]
-        [row] = evaluate.read_samples(tmp_path / "eval")["own"]
-        assert (row["correct"], row["extracted"], row["ungraded"]) == (True, "7", False)
-        assert capsys.readouterr().err.count("1 answers are graded anew") == told
-    assert not evaluate.read_samples(tmp_path / "eval")["x"][0]["correct"]  # it was not asked for
-
-
-def test_verdicts_of_two_judges_are_neither_compared_nor_summed_up(tmp_path, capsys):
-    first, second = (
-        write_evaluation(tmp_path / name / "eval", 2, own=[1, 2], more=[1, 1]) for name in "ab"
-    )
-    path = second / "samples.rank0.jsonl"
-    now = evaluate.judge_version(None)
-    path.write_text(path.read_text().replace(now, "another", 4))  # those of the first benchmark
-    for folders in ((first, second), (second, first)):
-        with pytest.raises(InputError, match="own has verdicts of two judges"):
-            tables.compare(*folders)
-    evaluate.score_and_print(second)
-    assert list(results_of(second)) == ["more"]
-    assert "own has verdicts of another judge" in capsys.readouterr().err
-    path.write_text(path.read_text().replace("another", now, 1))
-    with pytest.raises(InputError, match="own has verdicts of two judges"):
-        tables.table((second,))
-
-
-SHORT = """
-def short(completion, example):
+OWN_REWARD = """
+def half(completion, example):
     if not completion:
         raise MemoryError
-    return len(completion) < int(example.source)
+    return {"0": 0, "1": 0.5, "2": 1}[completion] * int(example.source)
 """
 
 
-def test_a_reward_of_ones_own_judges_the_answers(tiny, tmp_path, monkeypatch, one_rank):
-    (tmp_path / "own.py").write_text(SHORT)
-    write_rows([{"question": "?", "answer": "1", "source": "3"}], tmp_path / "own.jsonl")
-
-    def stream(prompts, *_, **__):
-        yield [Completion(n, [1], "x" * n, "stop", []) for n in range(len(prompts))]
-
-    stub = SimpleNamespace(model_runner=None, stream=stream)
-    monkeypatch.setattr(evaluate, "refuse_gap", lambda *_: None)
-    monkeypatch.setattr(evaluate, "Rollout", lambda *args, **kwargs: stub)
-    monkeypatch.setattr(evaluate, "init_ranks", lambda *args, **kwargs: None)
-    own = {"benchmark_file": (tmp_path / "own.jsonl",), "reward": f"{tmp_path}/own.py:short"}
-    paths = {"model": str(tiny / "model"), "output_dir": tmp_path / "eval"}
-    evaluate.evaluate(Args(**paths, **own, max_completion_length=48))
+def test_a_reward_of_ones_own_judges_the_answers_and_1_alone_is_right(run, tmp_path, capsys):
+    (tmp_path / "own.py").write_text(OWN_REWARD)
+    write_rows([{"question": "1+1", "answer": "7", "source": "1"}], path := tmp_path / "own.jsonl")
+    vllm, reward = Scripted({"1+1": ["0", "1", "2", ""]}), f"{tmp_path}/own.py:half"
+    run(vllm, benchmark_file=(path,), reward=reward, num_samples=4)
     results = results_of(tmp_path / "eval")["own"]
-    assert (results["pass@1"], results["ungraded_share"]) == (2 / 16, 1 / 16)
+    assert (results["pass@1"], results["ungraded_share"]) == (1 / 4, 1 / 4)
+    assert "25.0% of the answers count as wrong" in capsys.readouterr().err
 
 
-def test_a_model_that_training_refuses_is_not_scored(model_copy, tmp_path, one_rank):
+def test_a_model_that_training_refuses_is_not_scored(run, model_copy, tmp_path):
     edit_json(model_copy / "config.json", attention_bias=True)
-    args = Args(model=str(model_copy), max_completion_length=48)
-    problem = Example("1", "1+1=", "", "2", "own")
     with pytest.raises(InputError, match="weights are missing"):
-        evaluate.answer_missing(args, tmp_path, load_tokenizer(args.model), [(problem, 0)])
-    assert not [*tmp_path.glob("samples*")]
+        run(model=str(model_copy), benchmark_file=own_file(tmp_path / "own.jsonl", **{"1+1": 2}))
+    assert not (tmp_path / "eval" / "answers.rank0.jsonl").exists()
 
 
 @slow
@@ -501,9 +600,8 @@ def test_real_problems_are_read_and_a_set_of_another_size_is_refused(tiny, tmp_p
     args = Args(model=str(tiny / "model"), benchmarks=names, data_dir=folder)
     args.benchmark_file = (shutil.copy(folder / "amc23.jsonl", tmp_path / "my_amc.jsonl"),)
     problems = evaluate.load_problems(args)
-    counts = {name: len(part) for name, part in problems.items()}
+    counts = Counter(problem.source for problem in problems)
     assert counts == {"aime24": 30, "aime25": 30, "math500": 500, "my_amc": 40}
-    answers = {problem.answer for part in problems.values() for problem in part}
-    assert {"204", "336^\\circ", "p - q"} <= answers
+    assert {"204", "336^\\circ", "p - q"} <= {problem.answer for problem in problems}
     with pytest.raises(InputError):
         load_benchmark("amc23", folder)  # it has 40 problems, the paper's has 46

@@ -1,15 +1,14 @@
 """Weighing before training: static weights, own answers and suspect references."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 from conftest import launch, needs_vllm, slow
-from data import Example, InputError, load_examples, read_rows, write_rows
+from data import Example, InputError, derive_seed, load_examples, read_rows, write_rows
 from demo.tiny import spoil_file
 from look.training_set import suspect
-from models import load_tokenizer
 from prepare import weigh
+from stand_in import TOKENIZER, Scripted, grade_here
 from verify import Verifier
 
 import numpy as np
@@ -41,120 +40,140 @@ def test_answers_agree_if_the_verifier_calls_them_equal():
     assert half[2] == ("B", 2) and half[5] is None
 
 
-class Pass:
-    """A pass whose answers are written by hand."""
+def box(*answers: int) -> list[str]:
+    return [rf"1=1;\boxed{{{answer}}}" for answer in answers]
 
-    def __init__(self, tiny: Path, folder: Path):
-        self.tokenizer = load_tokenizer(str(tiny / "model"))
-        self.data, self.output = folder / "train.jsonl", folder / "weighted.jsonl"
-        rows = [
-            {"id": name, "question": f"1+{n}", "solution": f"1+{n}={n + 1}", "answer": str(n + 1)}
-            for n, name in enumerate(["first", "second", "third", "fourth"])
+
+TEXTS = {  # four answers to each question; one begins with a special token, one is cut off
+    "1+0": box(1, 1, 1, 7),
+    "1+1": [r"<|im_start|>\boxed{2}", r"\boxed{2}…", *box(2, 5), *box(2, 2)],
+    "1+2": box(9, 9, 4, 9, 9, 9),
+    "1+3": box(8, 8, 8, 8, 8, 8),
+}
+
+
+class Weighing:
+    """A weighing in this process, of four rows whose answers are written by hand."""
+
+    def __init__(self, tiny: Path, folder: Path, patch: pytest.MonkeyPatch):
+        self.patch, self.asked, self.folder = patch, [], folder
+        patch.setattr(weigh, "init_ranks", lambda *_, **__: None)
+        patch.setattr("cpu.available_memory", lambda: 2**34)
+        for name in ("evaluate.verify.Verifier", "prepare.weigh.Verifier"):
+            patch.setattr(name, grade_here)
+        self.rows = [
+            {"id": f"row {n}", "question": f"1+{n}", "solution": f"1+{n}={n + 1}"}
+            | {"answer": f"{n + 1}", "source": "math500", "spoiled": False, "pass_rate": "old"}
+            for n in range(4)
         ]
-        own = {"source": "easy", "spoiled": False, "pass_rate": "of another model"}
-        write_rows([{**row, **own} for row in rows], self.data)
-        paths = {"model": str(tiny / "model"), "data": str(self.data), "output": self.output}
-        self.args = weigh.Args(**paths, **SHORT, num_rollouts=4)
-        self.folder = folder / "weighted.answers"
-
-    def missing(self, **changes) -> list:
-        args = replace(self.args, **changes)
-        sampling = weigh.sampling_args(args)
-        rows = weigh.load_rows(args, self.tokenizer)
-        problems = [weigh.as_problem(row.example) for row in rows]
-        return weigh.find_missing(sampling, self.folder, self.tokenizer, problems)
-
-    def answer(self, *answers: str, number: int = 0) -> None:
-        """Answer what is missing: for each row a text with its K answers, "2 2 3 !2"."""
-        by_row = dict(zip(["first", "second", "third", "fourth"], answers, strict=True))
-        rows = []
-        for problem, n in self.missing():
-            said = by_row[problem.id].split()[n]
-            text = f"it is \\boxed{{{said.strip('!')}}}" + "<|im_end|>" * said.startswith("!")
-            row = {"benchmark": problem.source, "id": problem.id, "sample": n, "text": text}
-            row |= {"correct": said.strip("!") == problem.answer, "extracted": said.strip("!")}
-            rows.append({**row, "finish_reason": "stop", "tokens": 9})
-        write_rows(rows, self.folder / f"samples.rank0.{number}.jsonl")
+        paths = {"model": str(tiny / "model"), "data": str(folder / "train.jsonl")}
+        self.args = weigh.Args(**paths, output=folder / "weighted.jsonl", **SHORT, num_rollouts=4)
 
     def write(self, **changes) -> list[dict]:
-        args = replace(self.args, **changes)
-        rows = weigh.load_rows(args, self.tokenizer)
-        weigh.write_set(args, self.folder, self.tokenizer, rows)
-        return [row for _, row in read_rows(str(self.output))]
+        """Weigh the rows; returns what is written. `asked` has the questions that were sampled."""
+        write_rows(self.rows, self.args.data)
+        self.vllm = Scripted(TEXTS)
+        self.patch.setattr("rollout.import_vllm", lambda: self.vllm)
+        assert weigh.weigh(replace(self.args, **changes)) == 0
+        prompts = [prompt for prompt, params in self.vllm.requests if params["logprobs"] is None]
+        self.asked = [TOKENIZER.decode(prompt).split("\n")[1] for prompt in prompts]
+        return [row for _, row in read_rows(str(self.args.output))]
 
     @property
     def suspects(self) -> list[dict]:
-        return [json.loads(line) for line in open(self.output.with_suffix(".suspects.jsonl"))]
+        path = self.args.output.with_suffix(".suspects.jsonl")
+        return [row for _, row in read_rows(str(path))] if path.read_text() else []
 
 
 @pytest.fixture
-def made(tiny, tmp_path) -> Pass:
-    found = Pass(tiny, tmp_path)
-    found.answer("1 1 1 7", "!2 !2 2 5", "9 9 4 9", "8 8 8 8")
-    return found
+def made(tiny, tmp_path, one_rank, monkeypatch) -> Weighing:
+    return Weighing(tiny, tmp_path, monkeypatch)
 
 
 def test_weights_are_1_less_the_pass_rate_in_the_order_of_the_rows(made, capsys):
     rows = made.write()
-    assert [row["id"] for row in rows] == ["first", "second", "third", "fourth"]
+    assert made.asked == [*TEXTS] * 4
     assert [row["weight"] for row in rows] == [0.25, 0.25, 1.0, 1.0]
-    assert [row["pass_rate"] for row in rows] == [0.75, 0.75, 0.0, 0.0]
-    assert all(row["answers"] == 4 and row["spoiled"] is False for row in rows)
-    before = load_examples(made.args.data)
-    assert [e.solution for e in load_examples(str(made.output))] == [e.solution for e in before]
-    said = capsys.readouterr()
-    assert "never solved: 2 rows" in said.out and "own columns pass_rate are replaced" in said.err
-    written, suspects = made.output.read_bytes(), made.suspects
+    said = {"pass_rate": [0.75, 0.75, 0.0, 0.0], "answers": [4] * 4}
+    for n, (row, before) in enumerate(zip(rows, made.rows, strict=True)):
+        own = {name: values[n] for name, values in said.items()}
+        assert row == before | {"weight": row["weight"]} | own
+    shown = capsys.readouterr()
+    assert "never solved: 2 rows" in shown.out and "own columns pass_rate are rep" in shown.err
+    counts = [line.split() for line in shown.out.splitlines()[2:5]]
+    assert counts == [
+        ["0", "0", "0", "0.0%"],
+        ["between", "2", "12", "50.0%"],
+        ["1", "2", "12", "50.0%"],
+    ]
+    assert "weight of an average token: 0.625" in shown.out
+    written, suspects = made.args.output.read_bytes(), made.suspects
     made.write()
-    assert (made.output.read_bytes(), made.suspects) == (written, suspects)
+    assert (made.args.output.read_bytes(), made.suspects) == (written, suspects)
+    assert not made.asked
 
 
-def test_answers_that_another_judge_has_graded_are_weighed_by_their_new_verdicts(made, capsys):
-    path = made.folder / "samples.rank0.0.jsonl"
-    path.write_text(path.read_text().replace('"correct": true', '"correct": false'))
-    assert not made.missing()  # nothing is sampled
-    assert "16 answers are graded anew" in capsys.readouterr().err
-    assert [row["weight"] for row in made.write()] == [0.25, 0.25, 1.0, 1.0]
+def test_the_answers_are_sampled_as_in_training(made):
+    made.write(seed=3, temperature=0.7, max_completion_length=100, vllm_memory=0.5)
+    requests = made.vllm.requests[1:]  # after the comparison with transformers
+    told = {"temperature": 0.7, "top_p": 1.0, "top_k": 0, "n": 1, "max_tokens": 100}
+    assert all(told.items() <= params.items() for _, params in requests)
+    assert [params["seed"] for _, params in requests] == [
+        derive_seed(3, "training set", f"row {n}", k) for k in range(4) for n in range(4)
+    ]
+    assert made.vllm.options["dtype"] == "float32" and made.vllm.options["load_format"] == "auto"
+
+
+def test_verdicts_are_those_of_now(made):
+    made.write()
+    made.rows[3]["answer"] = "8"  # a wrong reference is corrected
+    assert [row["weight"] for row in made.write()] == [0.25, 0.25, 1.0, 0.0]
+    made.rows[0]["source"] = "a"
+    judge, own_source = made.folder / "judge.py", "1 if example.source == 'a' else 0"
+    for code, weights in ((own_source, [0, 1, 1, 1]), ("1 / 4", [0.75] * 4)):
+        judge.write_text(f"def reward(completion, example):\n    return {code}\n")
+        rows = made.write(reward=f"{judge}:reward", own_answers=True)
+        assert [row["weight"] for row in rows] == weights and not made.suspects
+    # A part of the points makes no answer right: no solution is replaced by it.
+    assert [row["solution"] for row in rows] == ["1+0=1", "1+1=2", "1+2=3", "1+3=4"]
+    assert not made.asked
 
 
 def test_suspects_are_listed_the_most_agreed_first_and_may_be_dropped(made, capsys):
     assert len(made.write()) == 4
     found = [(s["id"], s["agreed"], s["agreeing"]) for s in made.suspects]
-    assert found == [("fourth", "8", 4), ("third", "9", 3)]
-    assert made.suspects[1]["completion"] == "it is \\boxed{9}"
-    suspect(str(made.output.with_suffix(".suspects.jsonl")), index=1)
+    assert found == [("row 3", "8", 4), ("row 2", "9", 3)]
+    assert made.suspects[1]["completion"] == TEXTS["1+2"][0]
+    listed = str(made.args.output.with_suffix(".suspects.jsonl"))
+    suspect(listed, index=1)
     shown = capsys.readouterr().out
-    assert "the reference: 3\n1+2=3" in shown and "3 of 4 answers: 9" in shown
+    assert "the reference: 3\n1+2=3" in shown and f"3 of 4 answers: 9\n{TEXTS['1+2'][0]}" in shown
     with pytest.raises(InputError, match="has 2 rows"):
-        suspect(str(made.output.with_suffix(".suspects.jsonl")), index=2)
-    assert [row["id"] for row in made.write(suspects="drop")] == ["first", "second"]
+        suspect(listed, index=2)
+    assert [row["id"] for row in made.write(suspects="drop")] == ["row 0", "row 1"]
     assert len(made.write(suspects="drop", agreement=0.8)) == 3
-    assert [row["id"] for row in made.write(never_solved="drop")] == ["first", "second"]
+    assert [row["id"] for row in made.write(never_solved="drop")] == ["row 0", "row 1"]
 
 
 def test_own_answers_leave_out_those_that_cannot_be_trained_on(made):
     own = [row["solution"] for row in made.write(own_answers=True)]
-    assert own == ["it is \\boxed{1}", "it is \\boxed{2}", "1+2=3", "1+3=4"]
+    assert own == [TEXTS["1+0"][0], TEXTS["1+1"][2], "1+2=3", "1+3=4"]
 
 
-def test_a_row_that_was_edited_since_is_answered_anew(made, tmp_path, capsys):
-    assert made.missing() == []
-    text = made.data.read_text()
-    made.data.write_text(text.replace('"answer": "4"', '"answer": "8"'))
-    assert [(problem.id, n) for problem, n in made.missing()] == [("fourth", n) for n in range(4)]
-    assert "1 rows are gone or have changed" in capsys.readouterr().err
-    with pytest.raises(InputError, match=r"train\.jsonl:4: .* has 0 of its answers"):
-        made.write()
-    made.answer("", "", "", "8 8 8 8", number=1)
-    assert [row["weight"] for row in made.write()] == [0.25, 0.25, 1.0, 0.0]
-    made.data.write_text("".join(line.replace("1+", "5+") + "\n" for line in text.splitlines()))
-    with pytest.raises(InputError, match="answers to other data"):
-        made.missing()
+def test_a_question_that_was_edited_since_is_answered_anew(made, capsys):
+    made.write()
+    made.rows[0] |= {"question": "1+3", "answer": "8"}
+    assert [row["weight"] for row in made.write()] == [0.0, 0.25, 1.0, 1.0]
+    assert made.asked == ["1+3"] * 4
+    assert "keeps 4 other answers, to training set" in capsys.readouterr().err
 
 
 def test_more_answers_are_sampled_and_fewer_are_read(made):
-    assert len(made.missing(num_rollouts=6)) == 8
-    assert [row["weight"] for row in made.write(num_rollouts=2)] == [0.0, 0.0, 1.0, 1.0]
+    made.write()
+    del made.rows[0]
+    assert [row["answers"] for row in made.write(num_rollouts=6)] == [6] * 3
+    assert made.asked == ["1+1", "1+2", "1+3"] * 2
+    assert [row["weight"] for row in made.write(num_rollouts=2)] == [0.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -166,15 +185,16 @@ def test_more_answers_are_sampled_and_fewer_are_read(made):
     ],
 )
 def test_bad_input_is_refused(made, changes, message):
+    made.write()
     with pytest.raises(InputError, match=message):
-        made.missing(**changes)
+        made.write(**changes)
 
 
 def test_a_column_that_cannot_be_written_is_refused_before_sampling(made, monkeypatch):
     picture = Example("1", "1+1", "2", "2", "s", {"image": object()}, "rows:1")  # of the hub
     monkeypatch.setattr(weigh, "load_examples", lambda _: [picture])
     with pytest.raises(InputError, match="rows:1: a column cannot be written"):
-        made.missing()
+        made.write()
 
 
 @slow
