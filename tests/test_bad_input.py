@@ -22,6 +22,7 @@ from data import Example, InputError, TokenizedExample, write_rows
 from models import load_tokenizer
 from run import Run, checkpoints, hash_examples, write_args
 from train_oswft import Args
+from verify import RewardError
 
 import numpy as np
 import pytest
@@ -93,6 +94,26 @@ def test_slow_bf16_is_said(capability, precision, warns, one_rank, tmp_path, mon
     monkeypatch.setenv("LOCAL_SIZE", "1")
     claim_or_resume(Args(model="m", data="d", precision=precision, output_dir=str(tmp_path)))
     assert ("--precision fp32" in capsys.readouterr().err) == warns
+
+
+ENDS = [(0, 0), (130, 130), (KeyboardInterrupt(), 130), (InputError("x"), 1), (RewardError(), 1)]
+
+
+@pytest.mark.parametrize(("outcome", "status"), ENDS)
+def test_a_script_reads_its_flags_and_ends_with_its_status(outcome, status, monkeypatch):
+    def main(args) -> int:
+        assert (args.model, args.data) == ("m", "d")
+        if isinstance(outcome, int):
+            return outcome
+        raise outcome
+
+    monkeypatch.setattr(arguments, "finish", sys.exit)
+    monkeypatch.setattr(arguments, "fail", lambda reason, status=1: sys.exit(status))
+    words = ["train_sft.py", "--local_rank=1", "--model", "m", "--data", "d"]  # a launcher adds one
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as ended:
+        arguments.run_script(main, train_sft.Args, "")
+    assert ended.value.code == status
 
 
 def test_the_folder_of_another_script_is_refused(tmp_path, monkeypatch):
