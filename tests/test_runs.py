@@ -75,7 +75,8 @@ def assert_equal(run: Path, whole: Path) -> None:
 
 def test_killed_and_resumed_equals_never_interrupted(whole_runs, tiny, tmp_path):
     run = tmp_path / "run"  # OSW-FT is stopped, below
-    killed = start(*call_of("train_sft.py", tiny, run), ranks=2, start_new_session=True)
+    call = (*call_of("train_sft.py", tiny, run), "--max_steps", 500)  # It cannot end first.
+    killed = start(*call, ranks=2, start_new_session=True)
     conftest.wait_for_rows(run, 3, killed)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate()
@@ -90,8 +91,8 @@ def test_killed_and_resumed_equals_never_interrupted(whole_runs, tiny, tmp_path)
     later.parent.mkdir()
     later.touch()
 
-    output = launch("train_sft.py", "--resume", run, ranks=2)
-    assert "2 of 8 steps done\n" in output, output[-3000:]
+    output = launch("train_sft.py", "--resume", run, "--max_steps", 8, ranks=2)
+    assert re.search(r"[2468] of 8 steps done\n", output), output[-3000:]
     assert not list(run.glob("partial-*")) and not later.exists()
     assert_equal(run, whole_runs["train_sft.py"])
 
@@ -129,9 +130,7 @@ def test_a_stop_while_sampling_saves_at_once_and_the_run_continues(whole_runs, t
         assert process.poll() is None
     time.sleep(1)
     os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
-    stopped = time.monotonic()
-    output, _ = process.communicate(timeout=60)
-    assert time.monotonic() - stopped < 10, output
+    output = conftest.ended(process)
     assert process.returncode != 0
     assert f"--resume {run}" in output and "run_script" not in output, output[-3000:]
     assert [*checkpoints(run)] == [2] and len(metrics(run)) == 2
