@@ -17,7 +17,7 @@ from typing import Literal, NoReturn
 import cpu
 from data import InputError, TokenizedExample, load_examples
 from models import Tokenizer, check_model, count_examples, load_tokenizer, tokenize_examples
-from ranks import fail, finish, gather, on_rank_0, several_hosts
+from ranks import fail, finish, gather, on_rank_0, outlive_readers, several_hosts
 from run import checkpoints, claim, hash_examples, provenance, read_args
 from verify import RewardError
 
@@ -246,6 +246,7 @@ def saved_args(args_class: type) -> dict:
 def run_script(main: Callable, args_class: type, description: str | None) -> NoReturn:
     """Parse the command line, run `main(args)`, and end with the exit status that it returns."""
     gc.set_threshold(100_000, 50, 50)  # The default takes a fifth of the imports' time.
+    outlive_readers()
     resume = " (if the run had begun, --resume it)" if hasattr(args_class, "resume") else ""
     with command_line(f"stopped; type the command again{resume}"):
         status = main(parse_args(args_class, description, **saved_args(args_class)))

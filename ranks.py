@@ -12,6 +12,7 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import NoReturn
 
 import cpu
@@ -82,10 +83,20 @@ def stop_was_shared() -> bool:
     return _get_default_store().check(["stop"])
 
 
+def outlive_readers() -> None:
+    """Let the readers of stdout and stderr go away: what is written later is lost."""
+
+    def guarded(write: Callable, *args) -> None:
+        with contextlib.suppress(OSError):  # A broken pipe, or a terminal that is gone.
+            write(*args)
+
+    for stream in (sys.stdout, sys.stderr):
+        stream.write, stream.flush = partial(guarded, stream.write), partial(guarded, stream.flush)
+
+
 def finish(status: int) -> NoReturn:
     """End this rank, at once: Python's own end would take four seconds."""
     sys.stdout.flush()
-    sys.stderr.flush()
     os._exit(status)
 
 

@@ -209,7 +209,6 @@ class Rollout:
         while self.llm.llm_engine.has_unfinished_requests():
             ended = self.llm.llm_engine.step()
             if stop and stop():
-                bar.disable = True  # The terminal may be gone.
                 break
             bar.update(len(ended) * num_samples)
             yield [self._completion(places[o.request_id], s) for o in ended for s in o.outputs]

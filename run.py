@@ -340,7 +340,6 @@ class Run(contextlib.AbstractContextManager):
 
     def _interrupt(self, signum: int, frame) -> None:
         self.interrupted = True
-        self.bar.disable = True  # The terminal may be gone.
         signal.signal(signal.SIGINT, signal.default_int_handler)  # The second one does not wait.
 
     def stop_requested(self) -> bool:

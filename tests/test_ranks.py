@@ -16,7 +16,7 @@ import cpu
 import ranks
 import train_sft
 from arguments import claim_or_resume
-from conftest import slow, start
+from conftest import call_of, slow, start
 from data import InputError
 
 import pytest
@@ -103,7 +103,7 @@ def test_the_first_rank_that_fails_says_why_and_each_ends_with_its_status(monkey
         monkeypatch.setattr(os, "environ", address | environment)
         monkeypatch.setattr(dist, "is_initialized", lambda: size > 0)
         monkeypatch.setattr(dist, "get_world_size", lambda: size)
-        out, err = (io.TextIOWrapper(io.BytesIO()) for _ in range(2))
+        out, err = (io.TextIOWrapper(io.BytesIO(), line_buffering=errs) for errs in (False, True))
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             print("a last line")
             with pytest.raises(SystemExit, match="3"):
@@ -206,3 +206,13 @@ def test_an_error_of_one_rank_is_said_once_and_ends_all(launcher, plan, why, tmp
     _, errors = process.communicate(timeout=600)  # it would wait for ever
     assert process.returncode != 0 and why in errors, errors
     assert len(re.findall("^error: ", errors, re.MULTILINE)) == 1, errors
+
+
+@slow
+def test_a_run_outlives_who_reads_its_output(tiny, tmp_path):
+    call = (*call_of("train_sft.py", tiny, tmp_path / "run"), "--max_steps", 2)
+    process = start(*call, stderr=subprocess.PIPE)
+    assert process.stderr.read(1)  # Its first line: nothing is trained yet.
+    process.stderr.close()
+    process.stdout.close()
+    assert process.wait(timeout=600) == 0 and (tmp_path / "run" / "final").exists()
