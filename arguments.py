@@ -237,6 +237,8 @@ def saved_args(args_class: type) -> dict:
     record = read_args(Path(folder))
     if "args" not in record:
         advice = "leave out --resume" if Path(folder).is_dir() else "no such folder"
+        if read_args(run := Path(folder).parent):  # It is a checkpoint.
+            advice = f"give the run's folder, {run}"
         raise InputError(f"{folder}: there is no run in it: {advice}")
     if not record["args"].keys() <= args_class.__dataclass_fields__.keys():
         raise InputError(f"{folder}: was made by {record.get('script', 'another script')}")

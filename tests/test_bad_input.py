@@ -125,9 +125,11 @@ def test_the_folder_of_another_script_is_refused(tmp_path, monkeypatch):
         monkeypatch.setattr(sys, "argv", [script, "--resume", str(tmp_path / script)])
         args = arguments.saved_args(args_class)["default"]
         assert args.learning_rate == 0.5 and args.output_dir == str(tmp_path / script)
-        for other in {*SCRIPTS, "absent", "damaged"} - {script}:
+        refused = {other: other for other in {*SCRIPTS, "absent", "damaged"} - {script}}
+        refused[f"{script}/checkpoint-000004"] = f"give the run's folder, {tmp_path}/{script}$"
+        for other, named in refused.items():
             monkeypatch.setattr(sys, "argv", [script, "--resume", str(tmp_path / other)])
-            with pytest.raises(InputError, match=other):
+            with pytest.raises(InputError, match=named):
                 arguments.saved_args(args_class)
 
 
