@@ -34,7 +34,8 @@ def convert(
     """
     read = {"aqua": read_aqua, "gsm8k": read_gsm8k, "svamp": read_svamp}[name]
     rows = read_rows(source)
-    if Path(source).is_file() and (text := Path(source).read_text()).startswith("["):
+    text = Path(source).read_text(encoding="utf-8-sig") if Path(source).is_file() else ""
+    if text.lstrip().startswith("["):
         rows = ((f"{source}:{n}", row) for n, row in enumerate(json.loads(text), start=1))
     fields = [read(where, row) for where, row in rows]
     examples = [Example(f"{name}-{n}", *texts, name) for n, texts in enumerate(fields) if texts]

@@ -46,7 +46,8 @@ def test_a_bad_row_is_named_and_nothing_is_written(write, tmp_path, name, row):
 SVAMP = {"Body": "He had 9.", "Question": "Left?", "Equation": "( 9.0 - ( 3.0 + 2.0 ) )"}
 
 
-@pytest.mark.parametrize("form", ["[{},{}]", "{}\n{}"])  # AQuA's release names JSONL .json, too
+# AQuA's release names JSONL .json, too. Windows begins a file with a byte-order mark.
+@pytest.mark.parametrize("form", ["\ufeff\n[{},{}]", "\ufeff{}\n{}"])
 def test_svamp_s_solution_is_its_equation_and_a_wrong_one_is_left_out(tmp_path, form, capsys):
     rows = [json.dumps({**SVAMP, "Answer": answer}) for answer in (4.0, 5.0)]
     (tmp_path / "in.json").write_text(form.format(*rows))
