@@ -6,6 +6,7 @@ import functools
 import hashlib
 import importlib.metadata
 import json
+import os
 import secrets
 import shlex
 import shutil
@@ -109,11 +110,11 @@ def claim(folder: Path) -> None:
 
 def start_logger(folder: Path, run_id: str, config: dict):
     """Start wandb; returns the module. A resumed run continues its old log."""
-    options = {"project": "osw-ft", "name": folder.name, "dir": folder, "resume": "allow"}
+    options = {"name": folder.name, "dir": folder, "resume": "allow", "id": run_id}
     with blame("--logger wandb"):
         import wandb
 
-        wandb.init(**options, id=run_id, config=config)
+        wandb.init(project=os.environ.get("WANDB_PROJECT", "osw-ft"), config=config, **options)
     return wandb
 
 
