@@ -229,6 +229,7 @@ def answer(
 def default_folder(model: str) -> Path:
     """<run>/eval for <run>/final, <run>/eval-x for <run>/x; else runs/<model>/eval."""
     run, name = Path(model).resolve().parent, Path(model).resolve().name
+    run = run.relative_to(Path.cwd()) if run.is_relative_to(Path.cwd()) else run  # as one types it
     inside = run / ("eval" if name == "final" else f"eval-{name}")
     return inside if read_args(run) else Path("runs", name, "eval")
 

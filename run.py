@@ -214,10 +214,11 @@ class Run(contextlib.AbstractContextManager):
             self._try(self.log.finish)
         if self.is_rank_0 and kind is None:
             print(metrics_table([row for _, row in read_rows(str(self.folder / "metrics.jsonl"))]))
-            print(*sorted(self.folder.glob("[!.]*")), sep="\n")
-            if not self.finished:
-                again = f"launch it again with --resume {shlex.quote(str(self.folder))}"
-                print(f"stopped after step {self.step} of {self.total_steps}: {again}")
+            run, steps = shlex.quote(str(self.folder)), f"{self.step} of {self.total_steps}"
+            if self.finished:
+                print(f"next:\npython evaluate.py --model {run}/final\npython -m look.view {run}")
+            else:
+                print(f"stopped after step {steps}: launch it again with --resume {run}")
 
     @property
     def at_start(self) -> bool:
@@ -370,10 +371,11 @@ def metrics_table(rows: list[dict]) -> str:
     for name in rows[0] if rows else ():
         values = [row[name] for row in rows if name in row]  # A resumed run may have others.
         if name.endswith("_s"):
-            lines.append(f"{name:24}{sum(values):24.1f}")
-        else:
-            lines.append(f"{name:24}{mean(values[:tenth]):12.4g}{mean(values[-tenth:]):12.4g}")
+            lines.append(f"{name:24}{sum(values):24,.1f}")
+        else:  # 21,060 and 1e-05, to four digits
+            first, last = (float(f"{mean(v):.4g}") for v in (values[:tenth], values[-tenth:]))
+            lines.append(f"{name:24}{first:12,.9g}{last:12,.9g}")
     tokens = sum(row["train_tokens"] + row.get("rollout_tokens", 0) for row in rows)
     if seconds := sum(row[name] for row in rows for name in row if name.endswith("_s")):
-        lines.append(f"{'tokens_per_second':24}{tokens / seconds:24.1f}")
+        lines.append(f"{'tokens_per_second':24}{tokens / seconds:24,.0f}")
     return "\n".join(lines)

@@ -23,8 +23,10 @@ def next_to(folders: Sequence[Path], name: str) -> Path:
     """runs/oswft-view.html of runs/oswft alone; of several runs view.html in their folder."""
     if len(folders) == 1:
         run = folders[0].resolve()
-        return run.with_name(f"{run.name}-{name}")
-    return Path(os.path.commonpath(map(os.path.abspath, folders)), name)
+        path = run.with_name(f"{run.name}-{name}")
+    else:
+        path = Path(os.path.commonpath(map(os.path.abspath, folders)), name)
+    return path.relative_to(Path.cwd()) if Path.cwd() in path.parents else path  # as one types it
 
 
 def markdown_table(header: list[str], rows: list[list]) -> str:

@@ -404,12 +404,16 @@ def test_each_model_is_evaluated_into_a_folder_of_its_own(tmp_path, monkeypatch)
     model.mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     for name, folder in [
-        ("runs/oswft/final", run / "eval"),
-        ("runs/oswft/checkpoint-000050/", run / "eval-checkpoint-000050"),
+        ("runs/oswft/final", Path("runs/oswft/eval")),
+        ("runs/oswft/checkpoint-000050/", Path("runs/oswft/eval-checkpoint-000050")),
         (str(model), Path("runs/A/eval")),
         ("Qwen/Qwen3-4B", Path("runs/Qwen3-4B/eval")),
     ]:
         assert evaluate.default_folder(name) == folder
+    monkeypatch.chdir(run)
+    assert evaluate.default_folder("final") == Path("eval")
+    monkeypatch.chdir(model)  # the run lies elsewhere
+    assert evaluate.default_folder(str(run / "final")) == run / "eval"
 
 
 def write_evaluation(folder: Path, num_samples: int, temperature=0.6, **right: list[int]) -> Path:

@@ -247,11 +247,12 @@ def test_vllm_is_told_all_that_the_flags_say(run_here, tiny, tmp_path):
 
 
 def test_the_closing_table_has_the_means_of_both_ends_and_the_tokens_of_a_second():
-    fields = {"train_tokens": 100, "rollout_tokens": 50, "train_s": 2.0}
-    table = metrics_table([{"step": n, **fields} for n in range(1, 21)])
+    fields = {"learning_rate": 1e-5, "train_tokens": 21_060, "rollout_tokens": 50, "train_s": 2.0}
+    table = metrics_table([{"step": n, "loss": n / 7, **fields} for n in range(1, 2001)])
     assert [line.split() for line in table.splitlines()[1:]] == [
-        *(["step", "1.5", "19.5"], ["train_tokens", "100", "100"], ["rollout_tokens", "50", "50"]),
-        *(["train_s", "40.0"], ["tokens_per_second", "75.0"]),
+        *(["step", "100.5", "1,900"], ["loss", "14.36", "271.5"]),  # 4 digits
+        *(["learning_rate", "1e-05", "1e-05"], ["train_tokens", "21,060", "21,060"]),
+        *(["rollout_tokens", "50", "50"], ["train_s", "4,000.0"], ["tokens_per_second", "10,555"]),
     ]
 
 
@@ -286,13 +287,16 @@ def test_a_stopped_run_says_so_and_goes_on_to_the_same_end(
     assert steps_of(whole, "state") == at
     assert steps_of(whole) == ([6, *at] if script is train_grpo else at)
     assert (whole / "final" / "model.safetensors").exists()
+    said = capsys.readouterr().out.splitlines()[-2:]
+    assert said == [f"python evaluate.py --model {whole}/final", f"python -m look.view {whole}"]
 
     with monkeypatch.context() as patch:
         ask_to_stop(2, patch)
         assert run_here(script, vllm, **flags) == 130
     stopped = 2 if script is train_sft else 3  # A batch that has begun is finished.
     assert steps_of(run, "state") == [stopped] and not (run / "final").exists()
-    assert f"stopped after step {stopped} of 15" in capsys.readouterr().out
+    *_, said = capsys.readouterr().out.splitlines()
+    assert said == f"stopped after step {stopped} of 15: launch it again with --resume {run}"
     record = read_args(run)
     assert record["prompt"] == PROMPT and record.get("vllm_runner") == (vllm and "V1")
     (run / "partial-checkpoint-000004").mkdir()  # as a kill may leave it

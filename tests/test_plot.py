@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from data import InputError, write_rows
-from look import plot, training_set
+from look import next_to, plot, training_set
 from templates import CASES, make_tokenizer
 
 import numpy as np
@@ -53,6 +53,9 @@ def test_every_figure_shows_the_runs_that_have_its_numbers(tmp_path, monkeypatch
     plot.plot(runs[1:], tmp_path / "elsewhere", ("reward",))
     plot.plot(runs[:1], figures=("reward", "loss"))  # it has no reward
     assert [*saved] == [tmp_path / "elsewhere/reward.png", tmp_path / "sft-plots/loss.png"]
+    monkeypatch.chdir(tmp_path)  # from here paths are said as one types them
+    for folders, expected in ((runs, "plots"), (runs[:1], "sft-plots")):
+        assert next_to(folders, "plots") == Path(expected)
     for folders, said in ((), "folder of a run"), ((write_run(tmp_path / "new", 0),), "no step"):
         with pytest.raises(InputError, match=said):
             plot.plot(folders)
