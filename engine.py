@@ -137,7 +137,6 @@ class Engine:
             "gradient_clipping": max_grad_norm,
             "zero_optimization": {
                 "stage": zero_stage,
-                "overlap_comm": dist.get_world_size() > 1,
                 # One rank has nothing to scatter, and would copy each gradient three times more.
                 "reduce_scatter": dist.get_world_size() > 1 or zero_stage == 3,
             },

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-MAX_SEQUENCES = {"cpu": 256, "cuda": 512}  # in flight; vLLM has no CUDA graph for more
+MAX_SEQUENCES = {"cpu": 256, "cuda": 512}  # in flight; most GPUs get no CUDA graph for more
 VLLM_SHARE = 0.3  # vLLM's share of the memory; --vllm_memory and --vllm_sleep change it
 FREE_BYTES = 2 * 2**30  # bytes of a GPU stay free for what vLLM does not count (a guess)
 NUM_GAP_QUERIES = 8  # queries that `check_vllm` compares; their log-probabilities slow vLLM down
@@ -47,12 +47,15 @@ def import_vllm():
     level = os.environ["VLLM_LOGGING_LEVEL"].upper()
     logging.getLogger("vllm").setLevel(level)  # vLLM warns before it reads the variable.
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # It ignores seeds.
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # It may need nvcc.
     os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")  # Attention would round fp32 to tf32.
     if not torch.cuda.is_available():
         cpu.prepare_vllm()
     import vllm
 
+    if torch.cuda.is_available():  # Its cache holds code for one GPU, under the rank's name.
+        gpu = torch.cuda.current_device()
+        os.environ["VLLM_CACHE_ROOT"] = f"{vllm.envs.VLLM_CACHE_ROOT}/cuda{gpu}"
     return vllm
 
 

@@ -91,8 +91,7 @@ def memory(args: Args) -> dict[str, dict[str, float]]:
     gradients = count * 4 / (gpus if stage >= 2 else 1)
     whole = stage == 1 and not args.cpu_offload  # no buckets, and the fp32 sum stays
     sent = count if whole else REDUCE_BUCKET  # gradients at a time
-    # A copy of it is sent. Meanwhile another bucket fills, unless it is the whole gradient.
-    copies = 1 if stage == 3 or gpus == 1 else 2 if whole else 3
+    copies = 1 if stage == 3 or gpus == 1 else 2  # A copy of it is sent.
     bucket = sent * size * copies
     if args.cpu_offload and stage == 3:  # the other stages add them up on the GPU
         gradients = 0

@@ -63,6 +63,8 @@ class Twins:
             assert buffer.dtype == torch.float32, name
         deepspeed = self.engine.engine
         assert deepspeed.zero_optimization_stage() == args.zero_stage
+        # In the other stages it may free a gradient that is still being sent.
+        assert deepspeed.zero_overlap_comm() == (args.zero_stage == 3)
         assert deepspeed.bfloat16_enabled() == (args.precision == "bf16")
         assert bool(deepspeed.zero_cpu_offload()) == args.cpu_offload
         assert self.engine.model.is_gradient_checkpointing == args.gradient_checkpointing

@@ -63,7 +63,7 @@ def test_a_plan_is_what_one_works_out_by_hand(monkeypatch):
         planned("", 4, 79, zero_stage=2),
         load={"weights": 8e9, **reserve},
         train={**held, "gradients": 2e9, "embedding's gradient": 2 * matrix, **share, **reserve}
-        | {"reduce bucket": 3e9 + 2e9},
+        | {"reduce bucket": 2e9 + 2e9},
         sample={**held, **share, **reserve},
         save={**held, "gathered weights": 2 * matrix, **share, **reserve},
     )

@@ -1,6 +1,7 @@
 """How the model answers: vLLM holds the trainer's weights, whatever happened to them."""
 
 import ast
+import os
 from types import SimpleNamespace
 from unittest.mock import Mock, call
 
@@ -8,7 +9,7 @@ from checks import follow_the_trainer
 from conftest import ROOT, needs_vllm, on_ranks, output_of, slow
 from data import InputError, TokenizedExample
 from demo.tiny import make_tokenizer
-from rollout import Rollout, gpu_options, kv_cache_bytes
+from rollout import Rollout, gpu_options, import_vllm, kv_cache_bytes
 from stand_in import StandIn
 
 import pytest
@@ -91,6 +92,20 @@ def test_a_rank_answers_its_share_of_the_prompts_within_the_length(tiny, monkeyp
     told = [(prompt, params["max_tokens"], params["seed"]) for prompt, params in vllm.requests]
     assert told == [([1] * 5, 9, 6), ([1] * 17, 3, 8)]
     assert [completion.query for completion in completions] == [1, 1, 3, 3]
+
+
+ROOTS = [({}, "/h/.cache/vllm"), ({"VLLM_CACHE_ROOT": "~/c"}, "/h/c")]
+
+
+@pytest.mark.parametrize(("chosen", "root"), [*ROOTS, ({"XDG_CACHE_HOME": "/x"}, "/x/vllm")])
+def test_each_gpu_has_a_cache_of_its_own(chosen, root, monkeypatch):
+    import vllm  # noqa: F401  before torch says that there is a GPU
+
+    monkeypatch.setattr(os, "environ", {"HOME": "/h", **chosen})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    found = import_vllm().envs.VLLM_CACHE_ROOT
+    assert found == root + "/cuda3"
 
 
 def test_on_a_gpu_vllm_gets_its_share_or_what_is_left_and_no_more_cache_than_it_can_use(
