@@ -73,6 +73,11 @@ def demo(output_dir: Path = Path("runs/demo"), steps: int = 24, seed: int = 0) -
     show("base", f"python -m demo.tiny copy --output_dir {quote(output_dir / 'base')}")
     run_all(run, ("grpo", "oswft", "sft", "base"), "runs")
 
+    table = scores_table({name: output_dir / name for name in TITLES})
+    table += f"\ntrained and scored in {time.perf_counter() - started:.0f} s\n\n{ADVICE}\n"
+    (output_dir / "report.txt").write_text(table)
+    print(f"\n{table}", flush=True)
+
     folders = shlex.join(str(output_dir / name) for name in SCRIPTS)
     view_file = output_dir / "view.html"
     pictures = {
@@ -80,11 +85,7 @@ def demo(output_dir: Path = Path("runs/demo"), steps: int = 24, seed: int = 0) -
         "view": f"python -m look.view {folders} --output {quote(view_file)}",
     }
     run_all(lambda name: show(name, pictures[name]), tuple(pictures), "pictures")
-
-    table = scores_table({name: output_dir / name for name in TITLES})
-    table += f"\n{time.perf_counter() - started:.0f} s in all\n\n{ADVICE}\n"
-    (output_dir / "report.txt").write_text(table)
-    print(f"\n{table}\nwritten: {output_dir / 'report.txt'}; look at {view_file}")
+    print(f"\nwritten: {output_dir / 'report.txt'}; look at {view_file}")
 
 
 def train_command(script: str, base: Path, folder: Path, steps: int, seed: int) -> str:

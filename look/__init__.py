@@ -5,6 +5,20 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+STYLE = {  # of pictures; not in look.plot, which sets a backend that the lesson cannot use
+    "figure.figsize": (4.5, 3.0),  # inches: half a page
+    "figure.dpi": 200,
+    "figure.constrained_layout.use": True,
+    "font.size": 9,
+    "legend.fontsize": 8,
+    "text.parse_math": False,  # a run's name may hold dollars
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.3,
+}
+
 
 def labels(folders: Sequence[Path]) -> list[str]:
     """The names of runs: oswft for runs/oswft as for runs/oswft/eval.

@@ -8,6 +8,7 @@ A thin line is what was measured, the thick one its moving average. A figure sho
 have its numbers, and is left out if none has.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -15,11 +16,12 @@ from typing import Annotated, Literal
 
 from arguments import command_line
 from data import InputError, read_rows
-from look import labels, next_to
+from look import STYLE, labels, next_to
 
-import matplotlib.pyplot as plt
+os.environ["MPLBACKEND"] = "agg"  # A notebook names one that may not be installed here.
 import numpy as np
 import tyro
+from matplotlib import colormaps, rc_context
 from matplotlib.figure import Figure
 
 FIGURES = {  # name -> what the y axis shows, over the optimizer steps
@@ -30,19 +32,6 @@ FIGURES = {  # name -> what the y axis shows, over the optimizer steps
 }
 REACH = 5  # optimizer steps on either side of a moving average
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
-STYLE = {
-    "figure.figsize": (4.5, 3.0),  # inches: half a page
-    "figure.dpi": 200,
-    "figure.constrained_layout.use": True,
-    "font.size": 9,
-    "legend.fontsize": 8,
-    "text.parse_math": False,  # a run's name may hold dollars
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.alpha": 0.3,
-}
 
 
 def read_numbers(folder: Path) -> dict[str, list[float]]:
@@ -79,15 +68,15 @@ def draw_figures(folders: Sequence[Path], figures: Sequence[str]) -> Iterator[tu
     """Yield (name, figure) of those that some run has numbers for. Raises InputError."""
     if not folders:
         raise InputError("needs the folder of a run")
-    plt.switch_backend("Agg")  # files, no window
-    colors = plt.get_cmap("viridis")(np.linspace(0, 0.8, len(folders)))  # dark to light
+    colors = colormaps["viridis"](np.linspace(0, 0.8, len(folders)))  # dark to light
     runs = [*zip(labels(folders), map(read_numbers, folders), colors, cycle(DASHES))]
     for name in figures:
         having = [(run, numbers[name], *look) for run, numbers, *look in runs if name in numbers]
         if not having:
             continue
-        with plt.rc_context(STYLE):
-            figure, axes = plt.subplots()
+        with rc_context(STYLE):
+            figure = Figure()
+            axes = figure.subplots()
             for run, values, color, dashes in having:  # the same look in every figure
                 steps = range(1, 1 + len(values))
                 axes.plot(steps, values, color=color, alpha=0.25, linewidth=0.7)
@@ -99,7 +88,6 @@ def draw_figures(folders: Sequence[Path], figures: Sequence[str]) -> Iterator[tu
             axes.locator_params(axis="x", integer=True)
             axes.legend()
             yield name, figure
-            plt.close()
 
 
 def plot(

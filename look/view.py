@@ -25,15 +25,15 @@ from typing import Annotated
 
 from arguments import command_line
 from data import Example, InputError, atomic_write, load_examples, read_rows
-from look import labels, next_to
-from look.plot import FIGURES, STYLE, draw_figures
+from look import STYLE, labels, next_to
+from look.plot import FIGURES, draw_figures
 from models import load_tokenizer
 from run import checkpoints, read_args
 from verify import extract, reference_letter
 
-import matplotlib.pyplot as plt
 import numpy as np
 import tyro
+from matplotlib import colormaps, rc_context
 from matplotlib.figure import Figure
 
 COLUMNS = {  # of the table, and what they mean
@@ -168,14 +168,14 @@ def draw_weights(rows: Sequence[dict]) -> Figure:
     steps = np.array([row["step"] for row in rows])
     groups = [steps[nearest == n] for n in range(len(levels))]
     bins = [*np.unique(steps), steps[-1] + 1]
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots()
-        color = plt.get_cmap("viridis")(np.linspace(1, 0, len(levels)))
+    with rc_context(STYLE):
+        figure = Figure()
+        axes = figure.subplots()
+        color = colormaps["viridis"](np.linspace(1, 0, len(levels)))
         look = {"histtype": "stepfilled", "stacked": True, "color": color}
         axes.hist(groups, bins, label=[f"{level:.3g}" for level in levels], **look)
         axes.set(xlabel="optimizer step", ylabel=f"queries by {what}", title=rows[0]["run"])
         figure.legend(loc="outside right center", title=what)
-        plt.close()
     return figure
 
 

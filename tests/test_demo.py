@@ -34,8 +34,10 @@ def as_read(command: str):
     return tyro.cli(ARGS[script], args=words[words.index(script) + 1 :], use_underscores=True)
 
 
-def test_the_methods_train_alike_and_their_last_checkpoints_make_the_table(tmp_path, monkeypatch):
-    folder, called = tmp_path / "a demo", defaultdict(list)
+def test_the_methods_train_alike_and_their_last_checkpoints_make_the_table(
+    tmp_path, monkeypatch, capsys
+):
+    folder, called, shown = tmp_path / "a demo", defaultdict(list), []
     base = folder / "base"
     rates = zip(TIERS, (0.1, 0.2, 0.4, 0.5, 0.6, 0.9), (0.3, 0.7, 0.9, 0.8, 1, 0.95), strict=True)
     scores = {tier: {"pass@1": one, "pass@8": any_, "skill": one / 2} for tier, one, any_ in rates}
@@ -43,6 +45,8 @@ def test_the_methods_train_alike_and_their_last_checkpoints_make_the_table(tmp_p
 
     def call(command, log):
         called[log.relative_to(folder / "logs").stem].append(command)
+        if "look.plot" in command:  # What is shown by then is not lost if a picture fails.
+            shown.append(capsys.readouterr().out)
         name = "scores.json" if "demo.score" in command else "metrics.jsonl"
         if log.stem in ("sft", "oswft", "grpo") or name == "scores.json":
             write_rows([scores] if name == "scores.json" else steps, folder / log.stem / name)
@@ -68,6 +72,7 @@ def test_the_methods_train_alike_and_their_last_checkpoints_make_the_table(tmp_p
         assert [as_read(command) for command in called.pop(name)] == [args, scored]
     assert {*called} == {"plot", "view"}  # drawn side by side
     report = (folder / "report.txt").read_text()
+    assert report in shown[0]
     head, base, *lines = [" ".join(line.split()) for line in report.splitlines()[:5]]
     assert head == "gain retention skill pass@8 trained sampled easy middle hard far keep long"
     assert base == "base 30.0 75.0 37.5 80.0 0 0 10.0 20.0 40.0 50.0 60.0 90.0"

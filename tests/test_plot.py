@@ -4,8 +4,10 @@ import json
 import re
 from pathlib import Path
 
+from conftest import output_of, slow
 from data import InputError, write_rows
 from look import next_to, plot, training_set
+from run import write_args
 from templates import CASES, make_tokenizer
 
 import numpy as np
@@ -59,6 +61,15 @@ def test_every_figure_shows_the_runs_that_have_its_numbers(tmp_path, monkeypatch
     for folders, said in ((), "folder of a run"), ((write_run(tmp_path / "new", 0),), "no step"):
         with pytest.raises(InputError, match=said):
             plot.plot(folders)
+
+
+@slow
+@pytest.mark.parametrize("module", ["look.plot", "look.view"])
+def test_pictures_need_no_backend_of_the_notebook_that_calls(module, tmp_path, monkeypatch):
+    run = write_run(tmp_path / "sft", loss=0.3)
+    write_args(run, args={"model": "absent", "data": "absent"})
+    monkeypatch.setenv("MPLBACKEND", "absent")  # as a notebook's is in .venv
+    assert output_of("-m", module, run).strip()
 
 
 def test_a_row_stands_at_its_step_where_others_are_lost(tmp_path):
