@@ -81,6 +81,8 @@ class Rollout:
         self.model, self.tokenizer, self.max_length = model, tokenizer, max_length
         self.num_rollouts, self.max_completion_length = num_rollouts, max_completion_length
         self.temperature, self.seed, self.precision = temperature, seed, precision
+        if dist.get_rank() == 0:
+            print(f"vLLM loads {model}, which takes about a minute", file=sys.stderr)
         self.vllm = import_vllm()
         self.stop_token_ids = stop_token_ids(tokenizer)
         self.sleeps = vllm_sleep and torch.cuda.is_available()
@@ -207,7 +209,8 @@ class Rollout:
         ids = [name.split("-")[0] for name in self.llm.enqueue(inputs, params, use_tqdm=False)]
         places = dict(zip(ids, share, strict=True))
         every = 0.5 if sys.stderr.isatty() else 10  # seconds between redraws
-        shown = {"unit": "answer", "leave": False, "mininterval": every, "delay": every}
+        # With leave=None the bar stays in the end, except below a training's.
+        shown = {"unit": "answer", "leave": None, "mininterval": every, "delay": every}
         bar = tqdm(total=len(share) * num_samples, disable=dist.get_rank() > 0, **shown)
         while self.llm.llm_engine.has_unfinished_requests():
             ended = self.llm.llm_engine.step()

@@ -23,7 +23,6 @@ from demo.world import GAIN, MAX_COMPLETION, MAX_LENGTH, RETENTION, TIERS
 from run import read_args, write_args
 
 import tyro
-from tqdm import tqdm
 
 TITLES = {"base": "base", "sft": "SFT", "oswft": "OSW-FT, K = 2", "grpo": "GRPO, G = 8"}
 SCRIPTS = {
@@ -60,6 +59,7 @@ def demo(output_dir: Path = Path("runs/demo"), steps: int = 24, seed: int = 0) -
         call(command, log)
 
     def run(name: str) -> None:
+        begun = time.perf_counter()
         folder, model = output_dir / name, output_dir / "base" / "model"
         if name != "base":
             show(name, train_command(SCRIPTS[name], output_dir / "base", folder, steps, seed))
@@ -69,14 +69,15 @@ def demo(output_dir: Path = Path("runs/demo"), steps: int = 24, seed: int = 0) -
             f"python -m demo.score --base {quote(output_dir / 'base')} --model {quote(model)} "
             f"--output {quote(folder / 'scores.json')} --seed {seed}",
         )
+        print(f"\n{TITLES[name]}: done in {time.perf_counter() - begun:.0f} s", flush=True)
 
     show("base", f"python -m demo.tiny copy --output_dir {quote(output_dir / 'base')}")
-    run_all(run, ("grpo", "oswft", "sft", "base"), "runs")
+    run_all(run, ("grpo", "oswft", "sft", "base"))
 
     table = scores_table({name: output_dir / name for name in TITLES})
     table += f"\ntrained and scored in {time.perf_counter() - started:.0f} s\n\n{ADVICE}\n"
     (output_dir / "report.txt").write_text(table)
-    print(f"\n{table}", flush=True)
+    print(f"\n{table}", end="", flush=True)
 
     folders = shlex.join(str(output_dir / name) for name in SCRIPTS)
     view_file = output_dir / "view.html"
@@ -84,7 +85,7 @@ def demo(output_dir: Path = Path("runs/demo"), steps: int = 24, seed: int = 0) -
         "plot": f"python -m look.plot {folders} --output_dir {quote(output_dir / 'plots')}",
         "view": f"python -m look.view {folders} --output {quote(view_file)}",
     }
-    run_all(lambda name: show(name, pictures[name]), tuple(pictures), "pictures")
+    run_all(lambda name: show(name, pictures[name]), tuple(pictures))
     print(f"\nwritten: {output_dir / 'report.txt'}; look at {view_file}")
 
 
@@ -141,13 +142,12 @@ def call(command: str, log: Path) -> None:
         raise ChildProcessError(f"{log}: status {done.returncode}: {last}")
 
 
-def run_all(function: Callable[[str], None], names: Sequence[str], title: str) -> None:
+def run_all(function: Callable[[str], None], names: Sequence[str]) -> None:
     """`function` of each name, two at a time. If one fails, or at Ctrl-C, no other one begins."""
     with ThreadPoolExecutor(2) as pool:
         try:
-            done = as_completed([pool.submit(function, name) for name in names])
-            for future in tqdm(done, total=len(names), desc=title, unit="run"):
-                future.result()
+            for done in as_completed([pool.submit(function, name) for name in names]):
+                done.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -73,6 +73,7 @@ def test_the_methods_train_alike_and_their_last_checkpoints_make_the_table(
     assert {*called} == {"plot", "view"}  # drawn side by side
     report = (folder / "report.txt").read_text()
     assert report in shown[0]
+    assert all(f"\n{title}: done in 0 s\n" in shown[0] for title in the_demo.TITLES.values())
     head, base, *lines = [" ".join(line.split()) for line in report.splitlines()[:5]]
     assert head == "gain retention skill pass@8 trained sampled easy middle hard far keep long"
     assert base == "base 30.0 75.0 37.5 80.0 0 0 10.0 20.0 40.0 50.0 60.0 90.0"

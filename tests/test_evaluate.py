@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -37,6 +38,7 @@ from stand_in import DIGITS, END, TOKENIZER, Scripted, StandIn, digits
 
 import numpy as np
 import pytest
+from tqdm import tqdm
 
 
 @pytest.mark.parametrize(("n", "c"), [(1, 0), (1, 1), (5, 0), (5, 2), (5, 5), (8, 3)])
@@ -308,6 +310,19 @@ def test_a_stopped_evaluation_keeps_its_answers_and_goes_on_with_the_rest(run, t
     (folder / "answers.rank7.jsonl").write_text("".join(lines[::-1]))  # all of them twice
     assert not run(benchmark_file=file, num_samples=2).options  # more answers than that are kept
     assert results_of(folder) == results_of(whole)
+
+
+def test_it_says_what_vllm_loads_and_its_bars_end_at_all_that_was_missing(
+    run, tmp_path, monkeypatch, capsys
+):
+    tqdm._instances.clear()  # other tests' open bars, above these
+    monkeypatch.setattr("rollout.tqdm", lambda **shown: tqdm(**shown | {"delay": 0}))
+    file = own_file(tmp_path / "own.jsonl", **{"1+1": 2, "1+2": 3, "1+3": 4})
+    for num_samples, counts in (2, ["4/4", "6/6", "6/6"]), (5, ["4/4", "9/9", "15/15"]):
+        model = run(benchmark_file=file, num_samples=num_samples).options["model"]
+        told = capsys.readouterr().err
+        assert told.count(f"vLLM loads {model}, ") == 1
+        assert re.findall(r"100%.* (\d+/\d+) ", told) == counts  # vLLM is checked, then these
 
 
 JUDGE = """

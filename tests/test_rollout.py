@@ -76,7 +76,9 @@ def test_ids_that_are_no_tokens_are_left_out_and_tokens_after_a_gap_are_read():
     assert (completion.logprobs, completion.token_ids) == (logprobs, ids)
 
 
-def test_a_rank_answers_its_share_of_the_prompts_within_the_length(tiny, monkeypatch):
+def test_a_rank_answers_its_share_of_the_prompts_within_the_length(
+    tiny, process_group, monkeypatch, capsys
+):
     vllm, prompts = StandIn(), [[1] * length for length in (3, 5, 12, 17)]
     monkeypatch.setattr("rollout.import_vllm", lambda: vllm)
     monkeypatch.setattr("cpu.available_memory", lambda: 2**34)
@@ -92,6 +94,7 @@ def test_a_rank_answers_its_share_of_the_prompts_within_the_length(tiny, monkeyp
     told = [(prompt, params["max_tokens"], params["seed"]) for prompt, params in vllm.requests]
     assert told == [([1] * 5, 9, 6), ([1] * 17, 3, 8)]
     assert [completion.query for completion in completions] == [1, 1, 3, 3]
+    assert capsys.readouterr().err == ""  # rank 0 tells what is loaded, and has the bar
 
 
 ROOTS = [({}, "/h/.cache/vllm"), ({"VLLM_CACHE_ROOT": "~/c"}, "/h/c")]
