@@ -188,9 +188,9 @@ def find_checkpoint(args: TrainArgs) -> Path | None:
     return checkpoint
 
 
-def load_training_data(args: TrainArgs) -> tuple[Tokenizer, list[TokenizedExample]]:
+def load_training_data(args: TrainArgs, **fixed: str) -> tuple[Tokenizer, list[TokenizedExample]]:
     """The tokenizer, and the examples that fit. Raises InputError if a run began with others."""
-    read = load_examples(args.data)  # A bad file is refused before transformers is imported.
+    read = load_examples(args.data, **fixed)  # A bad file is refused before long imports.
     tokenizer = load_tokenizer(args.model)
     lengths = args.max_length, args.max_completion_length
     examples, dropped = tokenize_examples(read, tokenizer, *lengths)
@@ -207,7 +207,8 @@ def load_training_data(args: TrainArgs) -> tuple[Tokenizer, list[TokenizedExampl
         check_model(tokenizer, args.model, args.max_length, rows)
         before = read_args(Path(args.output_dir)).get("data_hash")
         if before and before != hash_examples(examples):
-            raise InputError(f"{args.data} and these lengths give other rows than before")
+            why = " (GRPO read solutions, too)" if fixed else ""
+            raise InputError(f"{args.data} and these lengths give other rows than before{why}")
     if dist.get_world_size() > 1:
         refuse_differences(f"reads other rows of {args.data}", hash_examples(examples))
     return tokenizer, examples

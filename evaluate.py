@@ -11,7 +11,6 @@ verdicts are not: the same command samples what is missing, and grades all answe
 """
 
 import hashlib
-import importlib.metadata
 import json
 import math
 import sys
@@ -288,9 +287,6 @@ def open_folder(
     if other := [name for name in setting if then[name] != setting[name]]:
         raise InputError(f"{folder} has another {', '.join(other)}: choose another folder")
     keys = {key_of(problem): problem for problem in problems}
-    others = Counter(row["benchmark"] for (key, _), row in answers.items() if key not in keys)
-    for name, count in others.items():
-        print(f"note: {folder} keeps {count:,} other answers, to {name}", file=sys.stderr)
     for verdicts in ("samples.jsonl", "results.json"):
         (folder / verdicts).unlink(missing_ok=True)
     write_args(folder, **{**before, "args": asdict(args), "setting": setting})
@@ -422,11 +418,9 @@ def summarize(rows: Sequence[dict]) -> dict:
 
 def report(args: Args, folder: Path, rows: Sequence[dict]) -> None:
     """Write samples.jsonl and results.json, and print a table."""
-    judge = {"git_commit": provenance()["git_commit"]}
-    if args.reward:
-        judge["reward"] = str(Path(args.reward).resolve())  # The function's name is at its end.
-    else:
-        judge["math-verify"] = importlib.metadata.version("math-verify")
+    code = provenance()
+    judge = {"git_commit": code["git_commit"], "math-verify": code["versions"]["math-verify"]}
+    judge |= {"reward": args.reward and str(Path(args.reward).resolve())}
     benchmarks = {}
     for row in rows:
         benchmarks.setdefault(row["benchmark"], []).append(row)

@@ -202,7 +202,7 @@ def solution_after(prompt: str, example: Example) -> str:
     solution = example.solution.strip()
     prompt = prompt.rstrip()
     if prompt.endswith("<think>"):
-        if "</think>" not in solution:
+        if solution and "</think>" not in solution:
             reason = "the chat template opens <think>, and the solution does not close it"
             raise InputError(f"{example.where}: {reason}")
         return solution.removeprefix("<think>").lstrip()

@@ -29,8 +29,9 @@ from data import (
 )
 from engine import Engine
 from models import PROMPT, Tokenizer
-from ranks import share_stop_signals, stop_was_shared
+from ranks import gather, share_stop_signals, stop_was_shared
 from rollout import Groups, Rollout
+from verify import RewardError, Verifier
 
 import torch
 import torch.distributed as dist
@@ -362,6 +363,25 @@ def warn_of_ungraded(share: float) -> None:
     if share > 0.01:
         reason = "count as wrong, as grading raised or ran into a limit (see docs/verdicts.md)"
         print(f"\nwarning: {share:.1%} of the answers {reason}", file=sys.stderr)
+
+
+def check_solutions(verifier: Verifier, queries: Sequence[TokenizedExample], most=128) -> None:
+    """Say how many experts' solutions are right by their own references. A collective."""
+    rows = [query.example for query in queries if query.example.columns["solution"]]
+    rows = rows[:: -(-len(rows) // (16 if verifier.reward else most)) or 1]  # all over the file
+    own, scores = rows[dist.get_rank() :: dist.get_world_size()], []
+    references = [row.columns if verifier.reward else row.answer for row in own]
+    try:
+        scores = verifier.score([str(row.columns["solution"]) for row in own], references)
+    except RewardError as error:  # A function of yours may expect another text.
+        print(f"note: the solutions cannot be graded: {error}", file=sys.stderr)
+    graded = gather(list(zip([row.where for row in own], scores, strict=False)))
+    if dist.get_rank() == 0 and graded:
+        share = sum(score for _, score in graded) / len(graded)
+        wrong = next((f" (not {where})" for where, score in graded if not score), "")
+        advice = "" if share > 0.5 else ": do they end in a box? Is `answer` the answer alone?"
+        said = f"{share:.0%} of {len(graded):,} solutions are right by their own references"
+        print(f"{said}{wrong}{advice}", file=sys.stderr)
 
 
 def metrics_table(rows: list[dict]) -> str:

@@ -25,7 +25,7 @@ from arguments import RolloutArgs, claim_or_resume, keywords, load_training_data
 from data import InputError, TokenizedExample, Trajectory, count_rows
 from engine import Engine, init_training, load_engine
 from rollout import Groups, Rollout, check_vllm, completion_stats, judge, trajectories
-from run import Run
+from run import Run, check_solutions
 from verify import Verifier
 
 import torch
@@ -165,13 +165,15 @@ def main(args: Args) -> int:
     """Train; returns the exit status."""
     init_training()
     checkpoint = claim_or_resume(args)
-    tokenizer, examples = load_training_data(args)
+    tokenizer, examples = load_training_data(args, solution="")  # It learns from none.
     verifier = Verifier(args.verifier_workers, reward=args.reward)  # It starts while models load.
     engine = load_engine(args.model, args.max_length, checkpoint, **keywords(args, Engine))
     rollout = Rollout(args.model, tokenizer, args.max_length, **keywords(args, Rollout))
     run = Run(args.output_dir, engine, tokenizer, examples, rollout, **keywords(args, Run))
 
     with run, verifier:
+        if run.step == 0:
+            check_solutions(verifier, examples)
         for number, queries in run.batches():  # the same on every rank
             # ---- rollout: G completions of each query, from the current parameters
             rollout.load_parameters(engine.named_parameters())

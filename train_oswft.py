@@ -25,7 +25,7 @@ from arguments import RolloutArgs, claim_or_resume, keywords, load_training_data
 from data import TokenizedExample, count_rows, derive_seed
 from engine import Engine, init_training, load_engine
 from rollout import Rollout, check_vllm, completion_stats, judge
-from run import Run
+from run import Run, check_solutions
 from verify import Verifier
 
 import torch
@@ -130,6 +130,8 @@ def main(args: Args) -> int:
     run = Run(args.output_dir, engine, tokenizer, examples, rollout, **keywords(args, Run))
 
     with run, verifier:
+        if run.step == 0:
+            check_solutions(verifier, examples)
         for number, queries in run.batches():  # the same on every rank
             # ---- rollout: K completions of each query, from the current parameters
             rollout.load_parameters(engine.named_parameters())

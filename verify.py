@@ -167,19 +167,17 @@ LATEX = (  # What Math-Verify misreads, and how it is written instead.
     (r"(?<=[\d)}])\s*(?=\\[dt]?binom)", r"\\cdot "),  # 3\binom{6}{2}
     (r"\.(?=[\s$}\])\\]*$)|\s+(?=\\\]$)", ""),  # a period at the end
 )
-WORDS = r"(?!.*\b(?:dozen|half|third|quarter|and|or|to|sin|cos|log))[A-Za-z]{3}[A-Za-z ]*"
+WORDS = r"(?!.*\b(?:dozen|hal[fv]|third|quarter|and|or|to|sin|cos|log))[A-Za-z]{3}[A-Za-z ]*"
 UNIT = rf"[A-Za-z]+/[A-Za-z]+| [ckm]?m| k?g| s| L| ft| in| lb| {WORDS}"
 UNITS = rf"(?<=\d) ?(?:{UNIT})(?:\^\d|\^\{{\d\}})?(?=\.?\}}?$)"  # 12 m/s | 12 cm^2 | 12 hours
 TEXT = r"\\(?:text|mathrm|mbox|begin|end)\s*\{[^{}]*\}"
-NO_VARIABLE = rf"{TEXT}|\\[A-Za-z]+|sqrt|(?<=\d)[eE](?=[-+\d])|^[A-Za-z] *=|{UNITS}"
+NO_VARIABLE = rf"{TEXT}|\\[A-Za-z]+|sqrt|(?<=\d)[eE](?=[-+\d])|{UNITS}"
 READINGS = (("^", ""), (r"\\?%", ""), (r"\\log(?! *_)", r"\\ln"))  # as is | 35\% as 35 | log as ln
 # #### 72 | The answer is 72. | Option D
 INTRO = r"^(?i:#+|(?:\w+ ){0,2}(?:answer(?: is:?|:)|(?:option|choice)(?: is)?(?= \(?[A-J]\b))) +"
 ANSWER_IS = r"(?i)\banswer\b(?:\W{0,4}(?:\bis\b|:))+[\s:*}]*"
-SENTENCE_END = (  # 12. Thus | 12 (dollars) | True, by Euler | True - it is | 12, since
-    r"(?i)(?<!\.)[.!?](?:\s|$)| \((?=[a-z]{2})|(?:(?<=rue|lse|yes)|(?<=\bno))(?:[,:] | [-–—] )"
-    r"|,?\s(?:since|because|as|which|where|when|so)\b"
-)
+# 12. Thus | True, by Euler | True - it is
+SENTENCE_END = r"(?i)(?<!\.)[.!?](?:\s|$)|(?:(?<=rue|lse|yes)|(?<=\bno))(?:[,:] | [-–—] )"
 
 
 def said_answer(closing: str) -> str | None:
@@ -190,7 +188,7 @@ def said_answer(closing: str) -> str | None:
     # Markup goes, and the label of an option: (c) 12.
     line = re.sub(r"^\([A-Za-z]\) |\\?\$|\\[()[\]]|\*\*|\\\\$", "", tail.split("\n")[0])
     said = re.split(SENTENCE_END, line)[0].strip(" .,;:'\"`“”")
-    last = "" if "\n" in tail.strip() else said.rpartition(" is ")[2]  # "the area is 12": 12
+    last = said.rpartition(" is ")[2]  # "the area is 12": 12
     for each in filter(None, (said, last)):
         if each.isalpha() or not re.search("[A-Za-z]{3,}", re.sub(NO_VARIABLE, "", each)):
             return each
@@ -250,7 +248,7 @@ def reference_letter(answer: str) -> str | None:
 def read_letter(box: str) -> str | None:
     """The option letter A-J that the content of a box names, or None; two letters name none."""
     text = re.sub(INTRO, "", plain(box))
-    text = re.sub(r"^[(\[]?[a-j](?=[)\].:]|$)", lambda match: match[0].upper(), text)
+    text = re.sub(r"^[(\[]?[a-j]", lambda match: match[0].upper(), text)
     found = re.fullmatch(LABEL, text)
     return found and one_letter(found[1])
 
@@ -405,6 +403,9 @@ def _reply(grader: Callable, pair: tuple[str, str | dict], timeout_s: float) -> 
         return tuple(grader(*pair))
     except (MemoryError, RecursionError):
         return tuple(UNGRADED)
+    except BrokenPipeError:  # Nobody reads what the reward function prints.
+        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        return _reply(grader, pair, timeout_s)
     except Exception:  # The reward function raised, or a reference is no text: the run ends.
         row = pair[1].get("id") if isinstance(pair[1], dict) else pair[1]
         return f"row {row!r}:\n{traceback.format_exc()}"
@@ -413,10 +414,7 @@ def _reply(grader: Callable, pair: tuple[str, str | dict], timeout_s: float) -> 
 
 
 def _serve(pipe: Connection, timeout_s: float, reward: str | None = None) -> None:
-    """Grade what comes through the pipe, until the trainer ends.
-
-    Three processes: the trainer's, this one, and without a reward function a fork that grades.
-    """
+    """Grade what comes through the pipe, until the trainer ends; without a reward, in a fork."""
     terminated = []
     signal.signal(signal.SIGTERM, lambda *_: terminated.append(True))  # Only SIGKILL ends us.
     try:

@@ -13,6 +13,9 @@ from pathlib import Path
 from arguments import command_line
 from data import InputError, collate, load_examples, read_rows
 from models import ASK_LETTER, instruction, load_tokenizer, tokenize_examples
+from ranks import init_ranks
+from run import check_solutions
+from verify import Verifier
 
 import pandas as pd
 import tyro
@@ -57,7 +60,7 @@ def show(file: tyro.conf.Positional[str], index: int = 0, tokenizer: str | None 
 
 
 def stats(file: tyro.conf.Positional[str], tokenizer: str | None = None) -> None:
-    """Summarise a training file: lengths, answers, sources.
+    """Summarise a training file: lengths, answers, sources, solutions that miss their references.
 
     Args:
         file: path or hub id.
@@ -75,7 +78,10 @@ def stats(file: tyro.conf.Positional[str], tokenizer: str | None = None) -> None
         for example in examples
     ]
     for name, column in ("answer", letters), ("source", [example.source for example in examples]):
-        print(f"\n{pd.Series(column, name=name).value_counts().to_string()}")
+        print(f"\n{pd.Series(column, name=name).value_counts().to_string()}", flush=True)
+    init_ranks("gloo")
+    with Verifier(2) as verifier:
+        check_solutions(verifier, rows)
 
 
 def suspect(file: tyro.conf.Positional[str], index: int = 0) -> None:

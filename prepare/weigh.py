@@ -29,7 +29,7 @@ from arguments import run_script
 from data import Example, InputError, TokenizedExample, load_examples, write_json, write_rows
 from models import Tokenizer, count_examples, load_tokenizer, tokenize_examples
 from ranks import init_ranks, on_rank_0
-from run import warn_of_ungraded
+from run import check_solutions, warn_of_ungraded
 from verify import Verifier
 
 import numpy as np
@@ -97,6 +97,8 @@ def weigh(args: Args) -> int:
     tokenizer = load_tokenizer(args.model)
     rows = on_rank_0(lambda: load_rows(args, tokenizer))
     problems = [as_problem(row.example) for row in rows]
+    with Verifier(args.verifier_workers, reward=args.reward) as verifier:
+        check_solutions(verifier, rows, most=len(rows))
     folder = args.answers or args.output.with_suffix(".answers")
     graded = evaluate.answer(sampling_args(args), folder, tokenizer, problems)
     if dist.get_rank() == 0:

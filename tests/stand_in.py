@@ -104,6 +104,8 @@ class Scripted(StandIn):
 class GradeHere(contextlib.AbstractContextManager):
     """A verifier without processes, which take a second to start."""
 
+    reward = None
+
     def __exit__(self, *_) -> None:
         pass
 

@@ -352,28 +352,20 @@ def test_no_verdict_is_older_than_its_judge_its_reference_or_its_columns(run, tm
     assert score(right | {"must": "ZZZ"}) == 0
     assert score(right) == 1
     assert score(right, "OK = False  ") == 0
-    judge = results_of(folder)["own"]["graded_by"]
-    assert judge["reward"] == f"{tmp_path}/judge.py:has" and judge.keys() == {
-        "reward",
-        "git_commit",
-    }
+    assert results_of(folder)["own"]["graded_by"]["reward"] == f"{tmp_path}/judge.py:has"
     assert score(right, reward=None) == 1
     assert score(right | {"answer": "3"}, reward=None) == 0
-    assert results_of(folder)["own"]["graded_by"]["math-verify"]
+    judge = results_of(folder)["own"]["graded_by"]
+    assert judge["math-verify"] and judge["reward"] is None
     assert asked == [True] + [False] * 4  # The answers are those of the first command.
     [first, _] = [row for _, row in read_rows(str(folder / "samples.jsonl"))]
     assert (first["correct"], first["extracted"], first["answer"]) == (False, "2", "3")
 
 
-def test_answers_to_other_problems_stay_and_are_told(run, tmp_path, capsys):
+def test_answers_to_other_problems_stay(run, tmp_path):
     one, two = (own_file(tmp_path / f"{n}.jsonl", **{"1+1": 2}) for n in ("one", "two"))
-    for file, told in (
-        (one, ""),
-        (two, "keeps 1 other answers, to one"),
-        (one, "other answers, to two"),
-    ):
+    for file in (one, two, one):
         vllm = run(benchmark_file=file, num_samples=1)
-        assert told in capsys.readouterr().err
         assert [*results_of(tmp_path / "eval")] == [file[0].stem]
     assert not vllm.options
 

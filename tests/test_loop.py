@@ -9,7 +9,15 @@ import train_grpo
 import train_oswft
 import train_sft
 from conftest import metrics, rollouts
-from data import InputError, Trajectory, batch_indices, derive_seed, load_examples, read_rows
+from data import (
+    InputError,
+    Trajectory,
+    batch_indices,
+    derive_seed,
+    load_examples,
+    read_rows,
+    write_rows,
+)
 from dense import dense_grpo_loss, dense_logprobs, dense_oswft_loss
 from engine import Engine
 from models import PROMPT, count_parameters, load_model, load_tokenizer, tokenize_examples
@@ -184,6 +192,57 @@ def test_pi_old_is_the_model_before_the_first_update_of_its_batch(run_here, tmp_
     kl = [row["approx_kl"] for row in metrics(tmp_path / "run")]
     assert [each > 1e-5 for each in kl] == [False, True, True] * 2, kl
     assert kl[0] == pytest.approx(0, abs=1e-9) and kl[3] == pytest.approx(0, abs=1e-9)
+
+
+def rewrite(path: Path, change) -> None:
+    """Replace the rows of a JSONL file by what `change` makes of (number, row)."""
+    write_rows([change(n, row) for n, (_, row) in enumerate(read_rows(str(path)))], path)
+
+
+@pytest.mark.parametrize("script", [train_oswft, train_grpo])
+def test_a_new_run_says_how_many_solutions_are_right_by_their_references(
+    script, run_here, tmp_path, capsys
+):
+    def box(n, row, wrong_from=24):
+        answer = row["answer"] if n < wrong_from else f"{row['answer']}1"
+        return {**row, "solution": rf"\boxed{{{answer}}}"}
+
+    data, flags = tmp_path / "rows.jsonl", {"reward": None, "max_steps": 1}
+    rewrite(data, box)
+    assert run_here(script, StandIn(), **flags) == 0
+    said = f"80% of 30 solutions are right by their own references (not {data}:25)\n"
+    assert said in capsys.readouterr().err
+    assert run_here(script, StandIn(), **flags, resume=str(tmp_path / "run")) == 0
+    assert "solutions are right" not in capsys.readouterr().err
+    rewrite(data, lambda n, row: box(n, row, wrong_from=12))
+    assert run_here(script, StandIn(), **flags, output_dir=str(tmp_path / "other")) == 0
+    assert f"(not {data}:13): do they end in a box?" in capsys.readouterr().err
+
+
+def test_a_reward_function_that_fails_on_solutions_is_a_note(run_here, tmp_path, capsys):
+    (tmp_path / "picky.py").write_text("def f(text, row):\n    return float(text[0] != '=')")
+    flags = {"reward": f"{tmp_path}/picky.py:f", "max_steps": 1}
+    assert run_here(train_oswft, StandIn(), **flags) == 0
+    assert "% of 15 solutions are right" in capsys.readouterr().err  # every other one of 30
+    rewrite(tmp_path / "rows.jsonl", lambda n, row: {**row, "solution": "bad"})
+    (tmp_path / "picky.py").write_text("def f(text, row):\n    return float(text != 'bad') or None")
+    flags["output_dir"] = str(tmp_path / "other")
+    assert run_here(train_oswft, StandIn(), **flags) == 0
+    assert "note: the solutions cannot be graded: " in capsys.readouterr().err
+
+
+def test_grpo_reads_no_solution(run_here, tmp_path):
+    def change(n, row):
+        row = {**row, "solution": "<think>" + 50 * row["solution"]}  # too long, and not closed
+        return row if n % 2 else {k: v for k, v in row.items() if k != "solution"}
+
+    (tmp_path / "reward.py").write_text(
+        "def f(text, row):\n    return len(row.solution.split('<think>')) / 2"
+    )
+    rewrite(tmp_path / "rows.jsonl", change)
+    assert run_here(train_grpo, StandIn(), reward=f"{tmp_path}/reward.py:f", max_steps=3) == 0
+    seen = {row["id"]: row["reward"] for row in rollouts(tmp_path / "run", 1)}
+    assert {*seen.values()} == {0.5, 1.0}
 
 
 @pytest.mark.parametrize("column", [None, "weight"])

@@ -73,6 +73,7 @@ The answer is (C). None of A, B, D is correct.|Therefore B.⏎No, the correct op
 Is it C or D? The answer is C.|The answer is C because A and B are too small.
 Is the answer C? No.
 The correct option letter is C|The correct letter is C.|正确选项为C|答案是C。选项B错误
+The result: C|The answer is C, (C) Lisbon.|The answer is C as (C) is even
 The answer is C. (B) is wrong.|选项 B 也不正确。【答案】C
 The answer is (C) Vitamin D|C. Lisbon|The pair⏎⏎**C) A and B**|7⏎⏎C|C)⏎C) 12|C)400|So (C)$5$.
 The answer is B. Wait, 2 is odd. Actually the answer is C
@@ -92,7 +93,8 @@ The answer is neither C nor B|It is not true that C is correct.|C is not the ans
 <answer> C </answer>|故选C。|C is correct, as 12 is even.|The answer is Carol.
 The answer is (C), (D)|C, D|B⏎A C|C⏎A|The answer is on line C.|The answer is 25°C|Answer: C∞v
 答案不是C|答案：C、D|【答案】: C和D|选项C是错误的|选项 C 也不正确。【答案】无正确答案
-【答案】A. 甲乙 B. 甲丙 C. 乙丁 D. 丙丁|The answer is A. 1 B. 2 C. 3""")
+【答案】A. 甲乙 B. 甲丙 C. 乙丁 D. 丙丁|The answer is A. 1 B. 2 C. 3
+A.M.|The answer is C(5,2).|The answer is C and D.""")
 def test_a_closing_without_a_box_names_no_letter(form):
     assert said_letter(form) is None
 
@@ -133,7 +135,8 @@ q=0.0000012 => 0.0000012 | \sqrt{8} => 2\sqrt{2} | x^2+2x+1 => (x+1)^2 | x+2 ≠
 12^{\text{th}} => 12 | 12^{\mathrm{th}} => 12
 \begin{cases} 3 & x>0 \\ 5 & x<0 \end{cases} ≠> 5 | \min(-\infty, -4) ≠> 5 | -\infty => -\infty
 \infty ≠> -\infty | 5 ≠> \infty | 12 weeks => 12 | 2000 calories. => 2000 | 1,000 euros => 1000
-2 dozen ≠> 2 | 2 thirds ≠> 2 | 2 sin x ≠> 2 | 119.99999999999999 => 120
+2 dozen ≠> 2 | 2 thirds ≠> 2 | 3 halves ≠> 3 | 2 and a bit ≠> 2 | 2 sin x ≠> 2
+119.99999999999999 => 120
 120 => 119.99999999999999 | 4.00001 ≠> 4 | x>2.5 ≠> x<2.5 | 2.5 ≠> x \ne 2.5 | y=2.5 ≠> x=2.5
 x=2.5 => 2.5 | +\infty => \infty | x = 4.99999999999 => 5 | 2 ≠> 2 xy
 12million => 12000000 | x \le 2.50 => x \le 2.5 | 3t+8 => 8+3t | 11 ≠> 8+3t | -4.9 ≠> -4.9 t
@@ -192,7 +195,10 @@ Answer: 12x - 35 ≠> 12
 Hence \[19x - 4x = 15x.\] => 15x | \[⏎Answer: \$8.00⏎\] => 8
 Answer: \begin{pmatrix} -2 \\ 0 \end{pmatrix} => \begin{pmatrix} -2 \\ 0 \end{pmatrix}
 In short, the answer is True: the map is continuous. => True
-it is greater than 1.07 x 10^-24 kg·m/s ≠> 1e-24 | it is 1.07 x 10^-24 kg·m/s => 1.07e-24""")
+it is greater than 1.07 x 10^-24 kg·m/s ≠> 1e-24 | it is 1.07 x 10^-24 kg·m/s => 1.07e-24
+Answer: sqrt(5) => \sqrt{5} | Answer: sqrt(5) ≠> 5 | The argument is **valid**. ≠> valid
+### Answer:⏎⏎The argument is **valid**. => valid
+### Answer:⏎⏎The solution to $\frac{x}{2} = 3$ is $x = 6$. => 6""")
 def test_a_completion_is_read_where_its_answer_stands(said, verdict, reference):
     assert is_correct(said, reference) == (verdict == "=")
 
@@ -451,6 +457,17 @@ def test_a_reward_function_takes_the_verifier_s_place_with_its_modules_and_one_t
     with Verifier(2, reward=f"{rewards}:half") as verifier:
         assert verifier.score(["it is 7"] * 32, rows) == [0.5 * (n % 8 == 7) for n in range(32)]
     assert "7" not in capfd.readouterr().out  # what it prints is on stderr
+
+
+def test_a_reward_function_may_print_what_nobody_reads(rewards):
+    (read, write), stderr = os.pipe(), os.dup(2)
+    os.close(read)
+    os.dup2(write, 2)
+    try:
+        with Verifier(1, reward=f"{rewards}:half") as verifier:
+            assert verifier.score(["it is 7"] * 2, [{"answer": 7}] * 2) == [0.5, 0.5]
+    finally:
+        os.dup2(stderr, 2)
 
 
 def test_a_reward_function_that_forks_is_answered_once(rewards):

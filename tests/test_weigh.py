@@ -160,12 +160,11 @@ def test_own_answers_leave_out_those_that_cannot_be_trained_on(made):
     assert own == [TEXTS["1+0"][0], TEXTS["1+1"][2], "1+2=3", "1+3=4"]
 
 
-def test_a_question_that_was_edited_since_is_answered_anew(made, capsys):
+def test_a_question_that_was_edited_since_is_answered_anew(made):
     made.write()
     made.rows[0] |= {"question": "1+3", "answer": "8"}
     assert [row["weight"] for row in made.write()] == [0.0, 0.25, 1.0, 1.0]
     assert made.asked == ["1+3"] * 4
-    assert "keeps 4 other answers, to training set" in capsys.readouterr().err
 
 
 def test_more_answers_are_sampled_and_fewer_are_read(made):
