@@ -127,11 +127,11 @@ def main(args: Args) -> int:
     verifier = Verifier(args.verifier_workers, reward=args.reward)  # It starts while models load.
     engine = load_engine(args.model, args.max_length, checkpoint, **keywords(args, Engine))
     rollout = Rollout(args.model, tokenizer, args.max_length, **keywords(args, Rollout))
+    if not checkpoint:
+        check_solutions(verifier, examples)
     run = Run(args.output_dir, engine, tokenizer, examples, rollout, **keywords(args, Run))
 
     with run, verifier:
-        if run.step == 0:
-            check_solutions(verifier, examples)
         for number, queries in run.batches():  # the same on every rank
             # ---- rollout: K completions of each query, from the current parameters
             rollout.load_parameters(engine.named_parameters())
