@@ -6,6 +6,7 @@ Whatever starts imports it before torch, which reads the two variables below whe
 import contextlib
 import ctypes
 import os
+import sys
 
 # Threads that spin while they wait are 8 times slower beside a busy core.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -29,6 +30,11 @@ def share_cores() -> None:
 def bf16_is_slow() -> bool:
     """Whether a product in bf16 takes some ten times as long here as one in fp32."""
     return not torch.cuda.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX2"
+
+
+def warn_of_slow_bf16(precision: str) -> None:
+    if precision == "bf16" and bf16_is_slow():
+        print("warning: bf16 is slow on a CPU without AVX-512: --precision fp32", file=sys.stderr)
 
 
 def keep_freed_memory() -> None:

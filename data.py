@@ -7,6 +7,7 @@ reward function of yours. A hub id (`owner/name`, `owner/name:config`) works in 
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,16 @@ def blame(what: str, kinds: tuple = (Exception,)) -> Iterator[None]:
         yield
     except kinds as error:
         raise InputError(f"{what}: {' '.join(str(error).split())[:500]}") from error
+
+
+def check_numbers(args: object, *names: str, or_0: bool = False, share: bool = False) -> None:
+    """Raise InputError unless these fields are numbers above 0 (or 0; a share is at most 1)."""
+    for name in names:
+        value = getattr(args, name)
+        if value is None or (or_0 and value == 0) or 0 < value <= (1 if share else math.inf):
+            continue
+        wanted = "a share, at most 1" if share else "0 or more" if or_0 else "above 0"
+        raise InputError(f"--{name} must be {wanted}, got {value}")
 
 
 # ---- Files ---------------------------------------------------------------------------------------

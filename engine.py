@@ -18,13 +18,14 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import cpu
-from data import InputError, MicroBatch, Trajectory, blame, collate, split_rows
+from data import InputError, MicroBatch, Trajectory, blame, check_numbers, collate, split_rows
 from logprobs import LogprobModel
-from models import checkpoint_tensors, load_model, stop_token_ids
+from models import ModelArgs, checkpoint_tensors, load_model, stop_token_ids
 from ranks import init_ranks
 
 import torch
@@ -46,13 +47,29 @@ def cast_parameters(model: torch.nn.Module, dtype: torch.dtype) -> None:
         parameter.data = parameter.data.to(dtype)
 
 
-def load_engine(model: str, max_length: int, checkpoint: Path | None = None, **options) -> Engine:
-    """An `Engine` with its options, for a model or continued from a checkpoint. A collective."""
+@dataclass(kw_only=True)
+class EngineArgs(ModelArgs):
+    """How the model learns."""
+
+    max_tokens_per_micro_batch: int = 8192  # tokens in one pass of a rank, padding included
+    weight_decay: float = 0.0  # AdamW's; the paper names none
+    max_grad_norm: float = 1.0  # gradients are clipped to this norm
+    zero_stage: Literal[1, 2, 3] = 2  # what is sharded over ranks; the paper's 3 fits more, slower
+    gradient_checkpointing: bool = False  # recompute activations: less memory, a third more time
+    cpu_offload: bool = False  # optimizer state in host memory
+
+    def check(self) -> None:
+        check_numbers(self, "max_tokens_per_micro_batch", "max_grad_norm")
+        check_numbers(self, "weight_decay", or_0=True)
+        super().check()
+
+
+def load_engine(model: str, args: EngineArgs, checkpoint: Path | None = None) -> Engine:
+    """An `Engine` for a model, or continued from a checkpoint. A collective."""
     named = f"{checkpoint} (if it is damaged, delete it: an older one with a state/ is resumed)"
     with blame(named, (InputError,) if checkpoint else ()):
-        precision = options.get("precision", "bf16")
-        loaded = load_model(str(checkpoint or model), max_length, precision)
-    engine = Engine(loaded, **options)
+        loaded = load_model(str(checkpoint or model), args.max_length, args.precision)
+    engine = Engine(loaded, args)
     if checkpoint:
         with blame(named, (InputError,)):
             engine.load_state(checkpoint)
@@ -102,23 +119,11 @@ def import_deepspeed():
 class Engine:
     """A DeepSpeed engine around a causal language model: AdamW and ZeRO."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,  # the others are arguments of the scripts, by these names (see `keywords`)
-        precision: Literal["bf16", "fp32"] = "bf16",
-        max_tokens_per_micro_batch: int = 8192,
-        weight_decay: float = 0.0,
-        max_grad_norm: float = 1.0,
-        zero_stage: Literal[1, 2, 3] = 2,
-        gradient_checkpointing: bool = False,
-        cpu_offload: bool = False,
-    ):
-        if gradient_checkpointing:
+    def __init__(self, model: PreTrainedModel, args: EngineArgs):
+        self.args = args
+        if args.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        self.max_tokens = max_tokens_per_micro_batch  # in a pass of one rank, padding included
-        self.max_grad_norm, self.zero_stage = max_grad_norm, zero_stage
-        bf16 = precision == "bf16"
+        bf16 = args.precision == "bf16"
         if torch.cuda.is_available():
             model.cuda()  # First: all ranks' fp32 copies would fill the host's memory.
         # transformers sets it to the pad token: that token's embedding would get no gradient.
@@ -129,22 +134,23 @@ class Engine:
             cast_parameters(model, torch.bfloat16 if bf16 else torch.float32)
             model.model.generation_config.validate(strict=True)  # An invalid one cannot be saved.
         # Fused, it is one kernel, on CPUs too.
-        self.adam = torch.optim.AdamW(model.parameters(), weight_decay=weight_decay, fused=True)
+        options = {"weight_decay": args.weight_decay, "fused": True}
+        self.adam = torch.optim.AdamW(model.parameters(), **options)
         config = {
             "train_micro_batch_size_per_gpu": 1,  # DeepSpeed asks for it; `micro_batches` decides.
             "bf16": {"enabled": bf16},
             "data_types": {"grad_accum_dtype": "fp32"},
-            "gradient_clipping": max_grad_norm,
+            "gradient_clipping": args.max_grad_norm,
             "zero_optimization": {
-                "stage": zero_stage,
+                "stage": args.zero_stage,
                 # One rank has nothing to scatter, and would copy each gradient three times more.
-                "reduce_scatter": dist.get_world_size() > 1 or zero_stage == 3,
+                "reduce_scatter": dist.get_world_size() > 1 or args.zero_stage == 3,
             },
             "zero_force_ds_cpu_optimizer": False,  # torch's AdamW needs no compiler.
         }
         if not torch.cuda.is_available():
             config["zero_optimization"]["reduce_bucket_size"] = cpu.REDUCE_BUCKET
-        if cpu_offload:
+        if args.cpu_offload:
             config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
         self.deepspeed = import_deepspeed()
         dist.barrier()  # Wait for the slowest rank: DeepSpeed gives up in ten minutes.
@@ -169,7 +175,8 @@ class Engine:
         """
         kept = range(len(rows)) if keep is None else keep.nonzero()[:, 0].tolist()
         lengths = [len(rows[i]) for i in kept]
-        split = split_rows(lengths, dist.get_world_size(), self.max_tokens)
+        max_tokens = self.args.max_tokens_per_micro_batch
+        split = split_rows(lengths, dist.get_world_size(), max_tokens)
         shares = [[kept[n] for n in by_rank[dist.get_rank()]] for by_rank in split] or [[]]
         for number, share in enumerate(shares, start=1):
             batch = collate(rows, share) if share else collate([IDLE], [0])
@@ -207,7 +214,7 @@ class Engine:
         if not math.isfinite(grad_norm):
             raise FloatingPointError(f"step {self.num_steps + 1}: the gradient is {grad_norm}")
         self.num_steps += 1
-        clipped = float(grad_norm > self.max_grad_norm)
+        clipped = float(grad_norm > self.args.max_grad_norm)
         stats = {"loss": loss, "grad_norm": grad_norm, "clipped": clipped}
         return stats | {"learning_rate": learning_rate}
 
@@ -333,7 +340,7 @@ class Engine:
         """Set what `_get_state` returns. A collective."""
         utils = self.deepspeed.utils
         set_weight, set_moment = utils.safe_set_full_fp32_param, utils.safe_set_full_optimizer_state
-        if self.zero_stage == 3:  # They forget that its shards are padded.
+        if self.args.zero_stage == 3:  # They forget that its shards are padded.
             set_weight = utils.safe_set_local_fp32_param
             set_moment = utils.safe_set_local_optimizer_state
             size = parameter.ds_tensor.numel()

@@ -22,14 +22,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
+import cpu
 import data
 import models
 import verify
-from arguments import check_args, check_hosts, run_script, warn_of_slow_bf16
-from data import Example, InputError, blame
+from data import Example, InputError, blame, check_numbers
+from launch import check_hosts, run_script
 from logprobs import LogprobModel
 from ranks import init_ranks, on_rank_0
-from rollout import MAX_VLLM_GAP, Rollout
+from rollout import MAX_VLLM_GAP, Rollout, RolloutArgs
 from run import claim, provenance, read_args, warn_of_ungraded, write_args
 
 import numpy as np
@@ -264,8 +265,10 @@ def open_folder(
 
     Raises InputError if the folder's answers are another model's, or were sampled otherwise.
     """
-    check_args(args, may_be_0=("temperature", "top_k"))
-    warn_of_slow_bf16(args.precision)
+    check_numbers(args, "num_samples", "max_completion_length", "verifier_workers")
+    check_numbers(args, "temperature", "top_k", "seed", or_0=True)
+    check_numbers(args, "top_p", "vllm_memory", share=True)
+    cpu.warn_of_slow_bf16(args.precision)
     models.refuse_special_tokens(tokenizer, ((p.where, p.question) for p in problems))
     ids = tokenize_prompts(tokenizer, problems)
     longest = max(map(len, ids)) + args.max_completion_length
@@ -323,9 +326,9 @@ def sample(
     path = folder / f"answers.rank{dist.get_rank()}.jsonl"
     with path.open("ab") as out:
         out.truncate(path.read_bytes().rfind(b"\n") + 1)  # A kill may leave half a row.
-    options = {"precision": args.precision, "vllm_memory": args.vllm_memory}
-    options |= {"rollout_batch_size": len(missing), "load_from_disk": True}
-    rollout = Rollout(args.model, tokenizer, longest, **options)
+    sizes = {"max_length": longest, "rollout_batch_size": len(missing), "num_rollouts": 1}
+    options = RolloutArgs(**sizes, precision=args.precision, vllm_memory=args.vllm_memory)
+    rollout = Rollout(args.model, tokenizer, options, load_from_disk=True)
     if dist.get_rank() == 0:
         refuse_gap(rollout, model, min(prompts, key=len))
         del model
@@ -353,7 +356,7 @@ def refuse_gap(rollout: Rollout, model: torch.nn.Module, prompt: Sequence[int]) 
         positions = torch.arange(len(prompt) - 1, len(tokens) - 1)
         own = model(tokens[None, :-1], tokens[len(prompt) :], positions)
         gaps += (own - torch.tensor(answer.logprobs)).abs().tolist()
-    if not (gap := np.mean(gaps)) < MAX_VLLM_GAP[rollout.precision]:
+    if not (gap := np.mean(gaps)) < MAX_VLLM_GAP[rollout.args.precision]:
         raise InputError(f"{rollout.model}: vLLM is {gap:.2g} nats a token off transformers")
 
 

@@ -10,9 +10,10 @@ import datetime
 import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from data import Example, InputError, TokenizedExample, blame
+from data import Example, InputError, TokenizedExample, blame, check_numbers
 from verify import reference_letter
 
 import numpy as np
@@ -22,6 +23,24 @@ if TYPE_CHECKING:  # transformers takes seconds to import.
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 Tokenizer: TypeAlias = "PreTrainedTokenizerBase"
+
+
+@dataclass(kw_only=True)
+class ModelArgs:
+    """What more than one room reads: how long texts are, in what precision, by which seed."""
+
+    max_length: int = 5120  # tokens of prompt and solution together; a longer row is dropped
+    # tokens of a sampled answer; a prompt that leaves less room in max_length is dropped (SFT, too)
+    max_completion_length: int = 4096
+    # bf16 keeps fp32 master weights; on a GPU, fp32 attention may take memory quadratic in length
+    precision: Literal["bf16", "fp32"] = "bf16"
+    seed: int = 0  # decides the order of the data, and what is sampled
+
+    def check(self) -> None:
+        """Raise InputError for what cannot work; each class checks its own fields."""
+        check_numbers(self, "max_length", "max_completion_length")
+        check_numbers(self, "seed", or_0=True)
+
 
 # The prompt, inside the model's chat template. Edit it here; a run's args.json records it.
 SYSTEM_PROMPT = ""  # a system turn before the question; "" for none

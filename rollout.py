@@ -10,12 +10,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import cpu
-from data import InputError, TokenizedExample, Trajectory, blame, derive_seed
+from data import InputError, TokenizedExample, Trajectory, blame, check_numbers, derive_seed
 from engine import Engine
-from models import Tokenizer, count_parameters, load_config, stop_token_ids
+from models import ModelArgs, Tokenizer, count_parameters, load_config, stop_token_ids
 from ranks import gather
 from verify import Verifier
 
@@ -59,6 +58,33 @@ def import_vllm():
     return vllm
 
 
+@dataclass(kw_only=True)
+class RolloutArgs(ModelArgs):
+    """How the model answers, and who checks the answers."""
+
+    num_rollouts: int = 2  # answers sampled per query
+    temperature: float = 1.0  # temperature of sampling
+    rollout_batch_size: int = 128  # queries that are answered together, by all ranks
+    vllm_sleep: bool = False  # vLLM gives its GPU memory back while the model trains
+    # share of a GPU's memory for vLLM (CPU: of what is free); default: 0.3; asleep: what is left
+    vllm_memory: float | None = None
+    verifier_workers: int = 2  # processes per rank that check answers
+    reward: str | None = None  # file.py:function of your own, in place of the verifier
+
+    @property
+    def batch_size(self) -> int:
+        """Queries that are drawn together."""
+        return self.rollout_batch_size
+
+    def check(self) -> None:
+        check_numbers(self, "num_rollouts", "temperature", "rollout_batch_size", "verifier_workers")
+        check_numbers(self, "vllm_memory", share=True)
+        if self.max_completion_length >= self.max_length:
+            lengths = f"{self.max_completion_length}, --max_length {self.max_length}"
+            raise InputError(f"--max_completion_length is {lengths}: no room for a prompt")
+        super().check()
+
+
 class Rollout:
     """A vLLM engine that samples from the parameters it was last given."""
 
@@ -66,47 +92,39 @@ class Rollout:
         self,
         model: str,  # hub id or folder; its parameters are read with `load_from_disk` alone
         tokenizer: Tokenizer,
-        max_length: int,  # tokens of prompt and completion together
+        args: RolloutArgs,
         load_from_disk: bool = False,  # start with the model's own parameters, to evaluate it
-        *,  # the others are arguments of the scripts, by these names (see `keywords`)
-        rollout_batch_size: int = 2**20,  # prompts of all ranks, answered at a time
-        num_rollouts: int = 1,  # completions of a query that `sample` gives
-        max_completion_length: int | None = None,  # tokens of such a completion; None: no limit
-        temperature: float = 1.0,
-        seed: int = 0,
-        precision: Literal["bf16", "fp32"] = "bf16",
-        vllm_memory: float | None = None,  # share; None: 0.3, or with vllm_sleep all that is left
-        vllm_sleep: bool = False,  # give the GPU's memory back between batches
     ):
-        self.model, self.tokenizer, self.max_length = model, tokenizer, max_length
-        self.num_rollouts, self.max_completion_length = num_rollouts, max_completion_length
-        self.temperature, self.seed, self.precision = temperature, seed, precision
+        self.model, self.tokenizer, self.args = model, tokenizer, args
         if dist.get_rank() == 0:
             print(f"vLLM loads {model}, which takes about a minute", file=sys.stderr)
         self.vllm = import_vllm()
         self.stop_token_ids = stop_token_ids(tokenizer)
-        self.sleeps = vllm_sleep and torch.cuda.is_available()
-        own_prompts = math.ceil(rollout_batch_size / dist.get_world_size())
+        self.sleeps = args.vllm_sleep and torch.cuda.is_available()
+        own_prompts = math.ceil(args.rollout_batch_size / dist.get_world_size())
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        num_sequences = min(MAX_SEQUENCES[device], own_prompts * num_rollouts)
-        one = kv_cache_bytes(model, max_length, precision)  # of a sequence
+        num_sequences = min(MAX_SEQUENCES[device], own_prompts * args.num_rollouts)
+        one = kv_cache_bytes(model, args.max_length, args.precision)  # of a sequence
         cache = (num_sequences + 1) * one
         llm_class = self.vllm.LLM  # This imports most of vLLM.
         gc.freeze()  # garbage collection would scan all imports five times while vLLM starts
         if torch.cuda.is_available():
-            options = gpu_options(vllm_memory, self.sleeps, cache)
+            options = gpu_options(args.vllm_memory, self.sleeps, cache)
         else:
-            weights = count_parameters(model, max_length) * (2 if precision == "bf16" else 4)
-            options = cpu.vllm_options(vllm_memory or VLLM_SHARE, weights, cache, max_length)
+            size = 2 if args.precision == "bf16" else 4
+            weights = size * count_parameters(model, args.max_length)
+            share = args.vllm_memory or VLLM_SHARE
+            options = cpu.vllm_options(share, weights, cache, args.max_length)
             if options["kv_cache_memory_bytes"] < one:
                 advice = "raise --vllm_memory, or lower --max_completion_length"
-                raise InputError(f"the memory is too small to sample {max_length} tokens: {advice}")
+                reason = f"the memory is too small to sample {args.max_length} tokens"
+                raise InputError(f"{reason}: {advice}")
             dist.barrier()  # All ranks have asked what is available, and none has taken of it.
         self.llm = llm_class(
             model=model,
             skip_tokenizer_init=True,  # Token ids go in, and token ids come out.
-            dtype="bfloat16" if precision == "bf16" else "float32",
-            max_model_len=max_length,
+            dtype="bfloat16" if args.precision == "bf16" else "float32",
+            max_model_len=args.max_length,
             max_num_seqs=num_sequences,
             distributed_executor_backend="external_launcher",
             load_format="auto" if load_from_disk else "dummy",
@@ -151,11 +169,11 @@ class Rollout:
         """This rank's share: K completions a query, or fewer if `stop()`. Then vLLM sleeps."""
         completions = self.generate(
             [query.prompt_ids for query in queries],
-            num_samples=self.num_rollouts,
-            max_tokens=self.max_completion_length or self.max_length,
-            seeds=[derive_seed(self.seed, number, n, q.id) for n, q in enumerate(queries)],
+            num_samples=self.args.num_rollouts,
+            max_tokens=self.args.max_completion_length,
+            seeds=[derive_seed(self.args.seed, number, n, q.id) for n, q in enumerate(queries)],
             stop=stop,
-            temperature=self.temperature,
+            temperature=self.args.temperature,
             with_logprobs=NUM_GAP_QUERIES,
         )
         self.sleep()  # The update and a checkpoint need the memory.
@@ -195,7 +213,7 @@ class Rollout:
                 self.vllm.SamplingParams(
                     **sampling,
                     n=num_samples,
-                    max_tokens=min(max_tokens, self.max_length - len(prompts[index])),
+                    max_tokens=min(max_tokens, self.args.max_length - len(prompts[index])),
                     stop_token_ids=self.stop_token_ids,
                     seed=seeds[index],
                     logprobs=0 if index < with_logprobs else None,  # 0: the sampled token's alone
@@ -283,10 +301,10 @@ def check_vllm(
     checked = [group[:1] for group in completions[:NUM_GAP_QUERIES]]
     rows = trajectories(queries, checked)
     sampled = pad_completions([c.logprobs for [c] in checked], rows).to(engine.device)
-    trained = engine.eval_logprobs(rows, rollout.temperature)
+    trained = engine.eval_logprobs(rows, rollout.args.temperature)
     gaps = (trained - sampled).abs()
     mean = gaps.sum().item() / sum(len(row.response_ids) for row in rows)
-    if strict and not mean < MAX_VLLM_GAP[rollout.precision]:
+    if strict and not mean < MAX_VLLM_GAP[rollout.args.precision]:
         gap = f"their log-probabilities differ by {mean:.2g} nats a token"
         raise InputError(
             f"{rollout.model}: vLLM does not sample from the model that is being trained: {gap}"

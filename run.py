@@ -15,20 +15,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
+from typing import Literal
 
 from data import (
     InputError,
     TokenizedExample,
     batch_indices,
     blame,
+    check_numbers,
     read_rows,
     write_json,
     write_rows,
 )
 from engine import Engine
-from models import PROMPT, Tokenizer
+from models import PROMPT, ModelArgs, Tokenizer
 from ranks import gather, share_stop_signals, stop_was_shared
 from rollout import Groups, Rollout
 from verify import RewardError, Verifier
@@ -119,6 +122,47 @@ def start_logger(folder: Path, run_id: str, config: dict):
     return wandb
 
 
+@dataclass(kw_only=True)
+class RunArgs(ModelArgs):
+    """What a run reads, and what it leaves."""
+
+    model: str  # hub id or folder of a causal language model with a chat template
+    data: str  # hub id or JSONL file with id, question, solution, answer, source
+    output_dir: str  # where the run writes; all hosts share it
+    resume: str | None = None  # folder of a run: continue it, with its arguments
+
+    learning_rate: float  # learning rate of AdamW, constant
+    train_batch_size: int | None  # queries per optimizer step
+    num_epochs: int = 1  # times that each row is read
+    max_steps: int | None = None  # in place of num_epochs; a batch that has begun is finished
+
+    save_every: int = 50  # optimizer steps between checkpoints
+    keep_checkpoints: int = 2  # how many of the newest checkpoints are kept
+    keep_models: bool = False  # older checkpoints lose their training state, not their model
+    logger: Literal["none", "wandb"] = "none"  # a second place for the metrics
+
+    @property
+    def batch_size(self) -> int:
+        """Queries that are drawn together."""
+        return self.train_batch_size
+
+    @property
+    def settings(self) -> dict:
+        """All arguments but `output_dir` and `resume`."""
+        return {k: v for k, v in asdict(self).items() if k not in ("output_dir", "resume")}
+
+    def check(self) -> None:
+        check_numbers(self, "learning_rate", "train_batch_size", "num_epochs", "max_steps")
+        check_numbers(self, "save_every", "keep_checkpoints")
+        if self.resume and Path(self.output_dir) != Path(self.resume):
+            reason = "is continued in its own folder: leave out --output_dir"
+            raise InputError(f"{self.resume} {reason}")
+        if self.batch_size % (self.train_batch_size or 1):
+            sizes = f"{self.train_batch_size}, --rollout_batch_size {self.batch_size}"
+            raise InputError(f"--train_batch_size is {sizes}: the first must divide the second")
+        super().check()
+
+
 class Run(contextlib.AbstractContextManager):
     """A run: its batches, its metrics, its checkpoints, and whether it has been asked to stop.
 
@@ -130,38 +174,25 @@ class Run(contextlib.AbstractContextManager):
 
     def __init__(
         self,
-        folder: str,
+        args: RunArgs,
         engine: Engine,
         tokenizer: Tokenizer,
         examples: list[TokenizedExample],
         rollout: Rollout | None = None,
-        *,  # the others are arguments of the scripts, by these names (see `keywords`)
-        batch_size: int,  # queries whose answers are sampled together; in SFT those of a step
-        train_batch_size: int | None,  # queries of an optimizer step; None: the batch's
-        num_epochs: int,
-        max_steps: int | None,
-        seed: int,
-        save_every: int,  # optimizer steps
-        keep_checkpoints: int,
-        keep_models: bool,  # older checkpoints lose only their state/
-        logger: str,
-        settings: dict,  # all arguments, for args.json
     ):
-        self.folder, self.engine, self.tokenizer = Path(folder), engine, tokenizer
-        self.examples, self.seed, self.settings = examples, seed, settings
-        self.save_every = save_every
-        self.keep_checkpoints, self.keep_models = keep_checkpoints, keep_models
-        self.batch_size, self.train_batch_size = batch_size, train_batch_size or batch_size
-        self.steps_per_batch = batch_size // self.train_batch_size
+        self.args, self.folder = args, Path(args.output_dir)
+        self.engine, self.tokenizer, self.examples = engine, tokenizer, examples
+        self.train_batch_size = args.train_batch_size or args.batch_size
+        self.steps_per_batch = args.batch_size // self.train_batch_size
         self.step = engine.num_steps  # optimizer steps done
         self.start_step = self.step  # where this process began
         self.saved_step = self.step  # the newest checkpoint's; 0: there is none
-        batches = len(examples) * num_epochs // batch_size  # A last one that is not full is unused.
-        self.total_steps = max_steps or batches * self.steps_per_batch
+        batches = len(examples) * args.num_epochs // args.batch_size  # Only full ones are used.
+        self.total_steps = args.max_steps or batches * self.steps_per_batch
         self.log = None  # the logger's module
         self.is_rank_0 = dist.get_rank() == 0
         if self.is_rank_0:
-            self._open_files(logger, rollout)
+            self._open_files(rollout)
         every = 0.5 if sys.stderr.isatty() else 10  # seconds between redraws
         shown = {"unit": "step", "mininterval": every, "miniters": 0, "disable": not self.is_rank_0}
         self.bar = tqdm(total=self.total_steps, initial=self.step, **shown)
@@ -174,16 +205,16 @@ class Run(contextlib.AbstractContextManager):
         self.last_lap = time.perf_counter()
         self.seconds = {}  # this step's, by phase
 
-    def _open_files(self, logger: str, rollout: Rollout | None) -> None:
+    def _open_files(self, rollout: Rollout | None) -> None:
         """Write args.json, open metrics.jsonl, and drop what is newer than the checkpoint."""
         before = read_args(self.folder)
         run_id = before.get("run_id", secrets.token_hex(4))
-        record = {"args": self.settings, "world_size": dist.get_world_size(), "run_id": run_id}
+        record = {"args": self.args.settings, "world_size": dist.get_world_size(), "run_id": run_id}
         if rollout:
             record["vllm_runner"] = rollout.model_runner
         record["prompt"] = PROMPT
         record["earlier_args"] = before.get("earlier_args", [])
-        if before and before["args"] != self.settings:  # The old ones held until this step.
+        if before and before["args"] != self.args.settings:  # The old ones held until this step.
             record["earlier_args"].append({"step": self.step, **before["args"]})
         record["data_hash"] = before.get("data_hash") or hash_examples(self.examples)
         write_args(self.folder, **record)
@@ -200,8 +231,8 @@ class Run(contextlib.AbstractContextManager):
             if int(later.stem.removeprefix("step_")) > self.step:
                 later.unlink()
         self.metrics = path.open("a")
-        if logger != "none":
-            self.log = start_logger(self.folder, run_id, self.settings)
+        if self.args.logger != "none":
+            self.log = start_logger(self.folder, run_id, self.args.settings)
 
     def __exit__(self, kind, error, trace) -> None:
         if kind is None:
@@ -234,9 +265,11 @@ class Run(contextlib.AbstractContextManager):
         """Yield (number, queries) of each batch that is left; save a checkpoint if one is due."""
         while not self.finished:
             batch = self.step // self.steps_per_batch
-            order = batch_indices(len(self.examples), self.batch_size, batch, self.seed)
+            size, seed = self.args.batch_size, self.args.seed
+            order = batch_indices(len(self.examples), size, batch, seed)
             yield batch, [self.examples[i] for i in order]
-            if self.step // self.save_every > self.saved_step // self.save_every:  # It is due.
+            is_due = self.step // self.args.save_every > self.saved_step // self.args.save_every
+            if is_due:
                 self.save_checkpoint()
             if self.should_stop():
                 return
@@ -297,7 +330,7 @@ class Run(contextlib.AbstractContextManager):
         if self.step == 0 and (right := rewards.mean()) < 0.05:  # Then nearly all weights are 1.
             advice = "are prompt, references and lengths as you meant them?"
             print(f"\nwarning: {right:.0%} of the first answers right: {advice}", file=sys.stderr)
-        verdict = "reward" if self.settings.get("reward") else "correct"
+        verdict = "reward" if self.args.settings.get("reward") else "correct"
         rows = []
         for query, group in enumerate(completions):
             pass_rate = rewards[query].mean().item()
@@ -319,8 +352,8 @@ class Run(contextlib.AbstractContextManager):
             return
         self._save(f"checkpoint-{self.step:06d}", with_state=True)
         if self.is_rank_0:
-            for old in list(checkpoints(self.folder).values())[: -self.keep_checkpoints]:
-                shutil.rmtree(old / "state" if self.keep_models else old, ignore_errors=True)
+            for old in list(checkpoints(self.folder).values())[: -self.args.keep_checkpoints]:
+                shutil.rmtree(old / "state" if self.args.keep_models else old, ignore_errors=True)
         dist.barrier()
         self.saved_step = self.step
         self.lap(None)  # The time to write belongs to no phase.

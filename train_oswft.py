@@ -21,19 +21,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from arguments import RolloutArgs, claim_or_resume, keywords, load_training_data, run_script
 from data import TokenizedExample, count_rows, derive_seed
-from engine import Engine, init_training, load_engine
-from rollout import Rollout, check_vllm, completion_stats, judge
-from run import Run, check_solutions
+from engine import Engine, EngineArgs, init_training, load_engine
+from launch import claim_or_resume, load_training_data, run_script
+from rollout import Rollout, RolloutArgs, check_vllm, completion_stats, judge
+from run import Run, RunArgs, check_solutions
 from verify import Verifier
 
 import torch
 
 
 @dataclass(kw_only=True)
-class Args(RolloutArgs):
-    """The flags of this method; arguments.py has all others."""
+class Args(RolloutArgs, EngineArgs, RunArgs):
+    """The flags of this method; each base's file has its own."""
 
     output_dir: str = "runs/oswft"  # where the run writes; all hosts share it
 
@@ -125,11 +125,11 @@ def main(args: Args) -> int:
     checkpoint = claim_or_resume(args)
     tokenizer, examples = load_training_data(args)
     verifier = Verifier(args.verifier_workers, reward=args.reward)  # It starts while models load.
-    engine = load_engine(args.model, args.max_length, checkpoint, **keywords(args, Engine))
-    rollout = Rollout(args.model, tokenizer, args.max_length, **keywords(args, Rollout))
+    engine = load_engine(args.model, args, checkpoint)
+    rollout = Rollout(args.model, tokenizer, args)
     if not checkpoint:
         check_solutions(verifier, examples)
-    run = Run(args.output_dir, engine, tokenizer, examples, rollout, **keywords(args, Run))
+    run = Run(args, engine, tokenizer, examples, rollout)
 
     with run, verifier:
         for number, queries in run.batches():  # the same on every rank

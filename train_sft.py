@@ -15,17 +15,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from arguments import TrainArgs, claim_or_resume, keywords, load_training_data, run_script
 from data import InputError, TokenizedExample, count_rows
-from engine import Engine, init_training, load_engine
-from run import Run
+from engine import Engine, EngineArgs, init_training, load_engine
+from launch import claim_or_resume, load_training_data, run_script
+from run import Run, RunArgs
 
 import torch
 
 
 @dataclass(kw_only=True)
-class Args(TrainArgs):
-    """The flags of this method; arguments.py has all others."""
+class Args(EngineArgs, RunArgs):
+    """The flags of this method; engine.py, run.py and models.py have the others."""
 
     output_dir: str = "runs/sft"  # where the run writes; all hosts share it
 
@@ -94,9 +94,9 @@ def main(args: Args) -> int:
     tokenizer, examples = load_training_data(args)
     if not get_weights(examples, args.weight_column).any():
         raise InputError(f"{args.data}: every '{args.weight_column}' is 0: nothing would be learnt")
-    engine = load_engine(args.model, args.max_length, checkpoint, **keywords(args, Engine))
+    engine = load_engine(args.model, args, checkpoint)
 
-    with Run(args.output_dir, engine, tokenizer, examples, **keywords(args, Run)) as run:
+    with Run(args, engine, tokenizer, examples) as run:
         for _, queries in run.batches():  # the same on every rank
             weights = get_weights(queries, args.weight_column)  # (B,)
             run.end_step(update(engine, queries, weights, args))

@@ -10,9 +10,9 @@ from bench.measure import print_section, timed
 from bench.parts import logprobs
 from data import Example, InputError, TokenizedExample
 from demo.tiny import make_tokenizer
-from engine import Engine, init_training
+from engine import Engine, EngineArgs, init_training
 from look import markdown_table
-from rollout import Rollout
+from rollout import Rollout, RolloutArgs
 
 import numpy as np
 import torch
@@ -70,8 +70,9 @@ def sampled_per_second(config: Qwen3Config, prompts: int, tokens: int) -> float:
     """Tokens/s of vLLM, with random weights and 2 answers to each prompt of 128 tokens."""
     with tempfile.TemporaryDirectory() as folder:
         Qwen3ForCausalLM(config).save_pretrained(folder)
-        memory = {"vllm_memory": 0.6}  # 0.3 of 80 GiB has no room for 256 answers at once
-        rollout = Rollout(folder, make_tokenizer(), 128 + tokens, load_from_disk=True, **memory)
+        # 0.3 of 80 GiB has no room for 256 answers at once.
+        options = RolloutArgs(max_length=128 + tokens, vllm_memory=0.6)
+        rollout = Rollout(folder, make_tokenizer(), options, load_from_disk=True)
     prompt_ids = [row.prompt_ids for row in random_rows([(128, 1)] * prompts, range(8, 28))]
 
     sample = partial(rollout.generate, prompt_ids, 2, tokens, seeds=list(range(prompts)))
@@ -91,7 +92,7 @@ def main(repetitions: int = 5) -> Iterator[str]:
         f"8,192 tokens at once. A bf16 product of 8,192³ runs at {best / 1e12:.0f} TFLOP/s."
     )
     init_training()
-    engine = Engine(Qwen3ForCausalLM(config), max_tokens_per_micro_batch=8192)
+    engine = Engine(Qwen3ForCausalLM(config), EngineArgs())
     header = ["tokens/s", "TFLOP/s", "of it", "peak GiB"]
     rows = train_on_lengths(engine, lengths, repetitions, best)
     yield markdown_table(["length", *header], rows)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import median
 
-from arguments import command_line, parse_args
+from launch import command_line, parse_args
 from look import markdown_table
 
 import psutil

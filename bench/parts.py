@@ -16,7 +16,7 @@ from demo.tiny import copy
 from logprobs import LogprobHead
 from models import load_tokenizer, tokenize_examples
 from ranks import init_ranks
-from rollout import Rollout
+from rollout import Rollout, RolloutArgs
 from verify import Verifier
 
 import torch
@@ -111,8 +111,8 @@ def rollouts(repetitions: int, model: Path, data: Path) -> list[str]:
     seeds, found = list(range(QUERIES)), []
     init_ranks("gloo")
     model = str(model)
-    sampling = {"vllm_memory": 0.2, "load_from_disk": True}
-    rollout = Rollout(model, load_tokenizer(model), MAX_LENGTH, **sampling)
+    sampling = RolloutArgs(max_length=MAX_LENGTH, vllm_memory=0.2)
+    rollout = Rollout(model, load_tokenizer(model), sampling, load_from_disk=True)
     options = {"n": 2, "max_tokens": MAX_TOKENS, "stop_token_ids": rollout.stop_token_ids}
 
     def bare() -> None:

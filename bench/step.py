@@ -25,7 +25,7 @@ from ranks import init_ranks
 from recipes.oswft_mixin import GenerateWeights
 from recipes.trainer_run import RolloutWeights, to_columns
 from recipes.trl_sft import WeightedSFTTrainer
-from rollout import Rollout
+from rollout import Rollout, RolloutArgs
 from verify import Verifier
 
 import torch
@@ -126,8 +126,8 @@ class Clock(transformers.TrainerCallback):
 def by_vllm(model: Path) -> Callable:
     """Weights from two answers of vLLM in this process, as rollout.py sets it up."""
     init_ranks("gloo")
-    options = {"vllm_memory": 0.2, "precision": PRECISION}
-    rollout = Rollout(str(model), load_tokenizer(str(model)), MAX_LENGTH, **options)
+    options = RolloutArgs(max_length=MAX_LENGTH, vllm_memory=0.2, precision=PRECISION)
+    rollout = Rollout(str(model), load_tokenizer(str(model)), options)
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):  # of this process, not of the runs it starts
         del os.environ[name]
     return RolloutWeights(rollout, Verifier(num_workers=2), 2, MAX_TOKENS)

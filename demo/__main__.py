@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from arguments import command_line
 from data import InputError, read_rows
 from demo.world import GAIN, MAX_COMPLETION, MAX_LENGTH, RETENTION, TIERS
+from launch import command_line
 from run import read_args, write_args
 
 import tyro

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import evaluate
-from arguments import run_script
 from data import TokenizedExample, derive_seed, load_examples, write_json
 from demo.world import MAX_COMPLETION, MAX_LENGTH, RETENTION, TIERS
+from launch import run_script
 from models import load_tokenizer, tokenize_examples
 from ranks import init_ranks
-from rollout import Rollout
+from rollout import Rollout, RolloutArgs
 from verify import Verifier
 
 NUM_SAMPLES = 8  # answers to each held-out problem
@@ -34,8 +34,8 @@ def score(args: Args) -> int:
     init_ranks("gloo")
     model, tokenizer = str(args.model), load_tokenizer(str(args.model))
     sampling = evaluate.Args(model=model).sampling
-    settings = {"precision": "fp32", "vllm_memory": 0.1, "load_from_disk": True}
-    rollout = Rollout(model, tokenizer, MAX_LENGTH, **settings)
+    args_of_vllm = RolloutArgs(max_length=MAX_LENGTH, precision="fp32", vllm_memory=0.1)
+    rollout = Rollout(model, tokenizer, args_of_vllm, load_from_disk=True)
 
     def judged(queries: Sequence[TokenizedExample], **forbidden) -> list:
         """Which answers are right, those of a query next to each other."""

@@ -12,9 +12,9 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from arguments import command_line
 from data import load_examples, write_rows
 from demo.world import NUM_HELDOUT, TIERS, TRAIN_MIX, make_examples, solve, spoil
+from launch import command_line
 from models import Tokenizer, load_tokenizer
 
 import numpy as np

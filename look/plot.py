@@ -14,8 +14,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import Annotated, Literal
 
-from arguments import command_line
 from data import InputError, read_rows
+from launch import command_line
 from look import STYLE, labels, next_to
 
 os.environ["MPLBACKEND"] = "agg"  # A notebook names one that may not be installed here.

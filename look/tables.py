@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from arguments import command_line
 from data import InputError, read_rows
 from evaluate import (
     BENCHMARKS,
@@ -19,6 +18,7 @@ from evaluate import (
     right_counts,
     score_with_interval,
 )
+from launch import command_line
 from look import labels, markdown_table
 from run import read_args
 

@@ -10,8 +10,8 @@ The tokens are those of --tokenizer; the default is the one that the report next
 import json
 from pathlib import Path
 
-from arguments import command_line
 from data import InputError, collate, load_examples, read_rows
+from launch import command_line
 from models import ASK_LETTER, instruction, load_tokenizer, tokenize_examples
 from ranks import init_ranks
 from run import check_solutions

@@ -23,8 +23,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
-from arguments import command_line
 from data import Example, InputError, atomic_write, load_examples, read_rows
+from launch import command_line
 from look import STYLE, labels, next_to
 from look.plot import FIGURES, draw_figures
 from models import load_tokenizer

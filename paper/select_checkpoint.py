@@ -9,8 +9,8 @@ rule is ours, in `select_step`.
 from collections.abc import Sequence
 from pathlib import Path
 
-from arguments import command_line
 from data import InputError, read_rows
+from launch import command_line
 from run import checkpoints
 
 import numpy as np

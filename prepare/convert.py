@@ -12,8 +12,8 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from arguments import command_line
 from data import Example, InputError, get_texts, read_rows, write_rows
+from launch import command_line
 from verify import is_correct
 
 import tyro

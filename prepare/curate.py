@@ -25,9 +25,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from arguments import command_line
 from data import Example, InputError, read_rows, write_json, write_rows
 from evaluate import BENCHMARKS, load_benchmark, read_benchmark
+from launch import command_line
 from models import load_tokenizer
 from run import provenance
 from verify import CLOSING_CHARS, FONTS, SPACES, boxes, read_letter, reference_letter, said_letter

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from unittest import mock
 
 import train_oswft
-from arguments import TrainArgs, command_line, parse_args
-from engine import GATHER_BYTES
+from engine import GATHER_BYTES, EngineArgs
+from launch import command_line, parse_args
 from logprobs import MAX_LOGITS, LogprobModel
 from look import markdown_table
 from models import load_config
@@ -141,7 +141,7 @@ def memory(args: Args) -> dict[str, dict[str, float]]:
 
 def check_fit(args: Args) -> tuple[dict[str, dict[str, float]], list[str], float]:
     """Bytes by phase and part, what does not fit, and how many sequences vLLM's share holds."""
-    TrainArgs.check(args)  # RolloutArgs.check asks for more, on which no memory depends
+    EngineArgs.check(args)  # RolloutArgs.check asks for more, on which no memory depends
     phases, complaints = memory(args), []
     for phase, parts in phases.items():
         # asleep, vLLM takes exactly what is left, up to rounding

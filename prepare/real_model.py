@@ -11,8 +11,8 @@ model, unrounded.
 import importlib.util
 from pathlib import Path
 
-from arguments import command_line
 from data import InputError
+from launch import command_line
 
 import torch
 import tyro

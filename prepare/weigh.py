@@ -25,8 +25,8 @@ from typing import Literal
 
 import evaluate
 import train_oswft
-from arguments import run_script
 from data import Example, InputError, TokenizedExample, load_examples, write_json, write_rows
+from launch import run_script
 from models import Tokenizer, count_examples, load_tokenizer, tokenize_examples
 from ranks import init_ranks, on_rank_0
 from run import check_solutions, warn_of_ungraded

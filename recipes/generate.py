@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 
 from models import Tokenizer, stop_token_ids
-from rollout import Completion, Rollout
+from rollout import Completion, Rollout, RolloutArgs
 
 import torch
 import torch.distributed as dist
@@ -19,9 +19,9 @@ class GenerateRollout(Rollout):
 
     sleeps, model_runner = False, "generate"
 
-    def __init__(self, model: str, tokenizer: Tokenizer, max_length: int, **settings):
-        vars(self).update(settings, model=model, tokenizer=tokenizer)
-        dtype = torch.bfloat16 if self.precision == "bf16" else torch.float32
+    def __init__(self, model: str, tokenizer: Tokenizer, args: RolloutArgs):
+        self.model, self.tokenizer, self.args = model, tokenizer, args
+        dtype = torch.bfloat16 if args.precision == "bf16" else torch.float32
         copy = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model), dtype=dtype)
         self.copy = copy.eval().to("cuda" if torch.cuda.is_available() else "cpu")
         self.stop_token_ids = stop_token_ids(tokenizer)

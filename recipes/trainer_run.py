@@ -8,7 +8,7 @@ from data import TokenizedExample, derive_seed, load_examples
 from models import count_examples, load_model, load_tokenizer, stop_token_ids, tokenize_examples
 from ranks import gather, init_ranks
 from recipes.oswft_mixin import Query
-from rollout import Rollout
+from rollout import Rollout, RolloutArgs
 from train_oswft import oswft_weights
 from verify import Verifier
 
@@ -104,9 +104,9 @@ def run(
     model = load_model(args.model, args.max_sequence_length, "fp32")
     own = model.generation_config.eos_token_id
     model.generation_config.eos_token_id = stop_token_ids(tokenizer, own)
-    settings = {"vllm_memory": args.vllm_memory, "vllm_sleep": True}
+    settings = {"max_length": args.max_sequence_length, "vllm_memory": args.vllm_memory}
     settings["precision"] = "bf16" if args.bf16 else "fp32"
-    rollout = Rollout(args.model, tokenizer, args.max_sequence_length, **settings)
+    rollout = Rollout(args.model, tokenizer, RolloutArgs(**settings, vllm_sleep=True))
     with Verifier(args.verifier_workers) as verifier:
         weigh = RolloutWeights(rollout, verifier, args.num_rollouts, args.max_completion_length)
         oswft = trainer(

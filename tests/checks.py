@@ -11,15 +11,15 @@ import logprobs
 import train_grpo
 import train_oswft
 import train_sft
-from arguments import keywords
 from data import InputError, MicroBatch, Trajectory
 from dense import ROWS, VOCABULARY, assert_same, dense_grpo_loss, dense_logprobs, make_rows
-from engine import STATE_KEYS, Engine, init_training, load_engine
+from engine import STATE_KEYS, Engine, EngineArgs, init_training, load_engine
 from models import load_tokenizer
 from ranks import gather
 from rollout import (
     Completion,
     Rollout,
+    RolloutArgs,
     check_vllm,
     kv_cache_bytes,
     pad_completions,
@@ -58,7 +58,7 @@ class Twins:
         options = {"lr": args.learning_rate, "weight_decay": args.weight_decay}
         self.adam = torch.optim.AdamW(parameters, **options)
         patch.delenv("TORCHDYNAMO_DISABLE", raising=False)  # set for the engine before this one
-        self.engine = Engine(model, **keywords(args, Engine))
+        self.engine = Engine(model, args)
         for name, buffer in self.engine.model.named_buffers():  # rotary frequencies, in bf16 too
             assert buffer.dtype == torch.float32, name
         deepspeed = self.engine.engine
@@ -197,7 +197,7 @@ def compare_grpo(patch, steps_per_batch=2, tied=True, vocabulary=VOCABULARY, **s
 def compare_sums(patch: pytest.MonkeyPatch, zero_stage: int) -> None:
     """In bf16, too, many small gradients count beside a large one: the sum is kept in fp32."""
     patch.delenv("TORCHDYNAMO_DISABLE", raising=False)
-    engine = Engine(dense.make_model(), precision="bf16", zero_stage=zero_stage)
+    engine = Engine(dense.make_model(), EngineArgs(precision="bf16", zero_stage=zero_stage))
     rows = make_rows(torch.Generator().manual_seed(0), count=dist.get_world_size())
 
     def norm(*sizes: float) -> float:
@@ -250,7 +250,7 @@ Weights = dict[str, torch.Tensor]
 
 def open_engine(folder: Path, precision: str, zero_stage: int, cpu_offload=False) -> Engine:
     settings = {"precision": precision, "zero_stage": zero_stage, "cpu_offload": cpu_offload}
-    return load_engine(str(folder), 64, **settings)
+    return load_engine(str(folder), EngineArgs(max_length=64, **settings))
 
 
 def take_step(engine: Engine, number: int) -> dict[str, float]:
@@ -350,9 +350,10 @@ def follow_the_trainer(tiny: str, folder: str, tied: bool, precision: str) -> st
     dist.barrier()
     # so large a rate that the second model has nothing to do with the first
     args = train_oswft.Args(model=folder, data="", learning_rate=0.05)
-    engine = Engine(model, precision=precision, max_tokens_per_micro_batch=200)
-    settings = {"temperature": TEMPERATURE, "vllm_memory": 0.1, "vllm_sleep": True}
-    sampler = Rollout(folder, tokenizer, 512, precision=precision, **settings)
+    engine = Engine(model, EngineArgs(precision=precision, max_tokens_per_micro_batch=200))
+    settings = {"max_length": 512, "max_completion_length": 511, "temperature": TEMPERATURE}
+    settings |= {"precision": precision, "vllm_memory": 0.1, "vllm_sleep": True}
+    sampler = Rollout(folder, tokenizer, RolloutArgs(**settings))
 
     # Long prompts with a common beginning: several blocks that the prefix cache would keep.
     generator = torch.Generator().manual_seed(1)
@@ -411,7 +412,8 @@ def reload(sampler: Rollout, weights: Iterator[tuple[str, torch.Tensor]]) -> str
     if not sampler.sleeps:
         sampler.load_parameters(weights)
         return "no sleep"
-    cache = kv_cache_bytes(sampler.model, sampler.max_length, sampler.precision)  # of one sequence
+    args = sampler.args
+    cache = kv_cache_bytes(sampler.model, args.max_length, args.precision)  # of one sequence
     before = torch.cuda.mem_get_info()[0]
     sampler.sleep()
     freed = torch.cuda.mem_get_info()[0] - before
@@ -437,7 +439,7 @@ def held_by_a_step(folder: str, length: int, rows_per_rank: int) -> dict[str, in
     rows = [Trajectory("id", [0], [*range(1, length)])] * num_rows
     settings = {"max_tokens_per_micro_batch": rows_per_rank * length}
     settings["zero_stage"] = 2 if on_gpu else 3  # on one GPU 3 runs as 2
-    engine = load_engine(folder, length, **settings)
+    engine = load_engine(folder, EngineArgs(max_length=length, **settings))
     between_steps = torch.cuda.memory_allocated() if on_gpu else 0
     resident = []  # after the embedding, and before the log-probabilities
     network = engine.model.base_model

@@ -154,11 +154,11 @@ def one_rank(process_group, monkeypatch) -> None:
 @pytest.fixture(scope="session")
 def tiny_engine(tiny, process_group):
     """The tiny model in fp32, ready to be trained. Tests share it: take steps at a rate of 0."""
-    from engine import load_engine
+    from engine import EngineArgs, load_engine
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOCAL_RANK", "0")
-        return load_engine(str(tiny / "model"), 128, precision="fp32")
+        return load_engine(str(tiny / "model"), EngineArgs(max_length=128, precision="fp32"))
 
 
 REWARD = """

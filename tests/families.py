@@ -17,10 +17,10 @@ from pathlib import Path
 import conftest  # finds the modules of the top level, too
 from data import Example, InputError, TokenizedExample
 from demo.tiny import make_tokenizer
-from engine import init_training, load_engine
+from engine import EngineArgs, init_training, load_engine
 from logprobs import LogprobModel, own_logprobs
 from models import load_model
-from rollout import Rollout, check_vllm, import_vllm
+from rollout import Rollout, RolloutArgs, check_vllm, import_vllm
 
 import torch
 import transformers
@@ -107,7 +107,7 @@ def measure(model_type: str, changes: dict, folder: Path) -> list[str]:
         model = load_model(str(folder), max_length=200).to(torch.bfloat16)
         cells.append(show(*gaps(model, tokens)))
 
-        engine = load_engine(str(folder), 200, precision="fp32")
+        engine = load_engine(str(folder), EngineArgs(max_length=200, precision="fp32"))
         example = Example("id", "1+1", "2", "2", "test")
         query = TokenizedExample("id", tokens[0, :50].tolist(), tokens[0, 50:].tolist(), example)
         for batch in engine.micro_batches([query]):
@@ -117,7 +117,8 @@ def measure(model_type: str, changes: dict, folder: Path) -> list[str]:
         saved = own_logprobs(load_model(str(folder / "final"), 200), tokens)[49:]
         gap = (engine.eval_logprobs([query])[0, 49:] - saved).abs()
         cells.append(show(gap.mean(), gap.max()))
-        rollout = Rollout(str(folder), make_tokenizer(), 200, precision="fp32", vllm_memory=0.05)
+        options = RolloutArgs(max_length=200, precision="fp32", vllm_memory=0.05)
+        rollout = Rollout(str(folder), make_tokenizer(), options)
         for _ in range(2):  # the second time vLLM has packed weights
             rollout.load_parameters(engine.named_parameters())
         completions = rollout.generate([query.prompt_ids] * 4, 1, 60, [0, 1, 2, 3], with_logprobs=4)

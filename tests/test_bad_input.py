@@ -10,15 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import arguments
 import evaluate
+import launch
 import run
 import train_grpo
 import train_oswft
 import train_sft
-from arguments import claim_or_resume, keywords, load_training_data
 from conftest import SCRIPTS, edit_json
 from data import Example, InputError, TokenizedExample, write_rows
+from launch import claim_or_resume, load_training_data
 from models import load_tokenizer
 from run import Run, checkpoints, hash_examples, write_args
 from train_oswft import Args
@@ -107,12 +107,12 @@ def test_a_script_reads_its_flags_and_ends_with_its_status(outcome, status, monk
             return outcome
         raise outcome
 
-    monkeypatch.setattr(arguments, "finish", sys.exit)
-    monkeypatch.setattr(arguments, "fail", lambda reason, status=1: sys.exit(status))
+    monkeypatch.setattr(launch, "finish", sys.exit)
+    monkeypatch.setattr(launch, "fail", lambda reason, status=1: sys.exit(status))
     words = ["train_sft.py", "--local_rank=1", "--model", "m", "--data", "d"]  # a launcher adds one
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit) as ended:
-        arguments.run_script(main, train_sft.Args, "")
+        launch.run_script(main, train_sft.Args, "")
     assert ended.value.code == status
 
 
@@ -123,14 +123,14 @@ def test_the_folder_of_another_script_is_refused(tmp_path, monkeypatch):
     write_rows([], tmp_path / "damaged" / "args.json")  # 0 bytes, as a power cut may leave it
     for script, args_class in ARGS.items():
         monkeypatch.setattr(sys, "argv", [script, "--resume", str(tmp_path / script)])
-        args = arguments.saved_args(args_class)["default"]
+        args = launch.saved_args(args_class)["default"]
         assert args.learning_rate == 0.5 and args.output_dir == str(tmp_path / script)
         refused = {other: other for other in {*SCRIPTS, "absent", "damaged"} - {script}}
         refused[f"{script}/checkpoint-000004"] = f"give the run's folder, {tmp_path}/{script}$"
         for other, named in refused.items():
             monkeypatch.setattr(sys, "argv", [script, "--resume", str(tmp_path / other)])
             with pytest.raises(InputError, match=named):
-                arguments.saved_args(args_class)
+                launch.saved_args(args_class)
 
 
 def test_a_run_is_not_continued_in_another_folder(one_rank, sft_args, tmp_path):
@@ -181,8 +181,8 @@ def test_other_data_is_refused_and_the_same_data_may_lie_elsewhere(one_rank, sft
 
 
 def test_a_rank_that_reads_other_rows_is_named(one_rank, sft_args, monkeypatch):
-    monkeypatch.setattr(arguments.dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(arguments, "gather", lambda items: [*items, ("hostb", "another hash")])
+    monkeypatch.setattr(launch.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(launch, "gather", lambda items: [*items, ("hostb", "another hash")])
     with pytest.raises(InputError, match="hostb reads other rows"):
         load_training_data(sft_args)
 
@@ -206,7 +206,7 @@ def make_run(tiny, tiny_engine, tmp_path, monkeypatch):
         args = args or train_sft.Args(model="m", data="d", output_dir=str(tmp_path), **values)
         ids, example = np.zeros(2, np.int32), Example("1", "q", "s", "a", "")
         rows = [TokenizedExample("1", ids, ids, example)] * 256
-        return Run(args.output_dir, tiny_engine, tokenizer, rows, **keywords(args, Run))
+        return Run(args, tiny_engine, tokenizer, rows)
 
     yield make_run
     for number, handler in handlers.items():

@@ -13,10 +13,10 @@ import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-import arguments
-from arguments import TrainArgs
+import launch
 from conftest import ROOT
 from data import load_examples
+from run import RunArgs
 from train_oswft import oswft_loss, oswft_weights
 from verify import is_correct
 
@@ -87,7 +87,7 @@ def read_only(monkeypatch):
         return {"default": args_class(model="m", data="d")} if "--resume" in sys.argv else {}
 
     monkeypatch.setenv("LOCAL_SIZE", "8")
-    monkeypatch.setattr(arguments, "saved_args", saved_args)
+    monkeypatch.setattr(launch, "saved_args", saved_args)
     for module, name in ((tyro, "cli"), (tyro.extras, "subcommand_cli_from_dict")):
         monkeypatch.setattr(module, name, only(getattr(module, name)))
 
@@ -133,7 +133,7 @@ def test_every_command_is_one_that_its_script_takes(page, read_only):
         if first == "deepspeed":
             launched = parse_launcher(words)
             args = read_only([launched.user_script, *launched.user_args])
-            if isinstance(args, TrainArgs):
+            if isinstance(args, RunArgs):
                 args.check()
         elif first == "torchrun":
             launched = get_args_parser().parse_args(words)

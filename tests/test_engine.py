@@ -9,7 +9,7 @@ import checks
 import dense
 from conftest import ROOT, SCRIPTS, edit_json, on_ranks, slow
 from data import InputError
-from engine import Engine, load_engine
+from engine import Engine, EngineArgs, load_engine
 from models import load_config, load_model, load_tokenizer
 
 import pytest
@@ -28,7 +28,9 @@ def test_on_one_rank_too_the_gradient_equals_the_reference(one_rank):
 
 
 def test_a_loss_or_gradient_that_is_not_finite_moves_nothing(one_rank):
-    checks.take_no_step_without_a_finite_gradient(Engine(dense.make_model(), precision="fp32"))
+    checks.take_no_step_without_a_finite_gradient(
+        Engine(dense.make_model(), EngineArgs(precision="fp32"))
+    )
 
 
 @slow
@@ -78,7 +80,7 @@ def test_threads_wait_passively_unless_the_user_says_otherwise(entry, asked, tmp
 def test_a_model_that_cannot_be_trained_or_saved_is_refused(file, fields, said, model_copy):
     edit_json(model_copy / file, **fields)
     with pytest.raises(InputError, match=said):
-        load_engine(str(model_copy), 128)
+        load_engine(str(model_copy), EngineArgs(max_length=128))
 
 
 def test_a_folder_with_too_few_or_too_many_weights_is_refused(model_copy):
@@ -100,7 +102,7 @@ def test_a_checkpoint_that_is_cut_off_is_refused(model_copy):
     (model_copy / "model.safetensors").write_bytes(whole[:-1])
     advice = r"\(if it is damaged, delete it: .* resumed\): "
     with pytest.raises(InputError, match=f"^{model_copy} {advice}"):
-        load_engine("its base", 128, checkpoint=model_copy)
+        load_engine("its base", EngineArgs(max_length=128), model_copy)
 
 
 def test_a_model_with_longrope_is_read_as_far_as_its_short_factors_go(tmp_path):
@@ -118,7 +120,8 @@ def test_fp32_starts_from_the_file_s_own_digits(model_copy, one_rank):
     weights = {name: weight.float() * 1.001 for name, weight in load_file(path).items()}
     save_file(weights, path, metadata={"format": "pt"})
     edit_json(model_copy / "config.json", dtype="bfloat16")
-    for name, weight in load_engine(str(model_copy), 128, precision="fp32").named_parameters():
+    args = EngineArgs(max_length=128, precision="fp32")
+    for name, weight in load_engine(str(model_copy), args).named_parameters():
         assert torch.equal(weight, weights[name]), name
 
 

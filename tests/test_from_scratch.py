@@ -15,7 +15,7 @@ from data import Trajectory, load_examples
 from demo import from_scratch
 from demo.from_scratch import NUM_ROLLOUTS, compute_loss, load_rows, verify
 from demo.world import GAIN, MAX_COMPLETION, MAX_LENGTH, RETENTION, TIERS
-from engine import Engine, load_engine
+from engine import Engine, EngineArgs, load_engine
 from models import load_tokenizer, tokenize_examples
 from templates import QWEN3
 from verify import is_correct
@@ -130,7 +130,7 @@ def test_from_the_same_answers_it_takes_the_same_steps(method, tiny, one_rank, m
     assert torch.initial_seed() == 1
 
     start = load_file(tiny / "model" / "model.safetensors")
-    engine = load_engine(str(tiny / "model"), MAX_LENGTH, precision="fp32")
+    engine = load_engine(str(tiny / "model"), EngineArgs(max_length=MAX_LENGTH, precision="fp32"))
     assert losses == pytest.approx([take_real_step(method, engine, *b) for b in batches], rel=1e-2)
     ours = models[-1].state_dict()
     steps = [(weight - start[name]).flatten() for name, weight in engine.named_parameters()]

@@ -11,13 +11,13 @@ import sys
 from datetime import timedelta
 from unittest.mock import ANY, Mock, call
 
-import arguments
 import cpu
+import launch
 import ranks
 import train_sft
-from arguments import claim_or_resume
 from conftest import call_of, slow, start
 from data import InputError
+from launch import claim_or_resume
 
 import pytest
 import torch
@@ -132,7 +132,7 @@ def test_what_is_gathered_is_all_ranks_in_their_order(monkeypatch):
 
 def test_hosts_with_a_folder_or_code_of_their_own_are_refused(one_rank, tmp_path, monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "here")
-    monkeypatch.setattr(arguments, "provenance", lambda: "code 1")
+    monkeypatch.setattr(launch, "provenance", lambda: "code 1")
     monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.setenv("LOCAL_SIZE", "1")
     folder = tmp_path / "run"
@@ -140,14 +140,14 @@ def test_hosts_with_a_folder_or_code_of_their_own_are_refused(one_rank, tmp_path
     def claim(*others: list) -> object:
         """Where the other hosts say this of the folder, then of the code."""
         said = iter(others)
-        monkeypatch.setattr(arguments, "gather", Mock(side_effect=lambda own: own + next(said)))
+        monkeypatch.setattr(launch, "gather", Mock(side_effect=lambda own: own + next(said)))
         found = claim_or_resume(train_sft.Args(model="m", data="d", output_dir=str(folder)))
         assert next(said, None) is None
         return found
 
     see, same = [("b", True), ("c", True)], [("b", "code 1"), ("c", "code 1")]
     assert claim(see, same) is None
-    assert arguments.gather.mock_calls == [call([("here", True)]), call([("here", "code 1")])]
+    assert launch.gather.mock_calls == [call([("here", True)]), call([("here", "code 1")])]
     with pytest.raises(InputError, match=f"c does not see {folder}: hosts must share it"):
         claim([("b", True), ("c", False)])
     with pytest.raises(InputError, match="c has other code: code 2; here: code 1"):
@@ -157,17 +157,17 @@ def test_hosts_with_a_folder_or_code_of_their_own_are_refused(one_rank, tmp_path
     monkeypatch.setattr(dist, "broadcast_object_list", lambda box: box.__setitem__(0, "its"))
     (folder / ".lock").unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(arguments.time, "sleep", lambda _: (folder / ".lock").touch())
+        patch.setattr(launch.time, "sleep", lambda _: (folder / ".lock").touch())
         assert claim(see, same) == "its"
     (folder / ".lock").unlink()
-    monkeypatch.setattr(arguments, "NFS_DELAY_S", 0)
+    monkeypatch.setattr(launch, "NFS_DELAY_S", 0)
     with pytest.raises(InputError, match="here does not see"):
         claim(see)
 
 
 RANK = """
 import os, signal, sys, time
-import arguments
+import launch
 
 def main(args):
     from ranks import dist, init_ranks
@@ -185,9 +185,9 @@ def main(args):
     dist.barrier()  # `should_stop`
     return 130
 
-arguments.saved_args = lambda kind: {}  # no command line
-arguments.parse_args = lambda kind, *_: kind()
-arguments.run_script(main, type("Args", (), {"plan": sys.argv[-1]}), "")
+launch.saved_args = lambda kind: {}  # no command line
+launch.parse_args = lambda kind, *_: kind()
+launch.run_script(main, type("Args", (), {"plan": sys.argv[-1]}), "")
 """
 
 

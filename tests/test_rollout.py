@@ -9,7 +9,7 @@ from checks import follow_the_trainer
 from conftest import ROOT, needs_vllm, on_ranks, output_of, slow
 from data import InputError, TokenizedExample
 from demo.tiny import make_tokenizer
-from rollout import Rollout, gpu_options, import_vllm, kv_cache_bytes
+from rollout import Rollout, RolloutArgs, gpu_options, import_vllm, kv_cache_bytes
 from stand_in import StandIn
 
 import pytest
@@ -30,9 +30,8 @@ def test_after_a_large_update_vllm_agrees_with_the_trainer(tied, precision, tiny
 def bare_rollout(**attributes) -> Rollout:
     """Without a vLLM of its own."""
     made = object.__new__(Rollout)
-    defaults = {"sleeps": False, "num_rollouts": 2}
-    defaults |= {"max_length": 128, "max_completion_length": 64, "temperature": 1.0, "seed": 0}
-    vars(made).update({**defaults, "stop_token_ids": [], **attributes})
+    args = RolloutArgs(max_length=128, max_completion_length=64)
+    vars(made).update({"sleeps": False, "args": args, "stop_token_ids": [], **attributes})
     return made
 
 
@@ -84,12 +83,12 @@ def test_a_rank_answers_its_share_of_the_prompts_within_the_length(
     monkeypatch.setattr("cpu.available_memory", lambda: 2**34)
     monkeypatch.setattr("rollout.dist.get_world_size", lambda: 2)
     monkeypatch.setattr("rollout.dist.get_rank", lambda: 1)
-    sizes = {"rollout_batch_size": 3, "num_rollouts": 2, "precision": "fp32"}
-    made = Rollout(str(tiny / "model"), make_tokenizer(), max_length=20, **sizes)
+    sizes = {"max_length": 20, "rollout_batch_size": 3, "precision": "fp32"}
+    made = Rollout(str(tiny / "model"), make_tokenizer(), RolloutArgs(**sizes))
     assert vllm.options["max_num_seqs"] == 4  # two prompts, twice
     monkeypatch.setattr("cpu.available_memory", lambda: 2**22)
     with pytest.raises(InputError, match="too small to sample 20 tokens: raise --vllm_memory"):
-        Rollout(str(tiny / "model"), make_tokenizer(), max_length=20, **sizes)
+        Rollout(str(tiny / "model"), make_tokenizer(), RolloutArgs(**sizes))
     completions = made.generate(prompts, 2, max_tokens=9, seeds=[5, 6, 7, 8], temperature=1.0)
     told = [(prompt, params["max_tokens"], params["seed"]) for prompt, params in vllm.requests]
     assert told == [([1] * 5, 9, 6), ([1] * 17, 3, 8)]

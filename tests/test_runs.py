@@ -100,7 +100,7 @@ def test_killed_and_resumed_equals_never_interrupted(whole_runs, tiny, tmp_path)
 # After a step, sampling takes seconds and says when it has begun.
 SLOW = """
 import sys, time
-import arguments, rollout, run, train_oswft
+import launch, rollout, run, train_oswft
 rollout.import_vllm()
 from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -114,7 +114,7 @@ def log(self, row, log=run.Run.end_step):
     LLMEngine.step = slow_step
 
 run.Run.end_step = log
-arguments.run_script(train_oswft.main, train_oswft.Args, "")
+launch.run_script(train_oswft.main, train_oswft.Args, "")
 """
 
 

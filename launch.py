@@ -1,24 +1,22 @@
-"""What the training scripts are told: their arguments, the folder, the data, the command line."""
+"""How a script starts: its command line, its folder or a resume, the hosts, the data."""
 
 import argparse
 import contextlib
 import gc
-import inspect
 import os
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 import cpu
 from data import InputError, TokenizedExample, load_examples
 from models import Tokenizer, check_model, count_examples, load_tokenizer, tokenize_examples
 from ranks import fail, finish, gather, on_rank_0, outlive_readers, several_hosts
-from run import checkpoints, claim, hash_examples, provenance, read_args
+from run import RunArgs, checkpoints, claim, hash_examples, provenance, read_args
 from verify import RewardError
 
 import torch.distributed as dist
@@ -26,122 +24,15 @@ import torch.distributed as dist
 NFS_DELAY_S = 30  # seconds until NFS shows a new file at the latest (a guess)
 
 
-@dataclass(kw_only=True)
-class TrainArgs:
-    """What the training scripts share. Each sets the paper's value where there is no default."""
-
-    model: str  # hub id or folder of a causal language model with a chat template
-    data: str  # hub id or JSONL file with id, question, solution, answer, source
-    output_dir: str
-    resume: str | None = None  # folder of a run: continue it, with its arguments
-    seed: int = 0  # decides the order of the data, and what is sampled
-
-    learning_rate: float
-    train_batch_size: int | None
-    num_epochs: int = 1  # times that each row is read
-    max_steps: int | None = None  # in place of num_epochs; a batch that has begun is finished
-    weight_decay: float = 0.0  # AdamW's; the paper names none
-    max_grad_norm: float = 1.0  # gradients are clipped to this norm
-
-    # Lengths
-    max_length: int = 5120  # tokens of prompt and solution together; a longer row is dropped
-    # tokens of a sampled answer; a prompt that leaves less room in max_length is dropped (SFT, too)
-    max_completion_length: int = 4096
-    max_tokens_per_micro_batch: int = 8192  # tokens in one pass of a rank, padding included
-
-    # The machine
-    zero_stage: Literal[1, 2, 3] = 2  # what is sharded over ranks; the paper's 3 fits more, slower
-    # bf16 keeps fp32 master weights; on a GPU, fp32 attention may take memory quadratic in length
-    precision: Literal["bf16", "fp32"] = "bf16"
-    gradient_checkpointing: bool = False  # recompute activations: less memory, a third more time
-    cpu_offload: bool = False  # optimizer state in host memory
-
-    # What is kept
-    save_every: int = 50  # optimizer steps between checkpoints
-    keep_checkpoints: int = 2  # how many of the newest checkpoints are kept
-    keep_models: bool = False  # older checkpoints lose their training state, not their model
-    logger: Literal["none", "wandb"] = "none"  # a second place for the metrics
-
-    @property
-    def batch_size(self) -> int:
-        """Queries that are drawn together."""
-        return getattr(self, "rollout_batch_size", self.train_batch_size)
-
-    @property
-    def settings(self) -> dict:
-        """All arguments but `output_dir` and `resume`."""
-        return {k: v for k, v in asdict(self).items() if k not in ("output_dir", "resume")}
-
-    def check(self) -> None:
-        """Raise InputError for what cannot work, before anything is written or loaded."""
-        check_args(self)
-        if self.resume and Path(self.output_dir) != Path(self.resume):
-            reason = "is continued in its own folder: leave out --output_dir"
-            raise InputError(f"{self.resume} {reason}")
-
-
-@dataclass(kw_only=True)
-class RolloutArgs(TrainArgs):
-    """What the scripts that sample answers share."""
-
-    num_rollouts: int
-    temperature: float
-    rollout_batch_size: int
-
-    # vLLM and the verifier
-    vllm_sleep: bool = False  # vLLM gives its GPU memory back while the model trains
-    # share of a GPU's memory for vLLM (CPU: of what is free); default: 0.3; asleep: what is left
-    vllm_memory: float | None = None
-    verifier_workers: int = 2  # processes per rank that check answers
-    reward: str | None = None  # file.py:function of your own, in place of the verifier
-
-    def check(self) -> None:
-        super().check()
-        if self.max_completion_length >= self.max_length:
-            lengths = f"{self.max_completion_length}, --max_length {self.max_length}"
-            raise InputError(f"--max_completion_length is {lengths}: no room for a prompt")
-        if self.rollout_batch_size % (self.train_batch_size or 1):
-            sizes = f"{self.train_batch_size}, --rollout_batch_size {self.rollout_batch_size}"
-            raise InputError(f"--train_batch_size is {sizes}: the first must divide the second")
-
-
-def check_args(args: object, may_be_0: Sequence[str] = ()) -> None:
-    """Raise InputError for a number that is too small, or too large a share.
-
-    A field may be 0 if that is its default, or if it is named.
-    """
-    for field in fields(args):
-        name, value = field.name, getattr(args, field.name)
-        zero = field.default == 0 or name in may_be_0
-        if type(value) in (int, float) and not (value > 0 or (zero and value == 0)):
-            raise InputError(f"--{name} must be {'0 or more' if zero else 'above 0'}, got {value}")
-        if name in ("vllm_memory", "top_p") and (value or 0) > 1:
-            raise InputError(f"--{name} is a share, at most 1, got {value}")
-
-
-def warn_of_slow_bf16(precision: str) -> None:
-    if precision == "bf16" and cpu.bf16_is_slow():
-        print("warning: bf16 is slow on a CPU without AVX-512: --precision fp32", file=sys.stderr)
-
-
-def keywords(args: object, callee: Callable) -> dict:
-    """The arguments that a callee, such as `Engine`, takes by keyword alone.
-
-    Raises AttributeError if there is no such argument: after a rename a default would take over.
-    """
-    parameters = inspect.signature(callee).parameters.values()
-    return {p.name: getattr(args, p.name) for p in parameters if p.kind is p.KEYWORD_ONLY}
-
-
 # ---- The start -----------------------------------------------------------------------------------
 
 
-def claim_or_resume(args: TrainArgs) -> Path | None:
+def claim_or_resume(args: RunArgs) -> Path | None:
     """Lock the folder; the checkpoint to resume from, or None to begin anew. A collective."""
 
     def begin() -> Path | None:
         args.check()
-        warn_of_slow_bf16(args.precision)
+        cpu.warn_of_slow_bf16(args.precision)
         claim(Path(args.output_dir))
         return find_checkpoint(args)
 
@@ -171,7 +62,7 @@ def refuse_differences(problem: str, value: object) -> None:
             raise InputError(f"{host} {problem}: {other}; {first_host}: {first_value}")
 
 
-def find_checkpoint(args: TrainArgs) -> Path | None:
+def find_checkpoint(args: RunArgs) -> Path | None:
     """The newest checkpoint of a run that is resumed. Raises InputError if it cannot go on."""
     folder = Path(args.output_dir)
     if not args.resume:
@@ -182,13 +73,14 @@ def find_checkpoint(args: TrainArgs) -> Path | None:
     if not checkpoint and (folder / "final").exists():  # A new run would overwrite it.
         raise InputError(f"{folder} is finished, and has no checkpoint: choose another folder")
     then = type(args)(**read_args(folder)["args"], output_dir=args.output_dir)
-    sizes, now = ((a.batch_size, a.train_batch_size or a.batch_size) for a in (then, args))
-    if checkpoint and sizes != now:
+    before = then.batch_size, then.train_batch_size or then.batch_size
+    now = args.batch_size, args.train_batch_size or args.batch_size
+    if checkpoint and before != now:
         raise InputError(f"{checkpoint}: keep the batch sizes, which say what was read so far")
     return checkpoint
 
 
-def load_training_data(args: TrainArgs, **fixed: str) -> tuple[Tokenizer, list[TokenizedExample]]:
+def load_training_data(args: RunArgs, **fixed: str) -> tuple[Tokenizer, list[TokenizedExample]]:
     """The tokenizer, and the examples that fit. Raises InputError if a run began with others."""
     read = load_examples(args.data, **fixed)  # A bad file is refused before long imports.
     tokenizer = load_tokenizer(args.model)
