@@ -8,7 +8,6 @@ reward function of yours. A hub id (`owner/name`, `owner/name:config`) works in 
 import hashlib
 import json
 import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -94,7 +93,7 @@ def read_rows(path_or_hub_id: str, split: str = "train") -> Iterator[tuple[str, 
                 if not isinstance(row, dict):
                     raise InputError(f"{path}:{number}: expected a JSON object")
                 yield f"{path}:{number}", row
-    elif re.fullmatch(r"[\w-]+/[\w.-]+(?<!\.json)(?<!\.jsonl)(:[\w.-]+)?", path_or_hub_id):
+    elif path_or_hub_id.count("/") == 1 and path.suffix not in (".json", ".jsonl"):
         import datasets  # It takes seconds to import.
 
         name, _, config = path_or_hub_id.partition(":")
@@ -112,14 +111,11 @@ def get_texts(where: str, row: dict, *names: str) -> list[str]:
     for name in names:
         if name not in row:
             raise InputError(f"{where}: there is no field '{name}'")
-        try:
-            text = as_text(row[name]).strip()
-            text.encode()
-        except (TypeError, UnicodeError):  # It is null, NaN or half an emoji.
-            text = ""
-        texts.append(text)
-        if not text:
-            raise InputError(f"{where}: field '{name}' must be a non-empty text or a number")
+        with blame(f"{where}: field '{name}'", (TypeError, UnicodeError)):  # null, half an emoji
+            texts.append(as_text(row[name]).strip())
+            texts[-1].encode()
+        if not texts[-1]:
+            raise InputError(f"{where}: field '{name}' is empty")
     return texts
 
 

@@ -31,7 +31,7 @@ from launch import check_hosts, run_script
 from logprobs import LogprobModel
 from ranks import init_ranks, on_rank_0
 from rollout import MAX_VLLM_GAP, Rollout, RolloutArgs
-from run import claim, provenance, read_args, warn_of_ungraded, write_args
+from run import claim, provenance, read_args, warn_of_answers, write_args
 
 import numpy as np
 import torch
@@ -430,7 +430,7 @@ def report(args: Args, folder: Path, rows: Sequence[dict]) -> None:
     results = {name: {**summarize(own), "graded_by": judge} for name, own in benchmarks.items()}
     data.write_rows(rows, folder / "samples.jsonl")
     data.write_json(results, folder / "results.json")
-    warn_of_ungraded(max(r["ungraded_share"] for r in results.values()))
+    warn_of_answers({"ungraded_share": max(r["ungraded_share"] for r in results.values())})
 
     print(f"\n{'':16}problems answers truncated (right) no box tokens  pass@k in % [95 % interval]")
     for name, r in results.items():

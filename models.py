@@ -131,10 +131,10 @@ def end_of_turn_id(tokenizer: Tokenizer) -> int:
     """
     after = around_answer(tokenizer)[1].lstrip()
     tokens = tokenizer.added_tokens_decoder.items()
-    closing = [(token.content, id) for id, token in tokens if after.startswith(token.content)]
+    closing = {token.content: id for id, token in tokens if after.startswith(token.content)}
     if not closing:
         raise InputError("the chat template closes the assistant's turn without a special token")
-    return max(closing)[1]  # All begin alike, so the greatest is the longest.
+    return closing[max(closing, key=len)]
 
 
 def stop_token_ids(tokenizer: Tokenizer, own: int | list[int] | None = None) -> list[int]:

@@ -179,10 +179,21 @@ class Rollout:
         self.sleep()  # The update and a checkpoint need the memory.
         return completions
 
-    def generate(self, *args, **options) -> list[Completion]:
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_samples: int,
+        max_tokens: int,
+        seeds: Sequence[int],
+        with_logprobs: int = 0,
+        stop: Callable[[], bool] | None = None,
+        **sampling: float,
+    ) -> list[Completion]:
         """All that `stream` yields, in the order of the prompts."""
-        completions = [c for ended in self.stream(*args, **options) for c in ended]
-        return sorted(completions, key=lambda completion: completion.query)
+        answers = self.stream(
+            prompts, num_samples, max_tokens, seeds, with_logprobs, stop, **sampling
+        )
+        return sorted((c for ended in answers for c in ended), key=lambda c: c.query)
 
     def stream(
         self,
@@ -328,7 +339,8 @@ def gpu_options(memory_share: float | None, sleeps: bool, cache_bytes: int) -> d
     """What vLLM needs to be told on a GPU; its KV cache can use `cache_bytes` at most."""
     torch.cuda.empty_cache()  # vLLM starts only if its share is free.
     free, total = torch.cuda.mem_get_info()
-    share = memory_share or ((free - FREE_BYTES) / total if sleeps else VLLM_SHARE)
+    left = (free - FREE_BYTES) / total
+    share = memory_share or (left if sleeps else VLLM_SHARE)
     if share <= 0:
         raise InputError("the trainer leaves vLLM no memory: prepare.memory says what fits")
     return {

@@ -219,12 +219,11 @@ class Run(contextlib.AbstractContextManager):
         record["data_hash"] = before.get("data_hash") or hash_examples(self.examples)
         write_args(self.folder, **record)
         print(f"{self.folder}: {self.step} of {self.total_steps} steps done", file=sys.stderr)
-        path, rows = self.folder / "metrics.jsonl", {}
+        path, rows = self.folder / "metrics.jsonl", []
         for line in path.read_bytes().split(b"\n") if path.exists() else ():
             with contextlib.suppress(ValueError):  # A kill may leave half a row.
-                row = json.loads(line)
-                rows[row["step"]] = row
-        write_rows((row for step, row in rows.items() if step <= self.step), path)
+                rows.append(json.loads(line))
+        write_rows((row for row in rows if row["step"] <= self.step), path)
         for leftover in self.folder.glob("partial-*"):
             shutil.rmtree(leftover)
         for later in (self.folder / "rollouts").glob("step_*.jsonl"):
@@ -261,6 +260,11 @@ class Run(contextlib.AbstractContextManager):
     def finished(self) -> bool:
         return self.step >= self.total_steps
 
+    @property
+    def status(self) -> int:
+        """The script's exit status: 130 is that after Ctrl-C."""
+        return 0 if self.finished else 130
+
     def batches(self) -> Iterator[tuple[int, list[TokenizedExample]]]:
         """Yield (number, queries) of each batch that is left; save a checkpoint if one is due."""
         while not self.finished:
@@ -296,11 +300,7 @@ class Run(contextlib.AbstractContextManager):
         if not self.is_rank_0:
             return
         if self.step == self.start_step + 1:
-            if (truncated := row.get("truncated_share", 0)) > 0.5:
-                advice = "raise --max_completion_length, or find out why they do not end"
-                reason = f"{truncated:.0%} of the answers were cut off: {advice}"
-                print(f"\nwarning: {reason}", file=sys.stderr)
-            warn_of_ungraded(row.get("ungraded_share", 0))
+            warn_of_answers(row)
         shown = {name: f"{row[name]:.3f}" for name in self.SHOWN if name in row}
         self.bar.set_postfix(shown, refresh=False)
         self.bar.update(1)
@@ -327,9 +327,6 @@ class Run(contextlib.AbstractContextManager):
         """
         if not self.is_rank_0:
             return
-        if self.step == 0 and (right := rewards.mean()) < 0.05:  # Then nearly all weights are 1.
-            advice = "are prompt, references and lengths as you meant them?"
-            print(f"\nwarning: {right:.0%} of the first answers right: {advice}", file=sys.stderr)
         verdict = "reward" if self.args.settings.get("reward") else "correct"
         rows = []
         for query, group in enumerate(completions):
@@ -392,10 +389,18 @@ class Run(contextlib.AbstractContextManager):
         return bool(flag)
 
 
-def warn_of_ungraded(share: float) -> None:
-    if share > 0.01:
+def warn_of_answers(row: dict) -> None:
+    """Look at the metrics of a first step, or at a part of them."""
+    if row.get("truncated_share", 0) > 0.5:
+        advice = "raise --max_completion_length, or find out why they do not end"
+        reason = f"{row['truncated_share']:.0%} of the answers were cut off: {advice}"
+        print(f"\nwarning: {reason}", file=sys.stderr)
+    if row.get("ungraded_share", 0) > 0.01:
         reason = "count as wrong, as grading raised or ran into a limit (see docs/verdicts.md)"
-        print(f"\nwarning: {share:.1%} of the answers {reason}", file=sys.stderr)
+        print(f"\nwarning: {row['ungraded_share']:.1%} of the answers {reason}", file=sys.stderr)
+    if (right := row.get("pass_rate", row.get("reward", 1))) < 0.05:  # Nearly all weights are 1.
+        advice = "are prompt, references and lengths as you meant them?"
+        print(f"\nwarning: {right:.0%} of the first answers right: {advice}", file=sys.stderr)
 
 
 def check_solutions(verifier: Verifier, queries: Sequence[TokenizedExample], most=128) -> None:

@@ -201,7 +201,7 @@ def main(args: Args) -> int:
                 stats = update(engine, rows, advantages[part], old_part, args)
                 sampled = completion_stats(completions[part])
                 run.end_step({"reward": rewards[part].mean().item(), **stats, **gap, **sampled})
-    return 0 if run.finished else 130  # 130 is the status after Ctrl-C.
+    return run.status
 
 
 if __name__ == "__main__":

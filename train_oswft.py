@@ -53,7 +53,11 @@ class Args(RolloutArgs, EngineArgs, RunArgs):
 
 
 def oswft_weights(rewards: torch.Tensor) -> torch.Tensor:
-    """w = 1 - p̂: (B, K) rewards in [0, 1] -> (B,) constants (Algorithm 1, line 7)."""
+    """w = 1 - p̂: (B, K) rewards in [0, 1] -> (B,) constants (Algorithm 1, line 7).
+
+    >>> oswft_weights(torch.tensor([[1., 0.], [1., 1.], [0., 0.]]))
+    tensor([0.5000, 0.0000, 1.0000])
+    """
     return 1 - rewards.detach().float().mean(dim=1)
 
 
@@ -110,9 +114,9 @@ def control_weights(
             return (weights > 0).float()
         case "random":  # evenly spread around OSW-FT's mean weight, and dealt at random
             order = torch.randperm(len(weights), generator=generator)
-            grid = (2 * order + 1) / len(weights) - 1  # evenly spaced in (-1, 1), shuffled
-            mean = weights.mean()
-            return mean + torch.minimum(mean, 1 - mean) * grid
+            spread = (2 * order + 1) / len(weights) - 1  # evenly spaced in (-1, 1), shuffled
+            reach = min(weights.mean(), 1 - weights.mean())  # so that all lie in [0, 1]
+            return weights.mean() + reach * spread
     raise ValueError(f"unknown weighting strategy '{strategy}'")
 
 
@@ -159,7 +163,7 @@ def main(args: Args) -> int:
                 stats = update(engine, queries[part], weights[part], args)
                 sampled = completion_stats(completions[part])
                 run.end_step({"pass_rate": rewards[part].mean().item(), **stats, **gap, **sampled})
-    return 0 if run.finished else 130  # 130 is the status after Ctrl-C.
+    return run.status
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def main(args: Args) -> int:
         for _, queries in run.batches():  # the same on every rank
             weights = get_weights(queries, args.weight_column)  # (B,)
             run.end_step(update(engine, queries, weights, args))
-    return 0 if run.finished else 130  # 130 is the status after Ctrl-C.
+    return run.status
 
 
 if __name__ == "__main__":

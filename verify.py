@@ -219,7 +219,7 @@ def as_text(value: str | float) -> str:
         return str(value)
     if type(value) is float and math.isfinite(value):
         return f"{Decimal(repr(value)).normalize():f}"
-    raise TypeError(f"a reference must be text or a number, got {value!r:.80}")
+    raise TypeError(f"must be text or a number, got {value!r:.80}")
 
 
 # ---- Letters: the patterns read what `plain` returns ---------------------------------------------
@@ -297,8 +297,9 @@ class Verifier(contextlib.AbstractContextManager):
         self.reward = reward
         options = [str(self.timeout_s), reward] if reward else [str(self.timeout_s)]
         self.workers = [_Worker(options) for _ in range(num_workers)]
-        for worker in self.workers if reward else ():
-            worker.wait_until_ready()  # A bad one is refused now, not after the first rollout.
+        if reward:  # A bad one is refused now, not after the first rollout.
+            for worker in self.workers:
+                worker.wait_until_ready()
 
     def __exit__(self, *_) -> None:
         for worker in self.workers:

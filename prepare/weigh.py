@@ -29,7 +29,7 @@ from data import Example, InputError, TokenizedExample, load_examples, write_jso
 from launch import run_script
 from models import Tokenizer, count_examples, load_tokenizer, tokenize_examples
 from ranks import init_ranks, on_rank_0
-from run import check_solutions, warn_of_ungraded
+from run import check_solutions, warn_of_answers
 from verify import Verifier
 
 import numpy as np
@@ -161,7 +161,7 @@ def write_set(
 
     texts, extracted, right = column("text"), column("extracted"), np.array(column("correct"))
     rewards = np.array(column("reward")) if args.reward else right
-    warn_of_ungraded(np.mean(column("ungraded")))
+    warn_of_answers({"ungraded_share": np.mean(column("ungraded"))})
     pass_rates = rewards.mean(axis=1)
     weights = 1 - pass_rates
     usable = right & (np.array(column("finish_reason")) == "stop")

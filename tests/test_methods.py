@@ -1,5 +1,7 @@
 """The methods' pure functions: weights, advantages, losses."""
 
+import doctest
+import importlib
 import math
 
 from data import Example, InputError, TokenizedExample
@@ -106,3 +108,9 @@ def test_masked_positions_have_no_gradient_and_no_value(loss):
     value = loss(logprobs, torch.tensor([[True, False, True]]), torch.ones(1), 2)
     value.backward()
     assert value.isfinite() and logprobs.grad[0, 1] == 0 and all(logprobs.grad[0, ::2] < 0)
+
+
+@pytest.mark.parametrize("name", ["train_oswft", "train_grpo", "data"])
+def test_the_examples_in_docstrings_are_what_python_says(name):
+    failed, attempted = doctest.testmod(importlib.import_module(name))
+    assert not failed and attempted
