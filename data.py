@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 FIELDS = ("id", "question", "solution", "answer", "source")  # in each row of a training file
-MAX_PADDING = 512  # padding tokens: more cost more than another micro-batch does
 
 
 class InputError(ValueError):
@@ -204,21 +203,18 @@ def split_rows(lengths: Sequence[int], world_size: int, max_tokens: int) -> list
 
     Rows are sorted by length and dealt out to the ranks, longest first, so ranks do equal work. A
     micro-batch ends when the next row would bring it above `max_tokens` tokens a rank, padding
-    included, or the first rank's padding above `MAX_PADDING`. A rank's last share may be empty.
+    included. A rank's last share may be empty.
 
     >>> split_rows([9, 4, 8, 3], world_size=2, max_tokens=10)
     [[[0], [2]], [[1], [3]]]
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    batches = []
-    size = padding = 0  # rows on each rank, and padding tokens, of the last micro-batch
+    batches, size, longest = [], 0, 0  # size: rows on each rank in the last micro-batch
     for start in range(0, len(order), world_size):
         dealt = order[start : start + world_size]  # one row for each rank
-        longest = lengths[batches[-1][0][0]] if batches else 0
-        padding += longest - lengths[dealt[0]]
-        if not batches or (size + 1) * longest > max_tokens or padding > MAX_PADDING:
+        if not batches or (size + 1) * longest > max_tokens:
             batches.append([[] for _ in range(world_size)])
-            size = padding = 0
+            size, longest = 0, lengths[dealt[0]]
         size += 1
         for share, row in zip(batches[-1], dealt, strict=False):
             share.append(row)
@@ -238,15 +234,14 @@ class MicroBatch:
     Causal attention never looks right, so padding on the right needs no attention mask.
     """
 
-    rows: torch.Tensor  # (B,) int64, the rows' places in the list that they were taken from
+    indices: torch.Tensor  # (B,) int64, of the rows in the list that they were taken from
     input_ids: torch.Tensor  # (B, T) int64, the tokens that are read
     targets: torch.Tensor  # (B, T) int64, the token that follows each of them
     mask: torch.Tensor  # (B, T) bool, true where the target belongs to the completion
-    positions: torch.Tensor  # int64, where the mask is true in the flattened (B * T,)
     is_last: bool = True  # whether the optimizer steps after its backward
 
     def to(self, device: torch.device) -> "MicroBatch":
-        names = ("rows", "input_ids", "targets", "mask", "positions")
+        names = ("indices", "input_ids", "targets", "mask")
         moved = {name: getattr(self, name).to(device, non_blocking=True) for name in names}
         return replace(self, **moved)
 
@@ -268,6 +263,4 @@ def collate(trajectories: Sequence[Trajectory], rows: Sequence[int]) -> MicroBat
         ids = np.concatenate([prompt_ids, response_ids])
         tokens[n, : len(ids)] = torch.from_numpy(ids)
         mask[n, len(prompt_ids) : len(ids)] = True
-    mask = mask[:, 1:]
-    positions = mask.flatten().nonzero()[:, 0]
-    return MicroBatch(torch.tensor(rows), tokens[:, :-1], tokens[:, 1:], mask, positions)
+    return MicroBatch(torch.tensor(rows), tokens[:, :-1], tokens[:, 1:], mask[:, 1:])

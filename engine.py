@@ -76,19 +76,6 @@ def load_engine(model: str, args: EngineArgs, checkpoint: Path | None = None) ->
     return engine
 
 
-def batch_logprobs(
-    model: torch.nn.Module, batch: MicroBatch, temperature: float = 1.0
-) -> torch.Tensor:
-    """log pi(target) of every completion token: (B, T) fp32, zero outside `batch.mask`.
-
-    `model` is a `LogprobModel`, such as a frozen reference; `temperature` divides the logits.
-    """
-    targets = batch.targets.flatten().index_select(0, batch.positions)
-    logprobs = model(batch.input_ids, targets, batch.positions, temperature)  # (N,)
-    padded = logprobs.new_zeros(batch.mask.numel()).index_copy(0, batch.positions, logprobs)
-    return padded.view(batch.mask.shape)
-
-
 def init_training() -> None:
     """Join the process group, with the backend that training needs. A collective."""
     if torch.cuda.is_available():
@@ -184,8 +171,8 @@ class Engine:
             yield batch.to(self.device)
 
     def logprobs(self, batch: MicroBatch, temperature: float = 1.0) -> torch.Tensor:
-        """`batch_logprobs` of the model that is being trained: (B, T)."""
-        return batch_logprobs(self.engine, batch, temperature)
+        """log pi of each completion token: (B, T) fp32, zero outside `batch.mask`."""
+        return self.engine(batch.input_ids, batch.targets, batch.mask, temperature)
 
     def backward(self, loss: torch.Tensor, is_last: bool) -> None:
         """Add a micro-batch's gradient; its loss is divided by the global batch's normalizer.
@@ -230,7 +217,7 @@ class Engine:
         total = torch.zeros(len(rows), longest, device=self.device)
         for batch in self.micro_batches(rows, keep):
             logprobs = self.logprobs(batch, temperature)[:, :longest]  # `IDLE` may be longer.
-            total[:, : logprobs.shape[1]].index_add_(0, batch.rows, logprobs)
+            total[:, : logprobs.shape[1]].index_add_(0, batch.indices, logprobs)
         dist.all_reduce(total)  # Each row is on one rank, and 0 on the others.
         return total
 

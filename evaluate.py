@@ -352,9 +352,8 @@ def refuse_gap(rollout: Rollout, model: torch.nn.Module, prompt: Sequence[int]) 
     with blame(rollout.model, (ValueError,)):
         model = LogprobModel(model)
     for answer in rollout.generate([prompt], 4, 32, [0], temperature=1.0, with_logprobs=1):
-        tokens = torch.tensor([*prompt, *answer.token_ids])
-        positions = torch.arange(len(prompt) - 1, len(tokens) - 1)
-        own = model(tokens[None, :-1], tokens[len(prompt) :], positions)
+        batch = data.collate([data.Trajectory("gap", prompt, answer.token_ids)], [0])
+        own = model(batch.input_ids, batch.targets, batch.mask)[batch.mask]
         gaps += (own - torch.tensor(answer.logprobs)).abs().tolist()
     if not (gap := np.mean(gaps)) < MAX_VLLM_GAP[rollout.args.precision]:
         raise InputError(f"{rollout.model}: vLLM is {gap:.2g} nats a token off transformers")

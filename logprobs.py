@@ -1,12 +1,9 @@
 """Log-probabilities of given tokens, without logits in memory. Copy this file: it needs no other.
 
-    model = LogprobModel.checked(AutoModelForCausalLM.from_pretrained(..., dtype="float32"))
-    positions = mask.flatten().nonzero()[:, 0]  # where the mask, (B, T), is true
-    logprobs = model(input_ids, targets.flatten()[positions], positions)  # (N,)
-    logprobs = logprobs.new_zeros(mask.numel()).index_copy(0, positions, logprobs)
-    logprobs = logprobs.view(mask.shape)  # (B, T), as `oswft_loss` reads them
+    logprobs = model(input_ids, targets, mask)  # all (B, T); zero where the mask is false
 
-The targets follow `input_ids`, both (B, T). Without logits the wrapped model cannot `generate`.
+`model` is a `LogprobModel.checked(AutoModelForCausalLM.from_pretrained(..., dtype="float32"))`. The
+targets are the tokens that follow `input_ids`. Without logits the model cannot `generate`.
 """
 
 import torch
@@ -126,17 +123,18 @@ class LogprobModel(torch.nn.Module):
         generator = torch.Generator().manual_seed(0)
         tokens = torch.randint(vocabulary, (1, CHECK_TOKENS + 1), generator=generator)
         tokens = tokens.to(model.device)
-        positions = torch.arange(CHECK_TOKENS, device=model.device)
+        input_ids, targets = tokens[:, :-1], tokens[:, 1:]
+        mask = torch.ones_like(targets, dtype=torch.bool)
         own = own_logprobs(model, tokens)  # (T,)
         wrapped = cls(model)
-        logprobs = wrapped(tokens[:, :-1], tokens[0, 1:], positions)
+        logprobs = wrapped(input_ids, targets, mask)[0]
         gap = (logprobs - own).abs().mean().item()
         if not gap < MAX_GAP:
             reason = f"log-probabilities are {gap:.2g} nats a token away from its own logits'"
             raise ValueError(f"{type(model).__name__} is not supported: the trained {reason}")
-        other, middle = tokens[:, :-1].clone(), CHECK_TOKENS // 2
+        other, middle = input_ids.clone(), CHECK_TOKENS // 2
         other[0, middle] = (other[0, middle] + 1) % vocabulary  # Earlier tokens must not see it.
-        moved = (wrapped(other, tokens[0, 1:], positions) - logprobs)[:middle].abs().max().item()
+        moved = (wrapped(other, targets, mask)[0] - logprobs)[:middle].abs().max().item()
         if moved > MAX_MOVED:
             reason = f"a token changes log-probabilities before it, by {moved:.2g} nats"
             raise ValueError(f"{type(model).__name__} is not causal: {reason}")
@@ -146,18 +144,21 @@ class LogprobModel(torch.nn.Module):
         self,
         input_ids: torch.Tensor,
         targets: torch.Tensor,
-        positions: torch.Tensor,
+        mask: torch.Tensor,
         temperature: float = 1.0,
     ) -> torch.Tensor:
-        """log pi(targets) at the positions, with logits / temperature: (N,) fp32.
+        """log pi(targets), with logits / temperature: (B, T) fp32, zero where the mask is false.
 
-        `input_ids` are (B, T); positions, (N,), count in the flattened (B * T,); targets are (N,).
+        `input_ids`, `targets` and `mask` are (B, T). Where it is false, no logits are computed.
         """
+        kept = mask.flatten().nonzero()[:, 0]  # (N,), places in the flattened (B * T,)
         # For OLMo, SmolLM3 and others vLLM changes transformers' class: `base(...)` would fail.
         call = torch.nn.Module.__call__
         output = call(self.model.base_model, input_ids=input_ids, use_cache=False)
-        hidden = output.last_hidden_state.flatten(0, 1).index_select(0, positions)  # (N, H)
-        return self.model.get_output_embeddings()(hidden, targets, temperature)
+        hidden = output.last_hidden_state.flatten(0, 1).index_select(0, kept)  # (N, H)
+        targets = targets.flatten().index_select(0, kept)
+        logprobs = self.model.get_output_embeddings()(hidden, targets, temperature)  # (N,)
+        return logprobs.new_zeros(mask.numel()).index_copy(0, kept, logprobs).view(mask.shape)
 
 
 @torch.no_grad()

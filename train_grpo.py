@@ -116,10 +116,10 @@ def update(
     sums = torch.zeros(4, device=engine.device)
     for batch in engine.micro_batches(rows, keep=advantages != 0):
         logprobs = engine.logprobs(batch, args.temperature)  # (n, T)
-        advantage = advantages[batch.rows]  # (n,)
+        advantage = advantages[batch.indices]  # (n,)
         old = logprobs.detach()
         if old_logprobs is not None:
-            old = old_logprobs.flatten(0, 1)[batch.rows, : logprobs.shape[1]]  # (n, T)
+            old = old_logprobs.flatten(0, 1)[batch.indices, : logprobs.shape[1]]  # (n, T)
         clip = (args.clip_low, args.clip_high)
         loss = grpo_loss(logprobs, old, advantage, batch.mask, num_tokens, *clip)
         engine.backward(loss, batch.is_last)

@@ -88,7 +88,7 @@ def update(
     weights = weights.to(engine.device)
     for batch in engine.micro_batches(queries, keep=weights > 0):  # this rank's share
         logprobs = engine.logprobs(batch)  # (b, T)
-        loss = oswft_loss(logprobs, batch.mask, weights[batch.rows], normalizer)
+        loss = oswft_loss(logprobs, batch.mask, weights[batch.indices], normalizer)
         engine.backward(loss, batch.is_last)  # gradients add up over micro-batches and ranks
     stats = engine.step(args.learning_rate)
     return {

@@ -40,21 +40,15 @@ class Args(EngineArgs, RunArgs):
 # ---- The method ----------------------------------------------------------------------------------
 
 
-def sft_loss(
-    logprobs: torch.Tensor, mask: torch.Tensor, weights: torch.Tensor, normalizer: float
-) -> torch.Tensor:
-    """-(sum of w * log pi(o*|q)) / normalizer: a micro-batch's share of the loss.
+def sft_loss(logprobs: torch.Tensor, mask: torch.Tensor, normalizer: float) -> torch.Tensor:
+    """-(sum of log pi(o*|q)) / normalizer: a micro-batch's share of the loss.
 
     Args:
         logprobs: (B, T) log pi of each token of the expert solutions.
         mask: (B, T), true on these tokens, false on prompt and padding.
-        weights: (B,) from `get_weights`.
         normalizer: solution tokens of the whole step: all ranks, weight 0 included.
     """
-    assert weights.shape == logprobs.shape[:1], "one weight for each row"  # (B, 1) would broadcast.
-    assert not weights.requires_grad, "no gradient flows through a weight: detach it"
-    sequence_logprobs = torch.where(mask.bool(), logprobs, 0).sum(dim=1)  # (B, T) -> (B,)
-    return -(weights * sequence_logprobs).sum() / normalizer
+    return -torch.where(mask.bool(), logprobs, 0).sum() / normalizer
 
 
 def get_weights(queries: Sequence[TokenizedExample], column: str | None) -> torch.Tensor:
@@ -77,7 +71,8 @@ def update(
     weights = weights.to(engine.device)
     for batch in engine.micro_batches(queries, keep=weights > 0):  # this rank's share
         logprobs = engine.logprobs(batch)  # (b, T)
-        loss = sft_loss(logprobs, batch.mask, weights[batch.rows], normalizer)
+        weighted = logprobs * weights[batch.indices, None]  # all 1 without --weight_column
+        loss = sft_loss(weighted, batch.mask, normalizer)
         engine.backward(loss, batch.is_last)  # gradients add up over micro-batches and ranks
     stats = engine.step(args.learning_rate)
     mean = {"mean_weight": weights.mean().item()} if args.weight_column else {}

@@ -49,7 +49,11 @@ def traced(model: str, precision: str) -> tuple[int, float, float]:
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     # A traced tensor does not tell that rows are not packed, and packed ones would need a mask.
     unpacked = mock.patch("transformers.masking_utils.find_packed_sequence_indices", lambda _: None)
-    with FakeTensorMode(allow_non_fake_inputs=True), unpacked:
+    # Nor where a mask is true: here it is true everywhere.
+    all_true = mock.patch.object(
+        torch.Tensor, "nonzero", lambda mask: torch.arange(len(mask))[:, None]
+    )
+    with FakeTensorMode(allow_non_fake_inputs=True), unpacked, all_true:
         num_parameters = AutoModelForCausalLM.from_config(config).num_parameters()
         config.num_hidden_layers = 1
         one_layer = kept_for_backward(config, dtype)
@@ -71,7 +75,7 @@ def kept_for_backward(config: PreTrainedConfig, dtype: torch.dtype, tokens: int 
 
     ids = torch.zeros(1, tokens, dtype=torch.long)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        network(ids, ids[0], torch.arange(tokens))
+        network(ids, ids, torch.ones_like(ids, dtype=torch.bool))
     return sum(sizes.values()) / tokens
 
 

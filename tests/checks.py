@@ -76,10 +76,10 @@ class Twins:
         """All at once, which changes nothing."""
         batches = [*self.lazily(*rows, **keep)]
         for batch in batches:
-            computed = batch.rows[batch.mask.any(dim=1)].cpu()
+            computed = batch.indices[batch.mask.any(dim=1)].cpu()
             assert self.live is None or self.live[computed].all(), "a row of weight 0 costs a pass"
-            size = batch.input_ids.numel() + len(batch.rows)
-            assert len(batch.rows) == 1 or size <= self.args.max_tokens_per_micro_batch
+            size = batch.input_ids.numel() + len(batch.indices)
+            assert len(batch.indices) == 1 or size <= self.args.max_tokens_per_micro_batch
         return batches
 
     def keep_gradients_and_step(self, learning_rate: float) -> dict[str, float]:

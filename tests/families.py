@@ -91,7 +91,8 @@ def gaps(model: torch.nn.Module, tokens: torch.Tensor) -> tuple[float, float]:
     own = own_logprobs(model, tokens)
     assert own.std() > 0.05, "the model says the same everywhere: this shows nothing"
     with torch.no_grad():
-        ours = LogprobModel(model)(tokens[:, :-1], tokens[0, 1:], torch.arange(len(own)))
+        every = torch.ones_like(tokens[:, 1:], dtype=torch.bool)
+        ours = LogprobModel(model)(tokens[:, :-1], tokens[:, 1:], every)[0]
     gap = (ours - own).abs()
     return float(gap.mean()), float(gap.max())
 
