@@ -249,11 +249,11 @@ class MicroBatch:
 def collate(trajectories: Sequence[Trajectory], rows: Sequence[int]) -> MicroBatch:
     """Pack the rows with these indices. The mask goes by position, never by pad id.
 
-    Prompt [1, 2] with response [3, 4], and prompt [5] with response [6]:
-
-        input_ids = [[1, 2, 3], [5, 6, 0]]
-        targets   = [[2, 3, 4], [6, 0, 0]]
-        mask      = [[F, T, T], [T, F, F]]
+    >>> batch = collate([Trajectory("a", [1, 2], [3, 4]), Trajectory("b", [5], [6])], rows=[0, 1])
+    >>> batch.input_ids.tolist(), batch.targets.tolist()
+    ([[1, 2, 3], [5, 6, 0]], [[2, 3, 4], [6, 0, 0]])
+    >>> batch.mask.tolist()
+    [[False, True, True], [True, False, False]]
     """
     length = max(len(trajectories[i]) for i in rows)
     tokens = torch.zeros(len(rows), length, dtype=torch.long)

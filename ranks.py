@@ -1,6 +1,7 @@
 """Who takes part in a run: its processes, how they speak with each other, and how one ends.
 
-A rank is one process, on one GPU if there are any; a host is a machine with some of the ranks.
+A rank is one process, on one GPU if there are any; a host is a machine with some of the ranks. A
+collective is a call that all ranks make in the same order: without one of them the others wait.
 """
 
 import contextlib

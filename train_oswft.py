@@ -72,6 +72,11 @@ def oswft_loss(
         weights: (B,) constants, from `oswft_weights`.
         normalizer: solution tokens (or queries) of the whole step: all ranks, weight 0 included.
             It is never the sum of the weights: dividing by that would undo the weighting.
+
+    >>> mask = torch.tensor([[0, 1, 1], [1, 0, 0]])  # two rows, of two tokens and of one
+    >>> logprobs = torch.tensor([[0.0, -1.0, -2.0], [-4.0, 0.0, 0.0]])
+    >>> oswft_loss(logprobs, mask, torch.tensor([0.5, 1.0]), normalizer=3)  # (0.5 * 3 + 4) / 3
+    tensor(1.8333)
     """
     assert weights.shape == logprobs.shape[:1], "one weight for each row"  # (B, 1) would broadcast.
     assert not weights.requires_grad, "no gradient flows through a weight: detach it"
