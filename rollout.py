@@ -166,7 +166,7 @@ class Rollout:
     def sample(
         self, queries: Sequence, number: int, stop: Callable | None = None
     ) -> list[Completion]:
-        """Answer this rank's share of the queries, K times each, until `stop()`. Then vLLM sleeps."""
+        """Answer this rank's share of the queries, K times each, until `stop()`; then sleep."""
         completions = self.generate(
             [query.prompt_ids for query in queries],
             num_samples=self.args.num_rollouts,
