@@ -109,7 +109,7 @@ def test_masked_positions_have_no_gradient_and_no_value(loss):
     assert value.isfinite() and logprobs.grad[0, 1] == 0 and all(logprobs.grad[0, ::2] < 0)
 
 
-@pytest.mark.parametrize("name", ["train_oswft", "train_grpo", "data"])
+@pytest.mark.parametrize("name", ["train_oswft", "train_grpo", "data", "evaluate"])
 def test_the_examples_in_docstrings_are_what_python_says(name):
     failed, attempted = doctest.testmod(importlib.import_module(name))
     assert not failed and attempted
