@@ -176,8 +176,8 @@ READINGS = (("^", ""), (r"\\?%", ""), (r"\\log(?! *_)", r"\\ln"))  # as is | 35\
 # #### 72 | The answer is 72. | Option D
 INTRO = r"^(?i:#+|(?:\w+ ){0,2}(?:answer(?: is:?|:)|(?:option|choice)(?: is)?(?= \(?[A-J]\b))) +"
 ANSWER_IS = r"(?i)\banswer\b(?:\W{0,4}(?:\bis\b|:))+[\s:*}]*"
-# 12. Thus | True, by Euler | True - it is
-SENTENCE_END = r"(?i)(?<!\.)[.!?](?:\s|$)|(?:(?<=rue|lse|yes)|(?<=\bno))(?:[,:] | [-–—] )"
+# 12. Thus | 12 (dollars) | True, by Euler | True - it is
+SENTENCE_END = r"(?i)(?<!\.)[.!?](?:\s|$)| \([a-z]{2}|(?<=rue|lse|yes|\Wno)(?:[,:]| [-–—]) "
 
 
 def said_answer(closing: str) -> str | None:
@@ -187,7 +187,7 @@ def said_answer(closing: str) -> str | None:
         return None
     # Markup goes, and the label of an option: (c) 12.
     line = re.sub(r"^\([A-Za-z]\) |\\?\$|\\[()[\]]|\*\*|\\\\$", "", tail.split("\n")[0])
-    said = re.split(SENTENCE_END, line)[0].strip(" .,;:'\"`“”")
+    said = re.split(SENTENCE_END, f" {line}")[0].strip(" .,;:'\"`“”")
     last = said.rpartition(" is ")[2]  # "the area is 12": 12
     for each in filter(None, (said, last)):
         if each.isalpha() or not re.search("[A-Za-z]{3,}", re.sub(NO_VARIABLE, "", each)):

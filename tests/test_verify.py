@@ -196,6 +196,7 @@ Hence \[19x - 4x = 15x.\] => 15x | \[⏎Answer: \$8.00⏎\] => 8
 Answer: \begin{pmatrix} -2 \\ 0 \end{pmatrix} => \begin{pmatrix} -2 \\ 0 \end{pmatrix}
 In short, the answer is True: the map is continuous. => True
 it is greater than 1.07 x 10^-24 kg·m/s ≠> 1e-24 | it is 1.07 x 10^-24 kg·m/s => 1.07e-24
+Answer: 12 (dollars) => 12 | the answer is no: it is odd. => No
 Answer: sqrt(5) => \sqrt{5} | Answer: sqrt(5) ≠> 5 | The argument is **valid**. ≠> valid
 ### Answer:⏎⏎The argument is **valid**. => valid
 ### Answer:⏎⏎The solution to $\frac{x}{2} = 3$ is $x = 6$. => 6""")
