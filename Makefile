@@ -67,7 +67,7 @@ test-gpu: $(DEV_INSTALLED)
 	python -m pytest -rs --durations 0 tests/test_gpu.py
 
 bench: $(DEV_INSTALLED)
-	(python -m bench && for section in $(if $(findstring cpu,$(REQUIREMENTS)),step,gpu gpu_trl) parts; \
+	(python -m bench && for section in $(if $(findstring cpu,$(REQUIREMENTS)),step,gpu) parts; \
 	  do python -m bench.$$section || exit; done) > BENCHMARKS.new
 	mv BENCHMARKS.new BENCHMARKS.md
 

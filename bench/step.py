@@ -159,7 +159,7 @@ def make_grpo_trainer(model: Path, rows: list[TokenizedExample], answers: int, *
 def main(model: Path = MODEL, data: Path = DATA, repetitions: int = 5) -> Iterator[str]:
     """Measure; yields Markdown, table by table."""
     if torch.cuda.is_available():  # ours would use it; the plain loop and `generate` would not
-        raise InputError("this comparison is for machines without a GPU: take bench.gpu_trl")
+        raise InputError("this comparison is for machines without a GPU: take bench.gpu")
     share_cores()
     ours, part = partial(step_seconds, model=model, data=data), load_rows(model, data)[:QUERIES]
     sampled = partial(ours, rollout_batch_size=QUERIES)
