@@ -28,8 +28,10 @@ def compare(
     both ratios.
     """
     measured: dict[str, list[float]] = {name: [] for name in cases}
-    for turn in tqdm(range(repetitions + (repetitions > 1)), desc="turns"):
-        for name in list(cases)[:: -1 if turn % 2 else 1]:
+    turns = repetitions + 1 if repetitions > 1 else 1
+    orders = list(cases), list(reversed(cases))
+    for turn in tqdm(range(turns), desc="turns"):
+        for name in orders[turn % 2]:
             measured[name].append(cases[name](turn))
     measured = {name: values[-repetitions:] for name, values in measured.items()}
     ours, *_ = measured.values()

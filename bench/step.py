@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 from bench.measure import compare, print_section, timed
@@ -52,10 +51,10 @@ def warm_steps(script: str, steps: int = 1, **flags) -> list[dict[str, float]]:
     with tempfile.TemporaryDirectory() as folder:
         flags |= {"output_dir": f"{folder}/run", "max_steps": COLD + steps}
         flags |= {"precision": PRECISION, "learning_rate": 1e-12}  # the model hardly moves
-        words = [
-            [f"--{name}"] + [str(value)] * (value is not True) for name, value in flags.items()
-        ]
-        subprocess.run([sys.executable, script, *chain(*words)], check=True)
+        command = [sys.executable, script]
+        for name, value in flags.items():
+            command += [f"--{name}", str(value)]
+        subprocess.run(command, check=True)
         rows = Path(folder, "run", "metrics.jsonl").read_text().splitlines()[COLD:]
     return [{k: v for k, v in json.loads(row).items() if k.endswith("_s")} for row in rows]
 

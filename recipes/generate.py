@@ -14,6 +14,24 @@ import torch.distributed as dist
 from transformers import AutoConfig, AutoModelForCausalLM
 
 
+class Recorder:
+    """A logits processor that divides by the temperature, and keeps log pi of each drawn token."""
+
+    def __init__(self, temperature: float):
+        self.temperature, self.logprobs, self.next = temperature, [], None
+
+    def __call__(self, ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """From the ids so far (N, t) and the next token's logits (N, V) to its log pi (N, V)."""
+        self.record_last(ids)
+        self.next = (logits / self.temperature).log_softmax(dim=1)
+        return self.next
+
+    def record_last(self, ids: torch.Tensor) -> None:
+        """Keep log pi of the last of ids (N, t), which was drawn from `next`."""
+        if self.next is not None:
+            self.logprobs.append(self.next.gather(1, ids[:, -1:]))  # (N, 1)
+
+
 class GenerateRollout(Rollout):
     """Samples with transformers' `generate`, 16 prompts at a time, from a copy of the model."""
 
@@ -40,24 +58,18 @@ class GenerateRollout(Rollout):
         temperature: float,
         **_,
     ) -> list[Completion]:
-        options = {"do_sample": True, "temperature": 1.0, "top_k": 0}  # `record` divides
+        options = {"do_sample": True, "temperature": 1.0, "top_k": 0}  # `Recorder` divides
         options |= {"num_return_sequences": num_samples, "max_new_tokens": max_tokens}
         share, completions = range(dist.get_rank(), len(prompts), dist.get_world_size()), []
         for part in (share[start : start + 16] for start in range(0, len(share), 16)):
-            steps = []  # log pi of every next token (N, V), and once one is drawn: of that (N, 1)
-
-            def record(ids, logits, steps=steps):
-                steps[-1:] = [last.gather(1, ids[:, -1:]) for last in steps[-1:]]
-                steps.append((logits / temperature).log_softmax(dim=1))
-                return steps[-1]
-
+            recorder = Recorder(temperature)
             rows = {"input_ids": [prompts[index].tolist() for index in part]}
             rows = self.tokenizer.pad(rows, padding_side="left", return_tensors="pt")
-            options |= {"eos_token_id": self.stop_token_ids, "logits_processor": [record]}
+            options |= {"eos_token_id": self.stop_token_ids, "logits_processor": [recorder]}
             torch.manual_seed(seeds[part[0]])
             answers = self.copy.generate(**rows.to(self.copy.device), **options)
-            record(answers, steps[-1])  # of the last one
-            logprobs = torch.cat(steps[:-1], dim=1).tolist()  # (N, T)
+            recorder.record_last(answers)
+            logprobs = torch.cat(recorder.logprobs, dim=1).tolist()  # (N, T)
             for row, ids in enumerate(answers[:, rows.input_ids.shape[1] :].tolist()):
                 ends = [n for n, token in enumerate(ids, 1) if token in self.stop_token_ids]
                 ids, reason = (ids[: ends[0]], "stop") if ends else (ids, "length")
