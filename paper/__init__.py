@@ -1,1 +1,1 @@
-"""What reproduces the paper, and the study's tables and control."""
+"""What reproduces the paper."""

@@ -1,166 +1,143 @@
-"""reproduce.sh: every command of every row is one that its script takes; a row runs end to end."""
+"""paper/reproduce.sh, with stand-ins that note how they are called and leave what a run leaves."""
 
-import os
-import re
-import shlex
+import itertools
 import shutil
 import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import evaluate
 import train_grpo
 import train_oswft
 import train_sft
-from conftest import ROOT, slow
-from look import plot, tables
-from paper.select_checkpoint import select_checkpoint
+from conftest import ROOT
 from prepare import weigh
-from run import read_args, write_args
 
+import pytest
 import tyro
 
-TAKES = {  # what a command calls -> what reads its arguments
+STAND_IN = f"""#!{sys.executable} -ES
+import os, pathlib, sys
+words = sys.argv[1:]
+with open("calls", "a") as calls:
+    print(*words, file=calls)
+value = dict(zip(words, words[1:]))
+folder = value.get("--output_dir") or value.get("--model", "").replace("final", "eval")
+folder = pathlib.Path(folder)
+if words[0] != "-m":
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.joinpath("args.json").touch()
+if os.environ["FAILS"] in words or words[-1] == "--model":
+    sys.exit(1)
+if words[0] == "evaluate.py":
+    folder.joinpath("results.json").touch()
+elif words[0].startswith("train"):
+    folder.joinpath("final").mkdir()
+elif "prepare.weigh" in words:
+    pathlib.Path(value["--output"]).touch()
+elif "paper.select_checkpoint" in words:
+    print(words[-1] + "/checkpoint-000070")
+"""
+TAKES = {
     "train_sft.py": train_sft.Args,
     "train_oswft.py": train_oswft.Args,
     "train_grpo.py": train_grpo.Args,
     "evaluate.py": evaluate.Args,
-    "look.plot": plot.plot,
-    "look.tables table": tables.table,
-    "paper.select_checkpoint": select_checkpoint,
-    "--module prepare.weigh": weigh.Args,
+    "prepare.weigh": weigh.Args,
 }
-SFT, OSWFT, GRPO, EVALUATE, *_ = TAKES
-SIZES = ("0.6B", "1.7B", "4B")
-ROWS = {  # row -> its training script, learning rate, number of rollouts and weighting
-    **{f"table1/{size}/sft": (SFT, 1e-5, None, None) for size in SIZES},
-    "table1/0.6B/static": (SFT, 1e-5, None, None),  # ours, not the paper's
-    **{f"table1/{size}/oswft": (OSWFT, 1e-5, 2, "oswft") for size in SIZES},
-    **{f"table1/{size}/grpo": (GRPO, 1e-6, 8, None) for size in SIZES},
-    **{f"table2/oswft/K{k}": (OSWFT, 1e-5, k, "oswft") for k in (1, 2, 4, 8)},
-    **{f"table2/grpo/K{k}": (GRPO, 1e-6, k, None) for k in (2, 4, 8)},
-    **{f"table3/{how}": (OSWFT, 1e-5, 4, how) for how in ("hard", "random", "oswft")},
-    **{f"figure1/{size}": (OSWFT, 1e-5, 2, "oswft") for size in SIZES},
-    **{f"figure2/1e-6/{size}": (GRPO, 1e-6, 8, None) for size in SIZES},
-    **{f"figure2/1e-5/{size}": (GRPO, 1e-5, 8, None) for size in SIZES},
+SFT, OSWFT, GRPO, EVALUATE, WEIGH = TAKES
+RUNS, SIZES, RATES = "runs/paper", ("0.6B", "1.7B", "4B"), ("1e-6", "1e-5")
+ROWS = {  # a run's folder -> its script, learning rate, number of rollouts and weighting
+    **{f"{size}/sft": (SFT, 1e-5, None, None) for size in SIZES},
+    **{f"{size}/oswft-K2": (OSWFT, 1e-5, 2, "oswft") for size in SIZES},
+    **{f"{size}/grpo-G8-{RATES[0]}": (GRPO, 1e-6, 8, None) for size in SIZES},
+    **{f"{size}/grpo-G8-{RATES[1]}": (GRPO, 1e-5, 8, None) for size in SIZES},
+    **{f"0.6B/oswft-K{k}": (OSWFT, 1e-5, k, "oswft") for k in (1, 4, 8)},
+    **{f"0.6B/grpo-G{g}-1e-6": (GRPO, 1e-6, g, None) for g in (2, 4)},
+    **{f"0.6B/oswft-K4-{how}": (OSWFT, 1e-5, 4, how) for how in ("hard", "random")},
+    "0.6B/sft-static": (SFT, 1e-5, None, None),  # ours, not the paper's
 }
-WEIGHTED = "weighted-0.6B.jsonl"
-BASES = {f"table1/{size}/base" for size in SIZES}
-PICTURES = {"figure1/plot", "figure2/1e-6/plot", "figure2/1e-5/plot"}
-PRINTED = {**{f"table1/{size}/table": 4 for size in SIZES}, "table2/table": 7, "table3/table": 3}
-
+WEIGHTED = Path(RUNS, "0.6B", "weighted.jsonl")
 SCORED = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "max_completion_length": 8192}
 
 
-def reproduce(*args, **env) -> subprocess.CompletedProcess:
-    command, env = ["paper/reproduce.sh", *args], {**os.environ, **env}
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+@pytest.fixture
+def reproduce(tmp_path) -> Callable:
+    """Runs the script; returns its exit status, and the words of each command."""
+    (tmp_path / "paper").mkdir()
+    shutil.copy(ROOT / "paper" / "reproduce.sh", tmp_path / "paper")
+    for name in ("deepspeed", "python"):
+        (tmp_path / name).write_text(STAND_IN)
+        (tmp_path / name).chmod(0o755)
+
+    def run(fails: str = "-") -> tuple[int, list[list[str]]]:
+        (tmp_path / "calls").write_text("")
+        env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "FAILS": fails}
+        done = subprocess.run(["bash", tmp_path / "paper" / "reproduce.sh"], env=env)
+        return done.returncode, [x.split() for x in (tmp_path / "calls").read_text().splitlines()]
+
+    return run
 
 
-def parsed_commands(*args, **env) -> dict[str, dict[str, object]]:
-    """{row: {what is called: its arguments, as a script reads them}} of a dry run."""
-    rows = {}
-    for row in reproduce("--dry_run", *args, **env).stdout.split("# ---- ")[1:]:
-        name, *commands = row.splitlines()
-        for command in (line for line in commands if line.startswith("$ ")):
-            _, called, words = re.split(f" ({'|'.join(TAKES)}) ", command)
-            takes, words = TAKES[called], shlex.split(words)
-            is_class = isinstance(takes, type)  # else a function, which would be called
-            read = tyro.cli(takes, args=words) if is_class else words
-            rows.setdefault(name, {})[called] = read
-    return rows
+def parsed(calls: list[list[str]], script: str) -> dict[str, object]:
+    """The arguments of a script's calls, as it reads them, by the folder or file that it writes."""
+    found = {}
+    for words in calls:
+        if script in words:
+            args = tyro.cli(TAKES[script], args=words[words.index(script) + 1 :])
+            found[str(getattr(args, "output_dir", None) or args.model)] = args
+    return found
 
 
-def test_every_row_is_the_papers_setting_and_every_command_is_taken(tmp_path):
-    rows = parsed_commands("all", RUNS=str(tmp_path), DATA="mine.jsonl", BENCHMARKS="copies")
-    assert {*rows} == {*reproduce("list").stdout.split()} == {*ROWS, *BASES, *PICTURES, *PRINTED}
-    scored = {str(row[EVALUATE].output_dir) for row in rows.values() if EVALUATE in row}
-    for name, count in PRINTED.items():
-        assert len({*rows[name]["look.tables table"]} & scored) == count
-    for name in PICTURES:
-        folder = name.removesuffix("/plot")
-        words = [rows[f"{folder}/{size}"] for size in SIZES]
-        words = [args.output_dir for row in words for args in row.values()]
-        words += ["--figures", "mean_weight" if "figure1" in name else "reward"]
-        assert rows[name]["look.plot"] == [*words, "--output_dir", f"{tmp_path}/{folder}"]
-    for name in {*ROWS, *BASES}:
-        size = next((size for size in SIZES if f"/{size}" in name), "0.6B")
-        model, data = f"Qwen/Qwen3-{size}-Base", "mine.jsonl"
-        if name in ROWS:
-            script, *settings = ROWS[name]
-            args, others = rows[name][script], {"vllm_sleep": True} if ROWS[name][2] else {}
-            if weigh := rows[name].get("--module prepare.weigh"):
-                assert (weigh.model, weigh.data, weigh.output.name) == (model, data, WEIGHTED)
-                data, others = str(weigh.output), {"weight_column": "weight"}
-            own = ("learning_rate", "num_rollouts", "weighting")
-            assert [vars(args).get(key) for key in own] == settings
-            default = vars(TAKES[script](model=model, data=data, output_dir=args.output_dir))
-            changed = {key for key, value in vars(args).items() if value != default[key]}
-            assert {key: vars(args)[key] for key in changed.difference(own)} == others
-            model = f"{args.output_dir}/{'checkpoint-SELECTED' if script == GRPO else 'final'}"
-        if name.startswith("table"):
-            scoring = rows[name][EVALUATE]
-            assert (scoring.model, str(scoring.data_dir)) == (model, "copies")
-            assert vars(scoring).items() >= SCORED.items()
-            assert name in BASES or str(scoring.output_dir) == f"{args.output_dir}/eval"
-            if name in ROWS and script == GRPO:
-                assert rows[name]["paper.select_checkpoint"] == [args.output_dir]
+def test_every_run_has_the_papers_setting_and_every_command_is_taken(reproduce):
+    status, calls = reproduce()
+    assert status == 0
+    trained = {script: parsed(calls, script) for script in (SFT, OSWFT, GRPO)}
+    assert sum(map(len, trained.values())) == len(ROWS) == 20
+    for name, (script, *settings) in ROWS.items():
+        args = trained[script][f"{RUNS}/{name}"]
+        own = ("learning_rate", "num_rollouts", "weighting")
+        assert [vars(args).get(key) for key in own] == settings
+        model, data = f"Qwen/Qwen3-{name.split('/')[0]}-Base", "data/train.jsonl"
+        others = {"vllm_sleep": True} if script != SFT else {}
+        if name.endswith("static"):
+            data, others = str(WEIGHTED), {"weight_column": "weight"}
+        default = vars(TAKES[script](model=model, data=data, output_dir=args.output_dir))
+        changed = {key for key, value in vars(args).items() if value != default[key]}
+        assert {key: vars(args)[key] for key in changed.difference(own)} == others
+    given = {"model": "Qwen/Qwen3-0.6B-Base", "data": "data/train.jsonl", "output": WEIGHTED}
+    assert list(parsed(calls, WEIGH).values()) == [weigh.Args(**given)]
+
+    scored = parsed(calls, EVALUATE)
+    bases = {f"{RUNS}/{size}/base/eval": f"Qwen/Qwen3-{size}-Base" for size in SIZES}
+    runs = {f"{RUNS}/{name}": row[0] for name, row in ROWS.items() if row[:2] != (GRPO, 1e-5)}
+    chosen = {f"{run}/eval": f"{run}/checkpoint-000070" for run in runs if runs[run] == GRPO}
+    final = {f"{run}/final": f"{run}/final" for run in runs if runs[run] != GRPO}
+    assert {folder: args.model for folder, args in scored.items()} == bases | chosen | final
+    assert all(vars(args).items() >= SCORED.items() for args in scored.values())
+    shown = [words[3:] for words in calls if words[:3] == ["-m", "look.tables", "table"]]
+    assert [len(folders) for folders in shown] == [4, 4, 4, 7, 3]
+    found = {folder.replace("/final", "/eval") for folder in scored}
+    assert {*itertools.chain(*shown)} == found - {f"{RUNS}/0.6B/sft-static/eval"}
+    drawn = [" ".join(words[2:]) for words in calls if words[:2] == ["-m", "look.plot"]]
+    figures = {"oswft-K2": "--figures mean_weight --output_dir runs/paper/figure1"}
+    for rate in RATES:
+        figures[f"grpo-G8-{rate}"] = f"--figures reward --output_dir runs/paper/figure2/{rate}"
+    folders = {run: " ".join(f"{RUNS}/{size}/{run}" for size in SIZES) for run in figures}
+    assert drawn == [f"{folders[run]} {words}" for run, words in figures.items()]
 
 
-def test_on_the_tiny_model_every_script_has_its_model_data_and_lengths(tmp_path):
-    rows = parsed_commands("--tiny", "table1/1.7B", RUNS=str(tmp_path))
-    base = tmp_path / "base"
-    common = {"model": f"{base}/model", "max_completion_length": 48, "precision": "fp32"}
-    tiers = tuple(base / "heldout" / f"{tier}.jsonl" for tier in ("easy", "middle", "hard"))
-    scored = common | {"benchmark_file": tiers}
-    assert vars(rows["table1/1.7B/base"][EVALUATE]).items() >= scored.items()
-    steps = {"data": f"{base}/train.jsonl", "max_length": 128, "max_steps": 20, "save_every": 5}
-    for name, script in (("sft", SFT), ("oswft", OSWFT), ("grpo", GRPO)):
-        assert vars(rows[f"table1/1.7B/{name}"][script]).items() >= (common | steps).items()
-
-
-@slow
-def test_a_row_runs_end_to_end(tiny, tmp_path):
-    runs = tmp_path / "a folder"
-    shutil.copytree(tiny, runs / "base")
-    for path in (runs / "base" / "heldout").iterdir():
-        path.write_text("".join(path.read_text().splitlines(keepends=True)[:8]))
-    flags = ["--rollout_batch_size", "32", "--max_steps", "2", "--save_every", "1"]
-    done = reproduce("--tiny", "table2/grpo/K2", "--", *flags, RUNS=str(runs))
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    run = runs / "0.6B-grpo-G2-1e-6"
-    model = read_args(run / "eval")["args"]["model"]
-    assert re.fullmatch(rf"{run}/checkpoint-00000[12]", model)
-
-
-def test_flags_reach_every_script_that_takes_them_and_a_stopped_run_is_resumed(tmp_path):
-    write_args(tmp_path / "4B-grpo-G8-1e-6")
-    (tmp_path / "4B-base" / "eval").mkdir(parents=True)  # not whole: no results
-    done = tmp_path / "4B-sft" / "eval" / "results.json"
-    done.parent.mkdir(parents=True)
-    done.touch()
-    flags = ["--vllm_memory", "0.4", "--gradient_checkpointing", "--no_vllm_sleep"]
-    call = ["--hostfile", "hosts", "table1/4B", "table1/0.6B/static", "--", *flags]
-    call += ["--verifier_workers", "4", "--rollout_batch_size", "64", "--max_length", "4000"]
-    judged = {"temperature": 0.9, "reward": "r.py:f", "seed": 5}
-    call += [word for name, value in judged.items() for word in (f"--{name}", str(value))]
-    rows = parsed_commands(*call, RUNS=str(tmp_path))
-    assert EVALUATE in rows["table1/4B/base"] and EVALUATE not in rows["table1/4B/sft"]
-    sampled = {"vllm_memory": 0.4, "vllm_sleep": False, "verifier_workers": 4} | judged
-    for name, script in (("sft", SFT), ("oswft", OSWFT), ("grpo", GRPO)):
-        args = rows[f"table1/4B/{name}"][script]
-        assert args.gradient_checkpointing and (args.seed, args.max_length) == (5, 4000)
-        assert bool(args.resume) == (name == "grpo")
-        if name != "sft":
-            assert vars(args).items() >= (sampled | {"rollout_batch_size": 64}).items()
-    static = rows["table1/0.6B/static"]
-    weighed = vars(static["--module prepare.weigh"])
-    assert weighed.items() >= (judged | {"max_length": 4000}).items()
-    assert static[SFT].gradient_checkpointing and static[SFT].seed == 5
-    shown = reproduce("--dry_run", *call, RUNS=str(tmp_path)).stdout
-    assert shown.count("deepspeed --log_level error --hostfile") == 9
-
-
-def test_a_name_or_a_hostfile_that_does_not_exist_is_refused():
-    beginning = ("--dry_run", "table3/hard", "table1/0.6B/osw")
-    for call in (("table3", "table4"), beginning, ("--hostfile", "absent", "table1")):
-        result = reproduce(*call)
-        assert result.returncode == 2 and result.stderr.startswith("error: ") and not result.stdout
+def test_a_command_that_fails_is_the_last_and_goes_on_where_it_stopped(reproduce):
+    status, calls = reproduce(fails="train_oswft.py")
+    assert status == 1 and [words[0] for words in calls] == [EVALUATE, SFT, OSWFT]
+    status, calls = reproduce(fails="paper.select_checkpoint")
+    stopped = f"{RUNS}/0.6B/oswft-K2"
+    assert calls[0][-4:] == ["--output_dir", stopped, "--resume", stopped]
+    assert ["--resume" in words for words in calls].count(True) == 1
+    assert status == 1 and calls[-1][-1] == "--model"  # and no model
+    with pytest.raises(SystemExit):
+        tyro.cli(evaluate.Args, args=calls[-1][1:])
+    reproduce()
+    status, calls = reproduce()
+    assert status == 0 and {words[1] for words in calls} == {"look.tables", "look.plot"}
