@@ -209,15 +209,11 @@ def split_rows(lengths: Sequence[int], world_size: int, max_tokens: int) -> list
     [[[0], [2]], [[1], [3]]]
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    batches, size, longest = [], 0, 0  # size: rows on each rank in the last micro-batch
-    for start in range(0, len(order), world_size):
-        dealt = order[start : start + world_size]  # one row for each rank
-        if not batches or (size + 1) * longest > max_tokens:
-            batches.append([[] for _ in range(world_size)])
-            size, longest = 0, lengths[dealt[0]]
-        size += 1
-        for share, row in zip(batches[-1], dealt, strict=False):
-            share.append(row)
+    batches = []
+    while order:
+        size = world_size * max(1, max_tokens // lengths[order[0]])  # rows of all ranks
+        batch, order = order[:size], order[size:]
+        batches.append([batch[rank::world_size] for rank in range(world_size)])
     return batches
 
 

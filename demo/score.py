@@ -34,8 +34,8 @@ def score(args: Args) -> int:
     init_ranks("gloo")
     model, tokenizer = str(args.model), load_tokenizer(str(args.model))
     sampling = evaluate.Args(model=model).sampling
-    args_of_vllm = RolloutArgs(max_length=MAX_LENGTH, precision="fp32", vllm_memory=0.1)
-    rollout = Rollout(model, tokenizer, args_of_vllm, load_from_disk=True)
+    setting = RolloutArgs(max_length=MAX_LENGTH, precision="fp32", vllm_memory=0.1)
+    rollout = Rollout(model, tokenizer, setting, load_from_disk=True)
 
     def judged(queries: Sequence[TokenizedExample], **forbidden) -> list:
         """Which answers are right, those of a query next to each other."""

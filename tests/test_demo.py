@@ -17,6 +17,7 @@ from demo import score
 from demo.tiny import COMMITTED
 from demo.world import TIERS
 from models import load_tokenizer, tokenize_examples
+from rollout import RolloutArgs
 
 import pytest
 import tyro
@@ -110,8 +111,8 @@ def test_a_score_is_sampled_as_by_the_evaluation_from_the_model(tiny, tmp_path, 
     monkeypatch.setattr(score, "Verifier", lambda: verifier)
     monkeypatch.setattr(score, "Rollout", Rollout)
     monkeypatch.setattr(score, "init_ranks", lambda backend: None)
-    settings = {"precision": "fp32", "vllm_memory": 0.1, "load_from_disk": True}
-    expected = [(str(COMMITTED), str(COMMITTED), 160, settings)]
+    options = RolloutArgs(max_length=160, precision="fp32", vllm_memory=0.1)
+    expected = [(str(COMMITTED), str(COMMITTED), options, {"load_from_disk": True})]
     sampling, no_expert = evaluate.Args(model="").sampling, tokenizer.convert_tokens_to_ids("@")
     for tier in TIERS:
         examples = load_examples(str(tiny / "heldout" / f"{tier}.jsonl"))

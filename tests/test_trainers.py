@@ -16,7 +16,7 @@ from conftest import ROOT, launch, needs_vllm, on_ranks, slow
 from demo.tiny import make_tokenizer
 from dense import dense_oswft_loss, make_model, make_rows
 from ranks import gather
-from rollout import Rollout
+from rollout import Rollout, RolloutArgs
 from templates import QWEN3
 
 import pytest
@@ -252,7 +252,7 @@ def test_each_learns_what_the_scripts_learn(recipe, tiny, tmp_path, process_grou
     monkeypatch.setattr(Trainer, "save_model", lambda trainer: None)
     for name in ("verify.Verifier", "recipes.trainer_run.Verifier"):
         monkeypatch.setattr(name, lambda *_, **__: contextlib.nullcontext())
-    rollout = lambda *_, **settings: sampled.append(settings)  # noqa: E731
+    rollout = lambda *told: sampled.append(told[2])  # noqa: E731
     monkeypatch.setattr("recipes.trainer_run.Rollout", rollout)
     monkeypatch.chdir(tmp_path)
     if recipe == "the page's script":
@@ -264,7 +264,8 @@ def test_each_learns_what_the_scripts_learn(recipe, tiny, tmp_path, process_grou
         stops = made[0].model.generation_config.eos_token_id
         assert set(stops) == set(models.stop_token_ids(tokenizer))
         precision = {"trl_sft": "bf16", "transformers_trainer": "fp32"}[recipe]  # of their own
-        assert sampled == [{"vllm_memory": 0.5, "vllm_sleep": True, "precision": precision}]
+        options = {"vllm_memory": 0.5, "vllm_sleep": True, "precision": precision}
+        assert sampled == [RolloutArgs(max_length=128, **options)]
         assert made[0].weigh == RolloutWeights(None, None, 2, 48)
     [trainer] = made
     assert trainer.args.num_train_epochs == 1
