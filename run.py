@@ -407,16 +407,16 @@ def check_solutions(verifier: Verifier, queries: Sequence[TokenizedExample], mos
     """Say how many experts' solutions are right by their own references. A collective."""
     rows = [query.example for query in queries if query.example.columns["solution"]]
     rows = rows[:: -(-len(rows) // (16 if verifier.reward else most)) or 1]  # all over the file
-    own, scores = rows[dist.get_rank() :: dist.get_world_size()], []
-    references = [row.columns if verifier.reward else row.answer for row in own]
+    own, scores = range(dist.get_rank(), len(rows), dist.get_world_size()), []
+    references = [rows[n].columns if verifier.reward else rows[n].answer for n in own]
     try:
-        scores = verifier.score([str(row.columns["solution"]) for row in own], references)
+        scores = verifier.score([str(rows[n].columns["solution"]) for n in own], references)
     except RewardError as error:  # A function of yours may expect another text.
         print(f"note: the solutions cannot be graded: {error}", file=sys.stderr)
-    graded = gather(list(zip([row.where for row in own], scores, strict=False)))
+    graded = sorted(gather(list(zip(own, scores, strict=False))))  # in the file's order
     if dist.get_rank() == 0 and graded:
         share = sum(score for _, score in graded) / len(graded)
-        wrong = next((f" (not {where})" for where, score in graded if not score), "")
+        wrong = next((f" (not {rows[n].where})" for n, score in graded if not score), "")
         advice = "" if share > 0.5 else ": do they end in a box? Is `answer` the answer alone?"
         said = f"{share:.0%} of {len(graded):,} solutions are right by their own references"
         print(f"{said}{wrong}{advice}", file=sys.stderr)
