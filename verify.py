@@ -404,10 +404,10 @@ def _reply(grader: Callable, pair: tuple[str, str | dict], timeout_s: float) -> 
         return tuple(grader(*pair))
     except (MemoryError, RecursionError):
         return tuple(UNGRADED)
-    except BrokenPipeError:  # Nobody reads what the reward function prints.
-        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-        return _reply(grader, pair, timeout_s)
-    except Exception:  # The reward function raised, or a reference is no text: the run ends.
+    except Exception as error:  # The reward function raised, or a reference is no text.
+        if isinstance(error, BrokenPipeError) and sys.stdout is sys.__stdout__:
+            sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  Nobody reads it.
+            return _reply(grader, pair, timeout_s)
         row = pair[1].get("id") if isinstance(pair[1], dict) else pair[1]
         return f"row {row!r}:\n{traceback.format_exc()}"
     finally:

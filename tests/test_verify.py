@@ -489,10 +489,13 @@ def test_a_reward_function_that_cannot_be_loaded_is_refused_and_no_worker_is_lef
     assert not psutil.wait_procs(started, timeout=60)[1]
 
 
+BROKEN = "(_ for _ in ()).throw(BrokenPipeError)"  # of a program that it has started
+
+
 def test_a_reward_function_that_fails_ends_the_scoring_with_its_traceback(rewards):
     rows = [{"id": f"q{n}"} for n in range(100)]
     with Verifier(2, reward=f"{rewards}:echo") as verifier:
-        for completion in ("1 / 0", "example.tests", "2", "-0.1", "float('nan')", "None"):
+        for completion in ("1 / 0", "example.tests", "2", "-0.1", "float('nan')", "None", BROKEN):
             with pytest.raises(RewardError, match=r"rewards.py:echo, row 'q1':\nTraceback"):
                 verifier.score(["1", completion] + ["1"] * 98, rows)
         with pytest.raises(RewardError, match=r"(?s)row '7':\nTraceback.*must be a mapping"):
