@@ -18,6 +18,7 @@ from verify import as_text
 
 import numpy as np
 import torch
+from torch import Tensor
 
 FIELDS = ("id", "question", "solution", "answer", "source")  # in each row of a training file
 
@@ -140,13 +141,12 @@ class Example:
 def load_examples(path_or_hub_id: str, **fixed: str) -> list[Example]:
     """Read a training file. Raises InputError that says which row is bad, and why.
 
-    `fixed` sets fields of all rows; a row's own value stays in `columns`. Ids are then optional.
+    `fixed` sets fields of all rows; a row's own value stays in `columns`. Ids are optional.
     """
     examples, seen = [], {}
     names = [name for name in FIELDS if name not in fixed]
     for where, row in read_rows(path_or_hub_id):
-        if fixed:
-            row = {"id": f"row-{len(examples)}", **row}
+        row = {"id": f"row-{len(examples)}", **row}
         texts = dict(zip(names, get_texts(where, row, *names), strict=True))
         extra = {name: value for name, value in row.items() if name not in names}
         example = Example(**texts, **fixed, extra=extra, where=where)
@@ -176,6 +176,10 @@ class TokenizedExample(Trajectory):
     """A query with its expert trajectory. The ids are int32 arrays: 4 bytes a token."""
 
     example: Example
+
+
+Rows = Sequence[Trajectory]  # (N,)
+Queries = Sequence[TokenizedExample]  # (B,)
 
 
 # ---- Batches -------------------------------------------------------------------------------------
@@ -217,7 +221,7 @@ def split_rows(lengths: Sequence[int], world_size: int, max_tokens: int) -> list
     return batches
 
 
-def count_rows(rows: Sequence[Trajectory], keep: torch.Tensor) -> dict[str, int]:
+def count_rows(rows: Rows, keep: Tensor) -> dict[str, int]:
     """For a step's metrics: how many rows are not kept, and the tokens of the others."""
     tokens = sum(len(row) for row, kept in zip(rows, keep.tolist(), strict=True) if kept)
     return {"skipped_sequences": int((~keep).sum()), "train_tokens": tokens}
@@ -230,10 +234,10 @@ class MicroBatch:
     Causal attention never looks right, so padding on the right needs no attention mask.
     """
 
-    indices: torch.Tensor  # (B,) int64, of the rows in the list that they were taken from
-    input_ids: torch.Tensor  # (B, T) int64, the tokens that are read
-    targets: torch.Tensor  # (B, T) int64, the token that follows each of them
-    mask: torch.Tensor  # (B, T) bool, true where the target belongs to the completion
+    indices: Tensor  # (B,) int64, of the rows in the list that they were taken from
+    input_ids: Tensor  # (B, T) int64, the tokens that are read
+    targets: Tensor  # (B, T) int64, the token that follows each of them
+    mask: Tensor  # (B, T) bool, true where the target belongs to the completion
     is_last: bool = True  # whether the optimizer steps after its backward
 
     def to(self, device: torch.device) -> "MicroBatch":
@@ -242,7 +246,7 @@ class MicroBatch:
         return replace(self, **moved)
 
 
-def collate(trajectories: Sequence[Trajectory], rows: Sequence[int]) -> MicroBatch:
+def collate(trajectories: Rows, rows: Sequence[int]) -> MicroBatch:
     """Pack the rows with these indices. The mask goes by position, never by pad id.
 
     >>> batch = collate([Trajectory("a", [1, 2], [3, 4]), Trajectory("b", [5], [6])], rows=[0, 1])

@@ -17,26 +17,24 @@ import gc
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import cpu
-from data import InputError, MicroBatch, Trajectory, blame, check_numbers, collate, split_rows
+from data import InputError, MicroBatch, Rows, Trajectory, blame, check_numbers, collate, split_rows
 from logprobs import LogprobModel
-from models import ModelArgs, checkpoint_tensors, load_model, stop_token_ids
+from models import ModelArgs, Tokenizer, checkpoint_tensors, load_model, stop_token_ids
 from ranks import init_ranks
 
 import torch
 import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save_file
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from torch import Tensor
 
 GATHER_BYTES = 2**30  # size of the parameters that are copied at a time
+MAX_VLLM_GAP = {"bf16": 0.1, "fp32": 1e-4}  # nats a token; rounding gives 0.01 and 3e-7
 STATE_KEYS = ("master", "exp_avg", "exp_avg_sq")  # the fp32 weight, and Adam's moments
 IDLE = Trajectory("idle", [0, 0, 0, 0], [])  # a rank without rows reads this
 
@@ -66,13 +64,12 @@ class EngineArgs(ModelArgs):
 
 def load_engine(model: str, args: EngineArgs, checkpoint: Path | None = None) -> Engine:
     """An `Engine` for a model, or continued from a checkpoint. A collective."""
-    named = f"{checkpoint} (if it is damaged, delete it: an older one with a state/ is resumed)"
-    with blame(named, (InputError,) if checkpoint else ()):
-        loaded = load_model(str(checkpoint or model), args.max_length, args.precision)
-    engine = Engine(loaded, args)
-    if checkpoint:
-        with blame(named, (InputError,)):
-            engine.load_state(checkpoint)
+    if not checkpoint:
+        return Engine(load_model(model, args.max_length, args.precision), args)
+    advice = "if it is damaged, delete it: an older one with a state/ is resumed"
+    with blame(f"{checkpoint} ({advice})", (InputError,)):
+        engine = Engine(load_model(str(checkpoint), args.max_length, args.precision), args)
+        engine.load_state(checkpoint)
     return engine
 
 
@@ -106,7 +103,7 @@ def import_deepspeed():
 class Engine:
     """A DeepSpeed engine around a causal language model: AdamW and ZeRO."""
 
-    def __init__(self, model: PreTrainedModel, args: EngineArgs):
+    def __init__(self, model: torch.nn.Module, args: EngineArgs):
         self.args = args
         if args.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -147,9 +144,7 @@ class Engine:
         self.num_steps = 0  # optimizer steps done
         self._allocate_moments()
 
-    def micro_batches(
-        self, rows: Sequence[Trajectory], keep: torch.Tensor | None = None
-    ) -> Iterator[MicroBatch]:
+    def micro_batches(self, rows: Rows, keep: Tensor | None = None) -> Iterator[MicroBatch]:
         """Yield this rank's share of the rows, for a forward and backward at a time. A collective.
 
         All ranks yield the same number of micro-batches, at least one. A rank that has no rows left
@@ -170,11 +165,11 @@ class Engine:
             batch.is_last = number == len(shares)
             yield batch.to(self.device)
 
-    def logprobs(self, batch: MicroBatch, temperature: float = 1.0) -> torch.Tensor:
+    def logprobs(self, batch: MicroBatch, temperature: float = 1.0) -> Tensor:
         """log pi of each completion token: (B, T) fp32, zero outside `batch.mask`."""
         return self.engine(batch.input_ids, batch.targets, batch.mask, temperature)
 
-    def backward(self, loss: torch.Tensor, is_last: bool) -> None:
+    def backward(self, loss: Tensor, is_last: bool) -> None:
         """Add a micro-batch's gradient; its loss is divided by the global batch's normalizer.
 
         `is_last` is the micro-batch's: then the ranks add their gradients up.
@@ -207,8 +202,8 @@ class Engine:
 
     @torch.no_grad()
     def eval_logprobs(
-        self, rows: Sequence[Trajectory], temperature: float = 1.0, keep: torch.Tensor | None = None
-    ) -> torch.Tensor:
+        self, rows: Rows, temperature: float = 1, keep: Tensor | None = None
+    ) -> Tensor:
         """log pi of all rows under the current parameters, without a gradient. A collective.
 
         Returns (N, T) fp32, the same on every rank; zero outside the mask and in rows not kept.
@@ -221,9 +216,33 @@ class Engine:
         dist.all_reduce(total)  # Each row is on one rank, and 0 on the others.
         return total
 
+    def check_vllm(
+        self, queries: Rows, completions: Sequence, temperature: float, strict: bool
+    ) -> dict[str, float]:
+        """How far vLLM's log-probabilities are from this model's, in nats a token. A collective.
+
+        Compares the first of the K answers to each query, if it carries log-probabilities. With
+        `strict`, raises InputError if vLLM samples from another model.
+
+        Args:
+            completions: (B, K) of `Rollout.sample`.
+        """
+        answers = [group[0] for group in completions if group[0].logprobs]
+        prompts = [queries[answer.query].prompt_ids for answer in answers]
+        rows = [Trajectory("", p, a.token_ids) for p, a in zip(prompts, answers, strict=True)]
+        own = self.eval_logprobs(rows, temperature)  # (N, T)
+        mask = collate(rows, range(len(rows))).mask
+        sampled = torch.tensor([logprob for answer in answers for logprob in answer.logprobs])
+        gaps = (own.cpu()[mask] - sampled).abs()  # a number for each token
+        mean = gaps.mean().item()
+        if strict and not mean < MAX_VLLM_GAP[self.args.precision]:
+            gap = f"their log-probabilities differ by {mean:.2g} nats a token"
+            raise InputError(f"vLLM does not sample from the model that is being trained: {gap}")
+        return {"vllm_gap_mean": mean, "vllm_gap_max": gaps.max().item()}
+
     # ---- Weights and state -----------------------------------------------------------------------
 
-    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every parameter in full under its name in a checkpoint; tied ones once.
 
         A collective: all ranks have to run the iterator to its end. The tensors are copies, which
@@ -232,7 +251,7 @@ class Engine:
         for bucket in self._gather():
             yield from checkpoint_tensors(self.model, bucket).items()
 
-    def _gather(self) -> Iterator[dict[str, torch.Tensor]]:
+    def _gather(self) -> Iterator[dict[str, Tensor]]:
         """Copies of all parameters, about GATHER_BYTES at a time; then the persistent buffers."""
         buckets, size = [{}], 0
         for name, parameter in self.model.named_parameters():
@@ -249,7 +268,7 @@ class Engine:
         buffers = self.model.named_buffers()
         yield {name: buffer.clone() for name, buffer in buffers if name in persistent}
 
-    def save_model(self, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    def save_model(self, tokenizer: Tokenizer, folder: Path) -> None:
         """Write a plain Hugging Face folder, whose model stops at the end of turn. A collective."""
         parameters = {}
         for bucket in self._gather():
@@ -272,24 +291,17 @@ class Engine:
         number of ranks and the ZeRO stage may change.
         """
         (folder / "state").mkdir(parents=True, exist_ok=True)
-        writing: Future | None = None  # This rank writes while the others go on.
-        with ThreadPoolExecutor(1) as disk:
-            for number, (name, parameter) in enumerate(self.model.named_parameters()):
-                writes = number % dist.get_world_size() == dist.get_rank()
-                tensors = {}
+        parameters, ranks = list(self.model.named_parameters()), dist.get_world_size()
+        for start in range(0, len(parameters), ranks):
+            tensors = {}
+            for rank, (name, parameter) in enumerate(parameters[start : start + ranks]):
                 for key in STATE_KEYS:
                     tensor = self._get_state(parameter, key)  # a collective
-                    if writes:
-                        tensors[key] = tensor.cpu()
+                    if rank == dist.get_rank():
+                        tensors[key], path = tensor.cpu(), folder / "state" / f"{name}.safetensors"
                     del tensor  # A GPU needs its memory for the next one.
-                if writes:
-                    if writing:
-                        writing.result()  # At most one waits in the host's memory.
-                    path = folder / "state" / f"{name}.safetensors"
-                    step = {"step": str(self.num_steps)}
-                    writing = disk.submit(save_file, tensors, path, metadata=step)
-            if writing:
-                writing.result()
+            if tensors:  # Now each rank writes its own.
+                save_file(tensors, path, metadata={"step": str(self.num_steps)})
         dist.barrier()  # Wait for the slowest disk.
 
     def load_state(self, folder: Path) -> None:
@@ -316,14 +328,14 @@ class Engine:
         for state in self.adam.state.values():
             state["step"].fill_(num_steps)
 
-    def _get_state(self, parameter: torch.nn.Parameter, key: str) -> torch.Tensor:
+    def _get_state(self, parameter: torch.nn.Parameter, key: str) -> Tensor:
         """One of STATE_KEYS of a parameter, in full, fp32. A collective."""
         if key == "master":
             return self.deepspeed.utils.safe_get_full_fp32_param(parameter)
         return self.deepspeed.utils.safe_get_full_optimizer_state(parameter, key)
 
     @torch.no_grad()
-    def _set_state(self, parameter: torch.nn.Parameter, key: str, value: torch.Tensor) -> None:
+    def _set_state(self, parameter: torch.nn.Parameter, key: str, value: Tensor) -> None:
         """Set what `_get_state` returns. A collective."""
         utils = self.deepspeed.utils
         set_weight, set_moment = utils.safe_set_full_fp32_param, utils.safe_set_full_optimizer_state

@@ -27,10 +27,12 @@ import data
 import models
 import verify
 from data import Example, InputError, blame, check_numbers
+from engine import MAX_VLLM_GAP
 from launch import check_hosts, run_script
-from logprobs import LogprobModel
+from logprobs import own_logprobs
+from models import Tokenizer
 from ranks import init_ranks, on_rank_0
-from rollout import MAX_VLLM_GAP, Rollout, RolloutArgs
+from rollout import Completion, Rollout, RolloutArgs
 from run import claim, provenance, read_args, warn_of_answers, write_args
 
 import numpy as np
@@ -67,9 +69,12 @@ class Args:
 
     @property
     def sampling(self) -> dict[str, float]:
-        """How answers are sampled, as `Rollout.stream` takes it."""
+        """How answers are sampled, as `Rollout.generate` takes it."""
         return {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
 
+
+Problems = Sequence[Example]
+Missing = list[tuple[Example, int]]  # a problem, and the number of its answer
 
 # Changing any of these needs a new folder.
 PROTOCOL = ("temperature", "top_p", "top_k", "max_completion_length", "precision", "seed")
@@ -214,9 +219,7 @@ def evaluate(args: Args) -> int:
     return 0
 
 
-def answer(
-    args: Args, folder: Path, tokenizer: models.Tokenizer, problems: Sequence[Example]
-) -> list[dict]:
+def answer(args: Args, folder: Path, tokenizer: Tokenizer, problems: Problems) -> list[dict]:
     """Sample what the folder lacks, and grade all; rank 0 gets a row for each. A collective."""
     missing = on_rank_0(lambda: open_folder(args, folder, tokenizer, problems))
     check_hosts(folder)
@@ -258,28 +261,29 @@ def read_answers(paths: Iterable[Path]) -> dict[tuple[str, int], dict]:
     return answers
 
 
-def open_folder(
-    args: Args, folder: Path, tokenizer: models.Tokenizer, problems: Sequence[Example]
-) -> list[tuple[Example, int]]:
-    """Check everything, lock the folder, write args.json; returns (problem, number) of what lacks.
-
-    Raises InputError if the folder's answers are another model's, or were sampled otherwise.
-    """
+def check_inputs(args: Args, tokenizer: Tokenizer, problems: Problems) -> None:
+    """Raise InputError for a flag, or a problem, with which the model cannot be sampled."""
     check_numbers(args, "num_samples", "max_completion_length", "verifier_workers")
     check_numbers(args, "temperature", "top_k", "seed", or_0=True)
     check_numbers(args, "top_p", "vllm_memory", share=True)
     cpu.warn_of_slow_bf16(args.precision)
     models.refuse_special_tokens(tokenizer, ((p.where, p.question) for p in problems))
-    ids = tokenize_prompts(tokenizer, problems)
-    longest = max(map(len, ids)) + args.max_completion_length
-    rows = zip((p.where for p in problems), ids, strict=True)
-    models.check_model(tokenizer, args.model, longest, rows)
+    prompts = tokenize_prompts(tokenizer, problems)
+    longest = max(map(len, prompts)) + args.max_completion_length
+    where = (problem.where for problem in problems)
+    models.check_model(tokenizer, args.model, longest, zip(where, prompts, strict=True))
 
+
+def open_folder(args: Args, folder: Path, tokenizer: Tokenizer, problems: Problems) -> Missing:
+    """Lock the folder, and delete old verdicts; returns (problem, number) of each missing answer.
+
+    Raises InputError if the folder's answers are another model's, or were sampled otherwise.
+    """
+    check_inputs(args, tokenizer, problems)
     claim(folder)
     before, answers = read_args(folder), read_answers(folder.glob(ANSWERS))
-    if (before and "setting" not in before) or any(folder.glob("samples.rank*")):
-        reason = "holds a training run, or an evaluation of an earlier version"
-        raise InputError(f"{folder} {reason}: choose another folder")
+    if before and "setting" not in before:  # A training run, or an earlier version's.
+        raise InputError(f"{folder} holds something else: choose another folder")
     run = Path(args.model).resolve().parent
     if read_args(run).get("prompt", models.PROMPT) != models.PROMPT:
         print(f"note: {run} was trained with another prompt than models.py has", file=sys.stderr)
@@ -289,23 +293,21 @@ def open_folder(
     then = before["setting"] if answers else setting
     if other := [name for name in setting if then[name] != setting[name]]:
         raise InputError(f"{folder} has another {', '.join(other)}: choose another folder")
-    keys = {key_of(problem): problem for problem in problems}
     for verdicts in ("samples.jsonl", "results.json"):
         (folder / verdicts).unlink(missing_ok=True)
     write_args(folder, **{**before, "args": asdict(args), "setting": setting})
-    missing, most = [], Counter()
-    for (key, n), row in answers.items():
-        most[row["benchmark"]] = max(most[row["benchmark"]], (n + 1) * (key in keys))
-    for key, problem in keys.items():
-        own = BENCHMARKS[problem.source].num_samples if problem.source in BENCHMARKS else 16
-        count = args.num_samples or (own if args.temperature else 1)  # Greedy ones are all alike.
-        # All problems of a benchmark get as many answers as the one that has the most.
-        numbers = range(max(count, most[problem.source]))
-        missing += [(problem, n) for n in numbers if (key, n) not in answers]
+    pairs = [(problem, n) for problem in problems for n in range(num_answers(args, problem))]
+    missing = [(problem, n) for problem, n in pairs if (key_of(problem), n) not in answers]
     return sorted(missing, key=lambda pair: pair[1])
 
 
-def tokenize_prompts(tokenizer: models.Tokenizer, problems: Sequence[Example]) -> list[list[int]]:
+def num_answers(args: Args, problem: Example) -> int:
+    """How many answers to a problem are asked for, and graded."""
+    own = BENCHMARKS[problem.source].num_samples if problem.source in BENCHMARKS else 16
+    return args.num_samples or (own if args.temperature else 1)  # Greedy ones are all alike.
+
+
+def tokenize_prompts(tokenizer: Tokenizer, problems: Problems) -> list[list[int]]:
     texts = [models.prompt_text(tokenizer, problem.question, ask(problem)) for problem in problems]
     return tokenizer(texts, add_special_tokens=False).input_ids
 
@@ -313,9 +315,7 @@ def tokenize_prompts(tokenizer: models.Tokenizer, problems: Sequence[Example]) -
 # ---- Sample --------------------------------------------------------------------------------------
 
 
-def sample(
-    args: Args, folder: Path, tokenizer: models.Tokenizer, missing: list[tuple[Example, int]]
-) -> None:
+def sample(args: Args, folder: Path, tokenizer: Tokenizer, missing: Missing) -> None:
     """Sample this rank's share of the answers, and append each to its file as it ends."""
     prompts = tokenize_prompts(tokenizer, [problem for problem, _ in missing])
     seeds = [data.derive_seed(args.seed, p.source, p.id, n) for p, n in missing]
@@ -334,8 +334,8 @@ def sample(
         del model
         write_args(folder, **{**read_args(folder), "vllm_runner": rollout.model_runner})
         print(f"{len(missing):,} answers to sample", file=sys.stderr)
-    stream = rollout.stream(prompts, 1, args.max_completion_length, seeds, **args.sampling)
-    for completions in filter(None, stream):  # A step of vLLM has ended these.
+
+    def keep(completions: list[Completion]) -> None:
         with blame(str(path), (OSError,)), path.open("ab") as out:  # The disk may be full.
             for completion in completions:
                 problem, n = missing[completion.query]
@@ -344,17 +344,16 @@ def sample(
                 row |= {"tokens": len(completion.token_ids), "text": completion.text}
                 out.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
 
+    length = args.max_completion_length
+    rollout.generate(prompts, 1, length, seeds, on_end=keep, **args.sampling)
 
-@torch.no_grad()
+
 def refuse_gap(rollout: Rollout, model: torch.nn.Module, prompt: Sequence[int]) -> None:
     """Raise InputError, as training does, if vLLM samples from another model than this."""
     gaps = []
-    with blame(rollout.model, (ValueError,)):
-        model = LogprobModel(model)
     for answer in rollout.generate([prompt], 4, 32, [0], temperature=1.0, with_logprobs=1):
-        batch = data.collate([data.Trajectory("gap", prompt, answer.token_ids)], [0])
-        own = model(batch.input_ids, batch.targets, batch.mask)[batch.mask]
-        gaps += (own - torch.tensor(answer.logprobs)).abs().tolist()
+        own = own_logprobs(model, torch.tensor([[*prompt, *answer.token_ids]]))
+        gaps += (own[len(prompt) - 1 :] - torch.tensor(answer.logprobs)).abs().tolist()
     if not (gap := np.mean(gaps)) < MAX_VLLM_GAP[rollout.args.precision]:
         raise InputError(f"{rollout.model}: vLLM is {gap:.2g} nats a token off transformers")
 
@@ -362,13 +361,14 @@ def refuse_gap(rollout: Rollout, model: torch.nn.Module, prompt: Sequence[int]) 
 # ---- Grade ---------------------------------------------------------------------------------------
 
 
-def grade(args: Args, folder: Path, problems: Sequence[Example]) -> list[dict]:
+def grade(args: Args, folder: Path, problems: Problems) -> list[dict]:
     """Grade all answers to these problems; rank 0 gets them, in their order. A collective."""
     asked = {key_of(problem): problem for problem in problems}
     rank, ranks = dist.get_rank(), dist.get_world_size()
     # This rank's share of the files, among them the one that it has written.
     files = [p for p in folder.glob(ANSWERS) if int(p.stem.split("rank")[1]) % ranks == rank]
-    rows = [row for (key, _), row in read_answers(files).items() if key in asked]
+    found = read_answers(files).items()
+    rows = [r for (key, n), r in found if key in asked and n < num_answers(args, asked[key])]
     bar = tqdm(total=len(rows), desc="graded", unit="answer", disable=rank > 0)
     with bar, verify.Verifier(args.verifier_workers, reward=args.reward) as verifier:
         for start in range(0, len(rows), CHUNK):

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import NoReturn
 
 import cpu
-from data import InputError, TokenizedExample, load_examples
+from data import InputError, Queries, TokenizedExample, load_examples
 from models import Tokenizer, check_model, count_examples, load_tokenizer, tokenize_examples
 from ranks import fail, finish, gather, on_rank_0, outlive_readers, several_hosts
 from run import RunArgs, checkpoints, claim, hash_examples, provenance, read_args
-from verify import RewardError
+from verify import RewardError, Verifier
 
 import torch.distributed as dist
 
@@ -29,15 +29,28 @@ NFS_DELAY_S = 30  # seconds until NFS shows a new file at the latest (a guess)
 
 def claim_or_resume(args: RunArgs) -> Path | None:
     """Lock the folder; the checkpoint to resume from, or None to begin anew. A collective."""
-
-    def begin() -> Path | None:
-        args.check()
-        cpu.warn_of_slow_bf16(args.precision)
-        claim(Path(args.output_dir))
-        return find_checkpoint(args)
-
-    checkpoint = on_rank_0(begin)  # Another host may still see the folder as it was.
+    checkpoint = on_rank_0(lambda: open_folder(args))  # Another host may see it as it was.
     check_hosts(Path(args.output_dir))
+    return checkpoint
+
+
+def open_folder(args: RunArgs) -> Path | None:
+    """What `claim_or_resume` does, on one rank. Raises InputError if the run cannot go on."""
+    args.check()
+    cpu.warn_of_slow_bf16(args.precision)
+    folder = Path(args.output_dir)
+    claim(folder)
+    if not args.resume:
+        if any(path.name != ".lock" for path in folder.iterdir()):
+            raise InputError(f"{folder} is not empty: choose another --output_dir, or --resume it")
+        return None
+    _, checkpoint = max(checkpoints(folder).items(), default=(0, None))
+    if not checkpoint and (folder / "final").exists():  # A new run would overwrite it.
+        raise InputError(f"{folder} is finished, and has no checkpoint: choose another folder")
+    then = read_args(folder)["args"]
+    for size in ("train_batch_size", "rollout_batch_size"):
+        if checkpoint and then.get(size) != args.settings.get(size):
+            raise InputError(f"{checkpoint}: keep --{size} {then[size]}: it says what was read")
     return checkpoint
 
 
@@ -62,24 +75,6 @@ def refuse_differences(problem: str, value: object) -> None:
             raise InputError(f"{host} {problem}: {other}; {first_host}: {first_value}")
 
 
-def find_checkpoint(args: RunArgs) -> Path | None:
-    """The newest checkpoint of a run that is resumed. Raises InputError if it cannot go on."""
-    folder = Path(args.output_dir)
-    if not args.resume:
-        if any(path.name != ".lock" for path in folder.iterdir()):
-            raise InputError(f"{folder} is not empty: choose another --output_dir, or --resume it")
-        return None
-    _, checkpoint = max(checkpoints(folder).items(), default=(0, None))
-    if not checkpoint and (folder / "final").exists():  # A new run would overwrite it.
-        raise InputError(f"{folder} is finished, and has no checkpoint: choose another folder")
-    then = type(args)(**read_args(folder)["args"], output_dir=args.output_dir)
-    before = then.batch_size, then.train_batch_size or then.batch_size
-    now = args.batch_size, args.train_batch_size or args.batch_size
-    if checkpoint and before != now:
-        raise InputError(f"{checkpoint}: keep the batch sizes, which say what was read so far")
-    return checkpoint
-
-
 def load_training_data(args: RunArgs, **fixed: str) -> tuple[Tokenizer, list[TokenizedExample]]:
     """The tokenizer, and the examples that fit. Raises InputError if a run began with others."""
     read = load_examples(args.data, **fixed)  # A bad file is refused before long imports.
@@ -87,23 +82,39 @@ def load_training_data(args: RunArgs, **fixed: str) -> tuple[Tokenizer, list[Tok
     lengths = args.max_length, args.max_completion_length
     examples, dropped = tokenize_examples(read, tokenizer, *lengths)
     count = count_examples(examples, dropped)
-    if not examples:
-        raise InputError(f"{args.data}: no row fits: {count}: raise --max_length")
-    if not args.max_steps and len(examples) * args.num_epochs < args.batch_size:
-        left = f"{count} are too few for batches of {args.batch_size}"
-        kind = "rollout" if hasattr(args, "rollout_batch_size") else "train"
-        raise InputError(f"{args.data}: {left}: lower --{kind}_batch_size")
+    needed = 1 if args.max_steps else args.batch_size / args.num_epochs
+    if len(examples) < needed:
+        raise InputError(f"{args.data}: {count} do not fill one batch of {args.batch_size}")
     if dist.get_rank() == 0:
         print(count, file=sys.stderr)
         rows = ((e.example.where, ids) for e in examples for ids in (e.prompt_ids, e.response_ids))
         check_model(tokenizer, args.model, args.max_length, rows)
         before = read_args(Path(args.output_dir)).get("data_hash")
         if before and before != hash_examples(examples):
-            why = " (GRPO read solutions, too)" if fixed else ""
-            raise InputError(f"{args.data} and these lengths give other rows than before{why}")
+            raise InputError(f"{args.data} and these lengths give other rows than before")
     if dist.get_world_size() > 1:
         refuse_differences(f"reads other rows of {args.data}", hash_examples(examples))
     return tokenizer, examples
+
+
+def check_solutions(verifier: Verifier, queries: Queries, most=128) -> None:
+    """On rank 0, say how many experts' solutions are right by their own references."""
+    rows = [query.example for query in queries if query.example.columns["solution"]]
+    rows = rows[:: -(-len(rows) // (16 if verifier.reward else most)) or 1]  # all over the file
+    if dist.get_rank() > 0 or not rows:
+        return
+    references = [row.columns if verifier.reward else row.answer for row in rows]
+    try:
+        scores = verifier.score([str(row.columns["solution"]) for row in rows], references)
+    except RewardError as error:  # A function of yours may expect another text.
+        print(f"note: the solutions cannot be graded: {error}", file=sys.stderr)
+        return
+    share = sum(scores) / len(rows)
+    wrong = [row.where for row, score in zip(rows, scores, strict=True) if not score]
+    first = f" (not {wrong[0]})" if wrong else ""
+    advice = "" if share > 0.5 else ": do they end in a box? Is `answer` the answer alone?"
+    said = f"{share:.0%} of {len(rows):,} solutions are right by their own references"
+    print(f"{said}{first}{advice}", file=sys.stderr)
 
 
 # ---- The command line ----------------------------------------------------------------------------
@@ -129,10 +140,7 @@ def saved_args(args_class: type) -> dict:
         return {}
     record = read_args(Path(folder))
     if "args" not in record:
-        advice = "leave out --resume" if Path(folder).is_dir() else "no such folder"
-        if read_args(run := Path(folder).parent):  # It is a checkpoint.
-            advice = f"give the run's folder, {run}"
-        raise InputError(f"{folder}: there is no run in it: {advice}")
+        raise InputError(f"{folder}: no run's folder, which has checkpoint-... and args.json in it")
     if not record["args"].keys() <= args_class.__dataclass_fields__.keys():
         raise InputError(f"{folder}: was made by {record.get('script', 'another script')}")
     return {"default": args_class(**record["args"], output_dir=folder, resume=folder)}

@@ -8,6 +8,7 @@ targets are the tokens that follow `input_ids`. Without logits the model cannot 
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 MAX_LOGITS = {"cpu": 2**21, "cuda": 2**26}  # A chunk takes 8 or 256 MiB in fp32.
 CHECK_TOKENS = 64  # random tokens on which a model is compared with its own logits
@@ -23,9 +24,7 @@ class LogprobHead(torch.nn.Module):
         self.weight, self.bias = head.weight, head.bias  # Tied ones stay tied.
         self.scale, self.cap = scale, cap
 
-    def forward(
-        self, hidden: torch.Tensor, targets: torch.Tensor, temperature: float = 1.0
-    ) -> torch.Tensor:
+    def forward(self, hidden: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
         """log softmax(logits / temperature)[target]: (N, H), (N,) -> (N,) fp32."""
         return ChunkedLogprobs.apply(self, hidden, self.weight, self.bias, targets, temperature)
 
@@ -57,12 +56,11 @@ class ChunkedLogprobs(torch.autograd.Function):
         grad_hidden = torch.zeros_like(hidden, dtype=torch.float32)  # a sum over the chunks
         grad_weight = torch.empty_like(weight)
         grad_bias = None if bias is None else torch.empty_like(bias)
-        for part, logits, ids, inside in chunks(
-            ctx.head, hidden, weight, bias, targets, ctx.temperature
-        ):
-            slope = grad[:, None] * ctx.head.scale / ctx.temperature
-            if ctx.head.cap:  # This is the derivative of tanh.
-                slope = slope * (1 - (logits * ctx.temperature / ctx.head.cap) ** 2)
+        head, temperature = ctx.head, ctx.temperature
+        for part, logits, ids, inside in chunks(head, hidden, weight, bias, targets, temperature):
+            slope = grad[:, None] * head.scale / temperature
+            if head.cap:  # This is the derivative of tanh.
+                slope = slope * (1 - (logits * temperature / head.cap) ** 2)
             softmax = logits.sub_(logsumexp[:, None]).exp_()
             softmax.scatter_add_(1, ids, -inside.float()[:, None])
             grad_logits = softmax.mul_(-slope).to(weight.dtype)
@@ -141,12 +139,8 @@ class LogprobModel(torch.nn.Module):
         return wrapped
 
     def forward(
-        self,
-        input_ids: torch.Tensor,
-        targets: torch.Tensor,
-        mask: torch.Tensor,
-        temperature: float = 1.0,
-    ) -> torch.Tensor:
+        self, input_ids: Tensor, targets: Tensor, mask: Tensor, temperature: float = 1.0
+    ) -> Tensor:
         """log pi(targets), with logits / temperature: (B, T) fp32, zero where the mask is false.
 
         `input_ids`, `targets` and `mask` are (B, T). Where it is false, no logits are computed.
@@ -162,7 +156,7 @@ class LogprobModel(torch.nn.Module):
 
 
 @torch.no_grad()
-def own_logprobs(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+def own_logprobs(model: torch.nn.Module, tokens: Tensor) -> Tensor:
     """log pi of each token but the first, from the model's own logits and plain attention: (T,)."""
     attention = model.config._attn_implementation
     model.eval().set_attn_implementation("eager")

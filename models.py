@@ -18,6 +18,7 @@ from verify import reference_letter
 
 import numpy as np
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:  # transformers takes seconds to import.
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -182,7 +183,6 @@ def tokenize_examples(
     # The template may write white space between its prompt and an assistant's text.
     between = around_answer(tokenizer)[0].removeprefix(prompt_text(tokenizer, "1", ASK_FREE))
     space = between if between.isspace() else ""  # An empty <think> is not learnt.
-    room = max_completion_length if max_completion_length < max_length else 0  # 0: turned off
 
     def encode(texts: list[str]) -> list[list[int]]:
         return tokenizer(texts, add_special_tokens=False).input_ids
@@ -201,7 +201,7 @@ def tokenize_examples(
             solution_ids = np.array([*solution_ids, end_of_turn], np.int32)
             prompt = np.array(prompt_ids[n], np.int32)
             tokenized = TokenizedExample(example.id, prompt, solution_ids, example)
-            if size > max_length - room:
+            if max_completion_length < max_length < size + max_completion_length:
                 dropped["prompt_too_long"] += 1
             elif len(tokenized) > max_length:
                 dropped["solution_too_long"] += 1
@@ -273,9 +273,6 @@ def load_model(path_or_hub_id: str, max_length: int, precision: str = "auto") ->
     config = load_config(path_or_hub_id, max_length)
     if getattr(config, "quantization_config", None):  # The cast to fp32 would lose the scales.
         raise InputError(f"{path_or_hub_id}: is quantized: take the model it was made from")
-    for name, value in vars(config).items():
-        if "drop" in name and isinstance(value, float):  # Checkpointed layers are in train mode.
-            setattr(config, name, 0.0)
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}.get(precision, "auto")
     options = {"config": config, "output_loading_info": True, "trust_remote_code": False}
     with blame(path_or_hub_id):  # A file may be cut off.
@@ -287,7 +284,7 @@ def load_model(path_or_hub_id: str, max_length: int, precision: str = "auto") ->
     return model
 
 
-def checkpoint_tensors(model: PreTrainedModel, tensors: dict) -> dict[str, torch.Tensor]:
+def checkpoint_tensors(model: PreTrainedModel, tensors: dict) -> dict[str, Tensor]:
     """Tensors under their names in a checkpoint: it has a mixture's experts one by one."""
     from transformers.core_model_loading import revert_weight_conversion
 

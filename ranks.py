@@ -49,16 +49,17 @@ def several_hosts() -> bool:
 
 def refuse_loopback(store: dist.Store) -> None:
     """Raise InputError if a host would tell gloo an address at which no other host reaches it."""
-    name, address = socket.gethostname(), ""
+    address = ""
     if "GLOO_SOCKET_IFNAME" not in os.environ:
         with contextlib.suppress(OSError):
-            address = socket.gethostbyname(name)
-    store.set(f"address {os.environ['RANK']}", f"{name} resolves to {address}")
+            address = socket.gethostbyname(socket.gethostname())
+    store.set(f"host {os.environ['RANK']}", socket.gethostname())
+    store.set(f"address {os.environ['RANK']}", address)
     for rank in range(int(os.environ["WORLD_SIZE"])):
-        address = store.get(f"address {rank}").decode()
-        if " to 127." in address:
+        host, address = (store.get(f"{what} {rank}").decode() for what in ("host", "address"))
+        if address.startswith("127."):
             advice = "set GLOO_SOCKET_IFNAME to the network's interface, such as eth0"
-            raise InputError(f"{address}, where no other host reaches it: {advice}")
+            raise InputError(f"{host} resolves to {address}, which others cannot reach: {advice}")
 
 
 def share_stop_signals(signals: Sequence[int]) -> None:

@@ -9,27 +9,27 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import cpu
-from data import InputError, TokenizedExample, Trajectory, blame, check_numbers, derive_seed
-from engine import Engine
+from data import InputError, Queries, Trajectory, blame, check_numbers, derive_seed
 from models import ModelArgs, Tokenizer, count_parameters, load_config, stop_token_ids
 from ranks import gather
 from verify import Verifier
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from tqdm import tqdm
 
 MAX_SEQUENCES = {"cpu": 256, "cuda": 512}  # in flight; most GPUs get no CUDA graph for more
+BYTES = {"bf16": 2, "fp32": 4}  # of a number
 VLLM_SHARE = 0.3  # vLLM's share of the memory; --vllm_memory and --vllm_sleep change it
 FREE_BYTES = 2 * 2**30  # bytes of a GPU stay free for what vLLM does not count (a guess)
-NUM_GAP_QUERIES = 8  # queries that `check_vllm` compares; their log-probabilities slow vLLM down
-MAX_VLLM_GAP = {"bf16": 0.1, "fp32": 1e-4}  # nats a token; rounding gives 0.01 and 3e-7
+NUM_GAP_QUERIES = 8  # `Engine.check_vllm` compares these; their log-probabilities slow vLLM down
 
 
-@dataclass(frozen=True)
+@dataclass
 class Completion:
     query: int  # which prompt it answers
     token_ids: list[int]  # the end of turn is the last one, if it came
@@ -37,6 +37,9 @@ class Completion:
     finish_reason: str  # "stop", or "length" if the token limit cut it off
     logprobs: list[float]  # each token's, as it was sampled; or empty
     ungraded: bool = False  # `judge` sets it: wrong because the verifier could not grade it
+
+
+Groups = Sequence[Sequence[Completion]]  # (B, K): K completions of each query
 
 
 def import_vllm():
@@ -63,8 +66,8 @@ class RolloutArgs(ModelArgs):
     """How the model answers, and who checks the answers."""
 
     num_rollouts: int = 2  # answers sampled per query
-    temperature: float = 1.0  # temperature of sampling
-    rollout_batch_size: int = 128  # queries that are answered together, by all ranks
+    temperature: float = 1.0  # sampling temperature; evaluation has its own
+    rollout_batch_size: int = 128  # queries that all ranks answer before the next update
     vllm_sleep: bool = False  # vLLM gives its GPU memory back while the model trains
     # share of a GPU's memory for vLLM (CPU: of what is free); default: 0.3; asleep: what is left
     vllm_memory: float | None = None
@@ -111,14 +114,12 @@ class Rollout:
         if torch.cuda.is_available():
             options = gpu_options(args.vllm_memory, self.sleeps, cache)
         else:
-            size = 2 if args.precision == "bf16" else 4
-            weights = size * count_parameters(model, args.max_length)
+            weights = count_parameters(model, args.max_length) * BYTES[args.precision]
             share = args.vllm_memory or VLLM_SHARE
             options = cpu.vllm_options(share, weights, cache, args.max_length)
             if options["kv_cache_memory_bytes"] < one:
                 advice = "raise --vllm_memory, or lower --max_completion_length"
-                reason = f"the memory is too small to sample {args.max_length} tokens"
-                raise InputError(f"{reason}: {advice}")
+                raise InputError(f"no memory to sample {args.max_length} tokens: {advice}")
             dist.barrier()  # All ranks have asked what is available, and none has taken of it.
         self.llm = llm_class(
             model=model,
@@ -142,7 +143,7 @@ class Rollout:
         self.model_runner = "V2" if v2 else "V1"  # They draw different numbers from one seed.
         self.sleep()
 
-    def load_parameters(self, named_parameters: Iterator[tuple[str, torch.Tensor]]) -> None:
+    def load_parameters(self, named_parameters: Iterator[tuple[str, Tensor]]) -> None:
         """Load the trainer's weights, and drop what was cached under the old ones.
 
         After sleep the order matters: wake the weights, load them, wake the KV cache.
@@ -163,21 +164,25 @@ class Rollout:
         if self.sleeps:
             self.llm.sleep(level=2)
 
-    def sample(
-        self, queries: Sequence, number: int, stop: Callable | None = None
-    ) -> list[Completion]:
-        """Answer this rank's share of the queries, K times each, until `stop()`; then sleep."""
-        completions = self.generate(
+    def sample(self, queries: Queries, number: int, stop: Callable | None = None) -> Groups:
+        """Answer each query of batch `number` K times: (B, K), on every rank. A collective.
+
+        After `stop()` some answers are missing.
+        """
+        own = self.generate(
             [query.prompt_ids for query in queries],
             num_samples=self.args.num_rollouts,
             max_tokens=self.args.max_completion_length,
             seeds=[derive_seed(self.args.seed, number, n, q.id) for n, q in enumerate(queries)],
+            with_logprobs=NUM_GAP_QUERIES,
             stop=stop,
             temperature=self.args.temperature,
-            with_logprobs=NUM_GAP_QUERIES,
         )
         self.sleep()  # The update and a checkpoint need the memory.
-        return completions
+        groups = [[] for _ in queries]
+        for completion in gather(own):
+            groups[completion.query].append(completion)
+        return groups
 
     def generate(
         self,
@@ -187,25 +192,10 @@ class Rollout:
         seeds: Sequence[int],
         with_logprobs: int = 0,
         stop: Callable[[], bool] | None = None,
+        on_end: Callable[[list[Completion]], None] | None = None,
         **sampling: float,
     ) -> list[Completion]:
-        """All that `stream` yields, in the order of the prompts."""
-        answers = self.stream(
-            prompts, num_samples, max_tokens, seeds, with_logprobs, stop, **sampling
-        )
-        return sorted((c for ended in answers for c in ended), key=lambda c: c.query)
-
-    def stream(
-        self,
-        prompts: Sequence[Sequence[int]],
-        num_samples: int,
-        max_tokens: int,
-        seeds: Sequence[int],
-        with_logprobs: int = 0,
-        stop: Callable[[], bool] | None = None,
-        **sampling: float,
-    ) -> Iterator[list[Completion]]:
-        """Sample `num_samples` completions of each prompt; yield them as they end.
+        """Sample `num_samples` completions of each prompt; returns them in the prompts' order.
 
         All ranks give all prompts; each engine answers its share. The same weights and seeds give
         the same completions, up to rounding.
@@ -215,6 +205,7 @@ class Rollout:
             seeds: one per prompt.
             with_logprobs: how many prompts' completions carry log-probabilities. These take time.
             stop: asked after each step of vLLM whether to leave the rest.
+            on_end: gets the completions that a step of vLLM has ended.
             sampling: temperature, top_p, top_k.
         """
         share = range(dist.get_rank(), len(prompts), dist.get_world_size())
@@ -241,13 +232,18 @@ class Rollout:
         # With leave=None the bar stays in the end, except below a training's.
         shown = {"unit": "answer", "leave": None, "mininterval": every, "delay": every}
         bar = tqdm(total=len(share) * num_samples, disable=dist.get_rank() > 0, **shown)
+        completions = []
         while self.llm.llm_engine.has_unfinished_requests():
-            ended = self.llm.llm_engine.step()
+            outputs = self.llm.llm_engine.step()
             if stop and stop():
                 break
-            bar.update(len(ended) * num_samples)
-            yield [self._completion(places[o.request_id], s) for o in ended for s in o.outputs]
+            ended = [self._completion(places[o.request_id], s) for o in outputs for s in o.outputs]
+            if on_end and ended:
+                on_end(ended)
+            completions += ended
+            bar.update(len(ended))
         bar.close()
+        return sorted(completions, key=lambda completion: completion.query)
 
     def _completion(self, query: int, sample) -> Completion:
         """A `Completion` from vLLM's output."""
@@ -261,24 +257,20 @@ class Rollout:
 # ---- What becomes of the answers -----------------------------------------------------------------
 
 
-Groups = Sequence[Sequence[Completion]]  # (B, K): K completions of each query
-
-
-def judge(
-    verifier: Verifier, queries: Sequence[TokenizedExample], completions: Sequence[Completion]
-) -> tuple[Groups, torch.Tensor]:
-    """Check this rank's completions, and share them: all ranks' (B, K), with rewards (B, K).
+def judge(verifier: Verifier, queries: Queries, completions: Groups) -> Tensor:
+    """Check the completions (B, K), each rank its share: rewards (B, K), on every rank.
 
     A reward is 1 if the answer is right; one of your own lies in [0, 1]. A collective.
     """
-    examples = [queries[c.query].example for c in completions]
+    flat = [completion for group in completions for completion in group]
+    own = range(dist.get_rank(), len(flat), dist.get_world_size())
+    examples = [queries[flat[n].query].example for n in own]
     references = [example.columns if verifier.reward else example.answer for example in examples]
-    grades = verifier.grade([c.text for c in completions], references)
-    groups, rewards = [[] for _ in queries], [[] for _ in queries]
-    for completion, grade in gather(list(zip(completions, grades, strict=True))):
-        groups[completion.query].append(replace(completion, ungraded=grade.ungraded))
-        rewards[completion.query].append(float(grade.correct))
-    return groups, torch.tensor(rewards)
+    grades = verifier.grade([flat[n].text for n in own], references)
+    rewards = torch.zeros(len(flat))
+    for n, grade in gather(list(zip(own, grades, strict=True))):
+        rewards[n], flat[n].ungraded = float(grade.correct), grade.ungraded
+    return rewards.view(len(queries), -1)
 
 
 def completion_stats(completions: Groups) -> dict[str, float]:
@@ -294,42 +286,10 @@ def completion_stats(completions: Groups) -> dict[str, float]:
     }
 
 
-def trajectories(queries: Sequence[TokenizedExample], completions: Groups) -> list[Trajectory]:
+def trajectories(queries: Queries, completions: Groups) -> list[Trajectory]:
     """Completions (b, K) as b * K rows for the trainer, each with its prompt."""
     flat = [completion for group in completions for completion in group]
     return [Trajectory(queries[c.query].id, queries[c.query].prompt_ids, c.token_ids) for c in flat]
-
-
-def check_vllm(
-    engine: Engine, rollout: Rollout, queries: Sequence, completions: Groups, strict: bool
-) -> dict[str, float]:
-    """How far apart vLLM's and the trainer's log-probabilities of some answers are. A collective.
-
-    Compares one answer to each of the first `NUM_GAP_QUERIES` queries, token by token. Returns the
-    mean and the largest difference, in nats. With `strict`, raises InputError if the mean is too
-    large.
-    """
-    checked = [group[:1] for group in completions[:NUM_GAP_QUERIES]]
-    rows = trajectories(queries, checked)
-    sampled = pad_completions([c.logprobs for [c] in checked], rows).to(engine.device)
-    trained = engine.eval_logprobs(rows, rollout.args.temperature)
-    gaps = (trained - sampled).abs()
-    mean = gaps.sum().item() / sum(len(row.response_ids) for row in rows)
-    if strict and not mean < MAX_VLLM_GAP[rollout.args.precision]:
-        gap = f"their log-probabilities differ by {mean:.2g} nats a token"
-        raise InputError(
-            f"{rollout.model}: vLLM does not sample from the model that is being trained: {gap}"
-        )
-    return {"vllm_gap_mean": mean, "vllm_gap_max": gaps.max().item()}
-
-
-def pad_completions(values: Sequence[Sequence[float]], rows: Sequence[Trajectory]) -> torch.Tensor:
-    """One value per completion token, laid out as `collate` lays out the targets: (N, T)."""
-    padded = torch.zeros(len(rows), max(map(len, rows)) - 1)
-    for line, numbers, row in zip(padded, values, rows, strict=True):
-        start = len(row.prompt_ids) - 1
-        line[start : start + len(numbers)] = torch.tensor(numbers)
-    return padded
 
 
 # ---- Memory --------------------------------------------------------------------------------------
@@ -357,4 +317,4 @@ def kv_cache_bytes(model: str, max_length: int, precision: str) -> int:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     key_value_heads = getattr(config, "num_key_value_heads", None) or heads
     values = 2 * config.num_hidden_layers * key_value_heads * head_dim
-    return (max_length // 128 + 1) * 128 * values * (2 if precision == "bf16" else 4)
+    return (max_length // 128 + 1) * 128 * values * BYTES[precision]

@@ -14,30 +14,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Literal
 
-from data import (
-    InputError,
-    TokenizedExample,
-    batch_indices,
-    blame,
-    check_numbers,
-    read_rows,
-    write_json,
-    write_rows,
-)
+import data
+from data import InputError, Queries, TokenizedExample, blame, check_numbers
 from engine import Engine
 from models import PROMPT, ModelArgs, Tokenizer
-from ranks import gather, share_stop_signals, stop_was_shared
+from ranks import share_stop_signals, stop_was_shared
 from rollout import Groups, Rollout
-from verify import RewardError, Verifier
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from tqdm import tqdm
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -81,7 +73,8 @@ def read_args(folder: Path) -> dict:
 def write_args(folder: Path, **record) -> None:
     """Write args.json, with the script's name, versions and commit."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_json({**record, "script": Path(sys.argv[0]).name, **provenance()}, folder / "args.json")
+    record |= {"script": Path(sys.argv[0]).name, **provenance()}
+    data.write_json(record, folder / "args.json")
 
 
 # ---- The folder ----------------------------------------------------------------------------------
@@ -89,8 +82,8 @@ def write_args(folder: Path, **record) -> None:
 
 def checkpoints(folder: Path) -> dict[int, Path]:
     """The checkpoints of a run by their step, the oldest first."""
-    named = {path.name.removeprefix("checkpoint-"): path for path in folder.glob("checkpoint-*")}
-    return dict(sorted((int(step), path) for step, path in named.items() if step.isdecimal()))
+    steps = {path: path.name.removeprefix("checkpoint-") for path in folder.glob("checkpoint-*")}
+    return dict(sorted((int(step), path) for path, step in steps.items() if step.isdecimal()))
 
 
 _claimed = None  # The lock holds while this file is open, so until the process ends.
@@ -112,13 +105,13 @@ def claim(folder: Path) -> None:
 # ---- The run -------------------------------------------------------------------------------------
 
 
-def start_logger(folder: Path, run_id: str, config: dict):
+def start_wandb(folder: Path, run_id: str, config: dict):
     """Start wandb; returns the module. A resumed run continues its old log."""
-    options = {"name": folder.name, "dir": folder, "resume": "allow", "id": run_id}
     with blame("--logger wandb"):
         import wandb
 
-        wandb.init(project=os.environ.get("WANDB_PROJECT", "osw-ft"), config=config, **options)
+        options = {"project": os.environ.get("WANDB_PROJECT", "osw-ft"), "config": config}
+        wandb.init(name=folder.name, dir=folder, resume="allow", id=run_id, **options)
     return wandb
 
 
@@ -189,7 +182,7 @@ class Run(contextlib.AbstractContextManager):
         self.saved_step = self.step  # the newest checkpoint's; 0: there is none
         batches = len(examples) * args.num_epochs // args.batch_size  # Only full ones are used.
         self.total_steps = args.max_steps or batches * self.steps_per_batch
-        self.log = None  # the logger's module
+        self.log = None  # wandb's module
         self.is_rank_0 = dist.get_rank() == 0
         if self.is_rank_0:
             self._open_files(rollout)
@@ -223,15 +216,15 @@ class Run(contextlib.AbstractContextManager):
         for line in path.read_bytes().split(b"\n") if path.exists() else ():
             with contextlib.suppress(ValueError):  # A kill may leave half a row.
                 rows.append(json.loads(line))
-        write_rows((row for row in rows if row["step"] <= self.step), path)
+        data.write_rows((row for row in rows if row["step"] <= self.step), path)
         for leftover in self.folder.glob("partial-*"):
             shutil.rmtree(leftover)
         for later in (self.folder / "rollouts").glob("step_*.jsonl"):
             if int(later.stem.removeprefix("step_")) > self.step:
                 later.unlink()
         self.metrics = path.open("a")
-        if self.args.logger != "none":
-            self.log = start_logger(self.folder, run_id, self.args.settings)
+        if self.args.logger == "wandb":
+            self.log = start_wandb(self.folder, run_id, self.args.settings)
 
     def __exit__(self, kind, error, trace) -> None:
         if kind is None:
@@ -244,7 +237,8 @@ class Run(contextlib.AbstractContextManager):
         if self.log:
             self._try(self.log.finish)
         if self.is_rank_0 and kind is None:
-            print(metrics_table([row for _, row in read_rows(str(self.folder / "metrics.jsonl"))]))
+            rows = data.read_rows(str(self.folder / "metrics.jsonl"))
+            print(metrics_table([row for _, row in rows]))
             run, steps = shlex.quote(str(self.folder)), f"{self.step} of {self.total_steps}"
             if self.finished:
                 print(f"next:\npython evaluate.py --model {run}/final\npython -m look.view {run}")
@@ -265,12 +259,12 @@ class Run(contextlib.AbstractContextManager):
         """The script's exit status: 130 is that after Ctrl-C."""
         return 0 if self.finished else 130
 
-    def batches(self) -> Iterator[tuple[int, list[TokenizedExample]]]:
+    def batches(self) -> Iterator[tuple[int, Queries]]:
         """Yield (number, queries) of each batch that is left; save a checkpoint if one is due."""
         while not self.finished:
             batch = self.step // self.steps_per_batch
             size, seed = self.args.batch_size, self.args.seed
-            order = batch_indices(len(self.examples), size, batch, seed)
+            order = data.batch_indices(len(self.examples), size, batch, seed)
             yield batch, [self.examples[i] for i in order]
             is_due = self.step // self.args.save_every > self.saved_step // self.args.save_every
             if is_due:
@@ -278,7 +272,7 @@ class Run(contextlib.AbstractContextManager):
             if self.should_stop():
                 return
 
-    def parts(self, queries: Sequence[TokenizedExample]) -> Iterator[slice]:
+    def parts(self, queries: Queries) -> Iterator[slice]:
         """Which of a batch's queries belong to each of its optimizer steps."""
         size = self.train_batch_size
         return (slice(start, start + size) for start in range(0, len(queries), size))
@@ -319,26 +313,24 @@ class Run(contextlib.AbstractContextManager):
             self.log = None
 
     def save_rollouts(
-        self, queries: Sequence, completions: Groups, rewards: torch.Tensor, **values: torch.Tensor
+        self, queries: Queries, completions: Groups, rewards: Tensor, **values: Tensor
     ) -> None:
         """Write every completion of the batch that begins with the next step.
 
-        Completions and rewards are (B, K); values (B,), one for a query, or (B, K).
+        Completions and rewards are (B, K); values (B,), one for each query, or (B, K).
         """
         if not self.is_rank_0:
             return
-        verdict = "reward" if self.args.settings.get("reward") else "correct"
+        columns = {"pass_rate": rewards.mean(dim=1), **values}
+        columns |= {"reward": rewards} if self.args.reward else {"correct": rewards.bool()}
+        shape = len(queries), -1
+        columns = {n: c.view(shape).expand_as(rewards).tolist() for n, c in columns.items()}
         rows = []
         for query, group in enumerate(completions):
-            pass_rate = rewards[query].mean().item()
             for k, completion in enumerate(group):
-                reward = rewards[query, k].item()
-                row = {"id": queries[query].id, "pass_rate": pass_rate}
-                for name, value in values.items():
-                    row[name] = (value[query] if value.dim() == 1 else value[query, k]).item()
-                row[verdict] = reward if verdict == "reward" else bool(reward)
-                rows.append({**row, **vars(completion)})
-        write_rows(rows, self.folder / "rollouts" / f"step_{self.step + 1:06d}.jsonl")
+                own = {name: column[query][k] for name, column in columns.items()}
+                rows.append({"id": queries[query].id, **own, **vars(completion)})
+        data.write_rows(rows, self.folder / "rollouts" / f"step_{self.step + 1:06d}.jsonl")
 
     def save_checkpoint(self) -> None:
         """Write checkpoint-<step>, a model with its training state; drop old ones. A collective.
@@ -401,25 +393,6 @@ def warn_of_answers(row: dict) -> None:
     if (right := row.get("pass_rate", row.get("reward", 1))) < 0.05:  # Nearly all weights are 1.
         advice = "are prompt, references and lengths as you meant them?"
         print(f"\nwarning: {right:.0%} of the first answers right: {advice}", file=sys.stderr)
-
-
-def check_solutions(verifier: Verifier, queries: Sequence[TokenizedExample], most=128) -> None:
-    """Say how many experts' solutions are right by their own references. A collective."""
-    rows = [query.example for query in queries if query.example.columns["solution"]]
-    rows = rows[:: -(-len(rows) // (16 if verifier.reward else most)) or 1]  # all over the file
-    own, scores = range(dist.get_rank(), len(rows), dist.get_world_size()), []
-    references = [rows[n].columns if verifier.reward else rows[n].answer for n in own]
-    try:
-        scores = verifier.score([str(rows[n].columns["solution"]) for n in own], references)
-    except RewardError as error:  # A function of yours may expect another text.
-        print(f"note: the solutions cannot be graded: {error}", file=sys.stderr)
-    graded = sorted(gather(list(zip(own, scores, strict=False))))  # in the file's order
-    if dist.get_rank() == 0 and graded:
-        share = sum(score for _, score in graded) / len(graded)
-        wrong = next((f" (not {rows[n].where})" for n, score in graded if not score), "")
-        advice = "" if share > 0.5 else ": do they end in a box? Is `answer` the answer alone?"
-        said = f"{share:.0%} of {len(graded):,} solutions are right by their own references"
-        print(f"{said}{wrong}{advice}", file=sys.stderr)
 
 
 def metrics_table(rows: list[dict]) -> str:

@@ -18,18 +18,18 @@ wrong have A = 0: they are not computed, but their tokens count in the divisor.
     python -m paper.select_checkpoint runs/grpo           # which checkpoint to evaluate
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from data import InputError, TokenizedExample, Trajectory, count_rows
+from data import InputError, Queries, Rows, count_rows
 from engine import Engine, EngineArgs, init_training, load_engine
-from launch import claim_or_resume, load_training_data, run_script
-from rollout import Groups, Rollout, RolloutArgs, check_vllm, completion_stats, judge, trajectories
-from run import Run, RunArgs, check_solutions
+from launch import check_solutions, claim_or_resume, load_training_data, run_script
+from rollout import Groups, Rollout, RolloutArgs, completion_stats, judge, trajectories
+from run import Run, RunArgs
 from verify import Verifier
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 
 @dataclass(kw_only=True)
@@ -42,13 +42,11 @@ class Args(RolloutArgs, EngineArgs, RunArgs):
 
     # The method
     num_rollouts: int = 8  # G, answers sampled per query
-    temperature: float = 1.0  # temperature of sampling
     clip_low: float = 0.8  # lower bound of the ratio itself, not its distance from 1
     clip_high: float = 1.28  # upper bound of the ratio itself
 
     # Optimization
     learning_rate: float = 1e-6  # learning rate of AdamW, constant
-    rollout_batch_size: int = 128  # queries that are answered together
     train_batch_size: int | None = None  # queries per optimizer step; default: the rollout batch
 
     def check(self) -> None:
@@ -62,7 +60,7 @@ class Args(RolloutArgs, EngineArgs, RunArgs):
 # ---- The method ----------------------------------------------------------------------------------
 
 
-def grpo_advantages(rewards: torch.Tensor) -> torch.Tensor:
+def grpo_advantages(rewards: Tensor) -> Tensor:
     """A = (r - mean) / std of the G answers to a query, 0 where all are alike: (B, G) -> (B, G).
 
     >>> grpo_advantages(torch.tensor([[1., 0., 0.], [1., 1., 1.]]))
@@ -77,14 +75,14 @@ def grpo_advantages(rewards: torch.Tensor) -> torch.Tensor:
 
 
 def grpo_loss(
-    logprobs: torch.Tensor,
-    old_logprobs: torch.Tensor,
-    advantages: torch.Tensor,
-    mask: torch.Tensor,
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
     normalizer: float,
     clip_low: float = 0.8,
     clip_high: float = 1.28,
-) -> torch.Tensor:
+) -> Tensor:
     """-(sum of min(ratio * A, clip(ratio) * A)) / normalizer: a micro-batch's share (DAPO).
 
     Args:
@@ -103,43 +101,35 @@ def grpo_loss(
 
 
 def update(
-    engine: Engine,
-    rows: Sequence[Trajectory],
-    advantages: torch.Tensor,
-    old_logprobs: torch.Tensor | None,
-    args: Args,
+    engine: Engine, rows: Rows, advantages: Tensor, old: Tensor | None, args: Args
 ) -> dict[str, float]:
-    """One optimizer step on B * G rows; advantages (B, G), old_logprobs (B, G, T) or None."""
+    """One optimizer step on B * G rows; advantages (B, G), log pi_old (B * G, T) or None."""
     num_tokens = sum(len(row.response_ids) for row in rows)
     no_signal = (advantages == 0).all(dim=1).float().mean().item()
     advantages = advantages.flatten().to(engine.device)  # (N,)
     sums = torch.zeros(4, device=engine.device)
-    for batch in engine.micro_batches(rows, keep=advantages != 0):
+    for batch in engine.micro_batches(rows, keep=advantages != 0):  # this rank's share
         logprobs = engine.logprobs(batch, args.temperature)  # (n, T)
+        fixed = logprobs.detach()
+        old_logprobs = fixed if old is None else old[batch.indices, : logprobs.shape[1]]  # (n, T)
         advantage = advantages[batch.indices]  # (n,)
-        old = logprobs.detach()
-        if old_logprobs is not None:
-            old = old_logprobs.flatten(0, 1)[batch.indices, : logprobs.shape[1]]  # (n, T)
         clip = (args.clip_low, args.clip_high)
-        loss = grpo_loss(logprobs, old, advantage, batch.mask, num_tokens, *clip)
-        engine.backward(loss, batch.is_last)
-        sums += diagnose(logprobs.detach(), old, advantage, batch.mask, args)
+        loss = grpo_loss(logprobs, old_logprobs, advantage, batch.mask, num_tokens, *clip)
+        engine.backward(loss, batch.is_last)  # gradients add up over micro-batches and ranks
+        sums += diagnose(fixed, old_logprobs, advantage, batch.mask, args)
     stats = engine.step(args.learning_rate)
 
     dist.all_reduce(sums)
-    low, high, kl = (sums[1:] / sums[0].clamp(min=1)).tolist()  # There may be no token.
-    means = {"clipped_low_share": low, "clipped_high_share": high, "approx_kl": kl}
+    tokens, low, high, kl = sums.tolist()
+    tokens = max(tokens, 1)  # There may be none.
+    means = {"clipped_low_share": low / tokens, "clipped_high_share": high / tokens}
     counts = count_rows(rows, keep=advantages != 0)
-    return {"no_signal_share": no_signal, **stats, **counts, **means}
+    return {"no_signal_share": no_signal, **stats, **counts, **means, "approx_kl": kl / tokens}
 
 
 def log_pi_old(
-    engine: Engine,
-    queries: Sequence[TokenizedExample],
-    completions: Groups,
-    advantages: torch.Tensor,
-    args: Args,
-) -> torch.Tensor | None:
+    engine: Engine, queries: Queries, completions: Groups, advantages: Tensor, args: Args
+) -> Tensor | None:
     """log pi_old of the answers, (B, G, T), before the batch's first update. A collective."""
     if args.train_batch_size in (None, args.rollout_batch_size):
         return None  # With one update pi_old is the model itself.
@@ -148,7 +138,7 @@ def log_pi_old(
     return old.view(*advantages.shape, -1)
 
 
-def diagnose(logprobs, old_logprobs, advantages, mask, args: Args) -> torch.Tensor:
+def diagnose(logprobs, old_logprobs, advantages, mask, args: Args) -> Tensor:
     """(4,) sums over a micro-batch's tokens: of 1, of those clipped low, clipped high, of KL."""
     log_ratio = logprobs - old_logprobs  # (n, T); advantages (n,)
     ratio = log_ratio.exp()
@@ -175,18 +165,19 @@ def main(args: Args) -> int:
 
     with run, verifier:
         for number, queries in run.batches():  # the same on every rank
-            # ---- rollout: G completions of each query, from the current parameters
+            # ---- sync: vLLM gets the current parameters
             rollout.load_parameters(engine.named_parameters())
             run.lap("sync_s")
-            own_completions = rollout.sample(queries, number, stop=run.stop_requested)
+
+            # ---- sample: G answers to each query
+            completions = rollout.sample(queries, number, stop=run.stop_requested)  # (B, G)
             if run.should_stop():  # Sampling was cut short; `run` saves a checkpoint.
                 break
+            gap = engine.check_vllm(queries, completions, args.temperature, strict=run.at_start)
             run.lap("rollout_s")
 
-            # ---- verify: which are right?
-            completions, rewards = judge(verifier, queries, own_completions)  # all ranks', (B, G)
-            # Do vLLM and the trainer agree? Too large a difference ends the run in its first batch.
-            gap = check_vllm(engine, rollout, queries, completions, strict=run.at_start)
+            # ---- judge: which are right?
+            rewards = judge(verifier, queries, completions)  # (B, G)
 
             # ---- weigh: how much better than its group is an answer?
             advantages = grpo_advantages(rewards)  # (B, G)
@@ -196,7 +187,7 @@ def main(args: Args) -> int:
             # ---- update: one optimizer step per `train_batch_size` queries
             old = log_pi_old(engine, queries, completions, advantages, args)  # (B, G, T), or None
             for part in run.parts(queries):
-                old_part = None if old is None else old[part]
+                old_part = None if old is None else old[part].flatten(0, 1)  # (b * G, T)
                 rows = trajectories(queries, completions[part])  # b * G of them
                 stats = update(engine, rows, advantages[part], old_part, args)
                 sampled = completion_stats(completions[part])

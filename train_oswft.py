@@ -17,18 +17,18 @@ does); ZeRO's stage is 2. On clipping the paper is silent: gradients are clipped
     deepspeed --quiet train_oswft.py --resume runs/oswft    # continue a stopped run
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from data import TokenizedExample, count_rows, derive_seed
+from data import Queries, count_rows, derive_seed
 from engine import Engine, EngineArgs, init_training, load_engine
-from launch import claim_or_resume, load_training_data, run_script
-from rollout import Rollout, RolloutArgs, check_vllm, completion_stats, judge
-from run import Run, RunArgs, check_solutions
+from launch import check_solutions, claim_or_resume, load_training_data, run_script
+from rollout import Rollout, RolloutArgs, completion_stats, judge
+from run import Run, RunArgs
 from verify import Verifier
 
 import torch
+from torch import Tensor
 
 
 @dataclass(kw_only=True)
@@ -39,20 +39,18 @@ class Args(RolloutArgs, EngineArgs, RunArgs):
 
     # The method
     num_rollouts: int = 2  # K, answers sampled per query
-    temperature: float = 1.0  # sampling temperature; evaluation has its own
     weighting: Literal["oswft", "hard", "random"] = "oswft"  # the method, or a control
     normalizer: Literal["token", "sequence"] = "token"  # divide by tokens, or by queries
 
     # Optimization
     learning_rate: float = 1e-5  # learning rate of AdamW, constant
-    rollout_batch_size: int = 128  # queries that are answered before the next update
     train_batch_size: int | None = None  # queries per optimizer step; default: the rollout batch
 
 
 # ---- The method ----------------------------------------------------------------------------------
 
 
-def oswft_weights(rewards: torch.Tensor) -> torch.Tensor:
+def oswft_weights(rewards: Tensor) -> Tensor:
     """w = 1 - p̂: (B, K) rewards in [0, 1] -> (B,) constants (Algorithm 1, line 7).
 
     >>> oswft_weights(torch.tensor([[1., 0.], [1., 1.], [0., 0.]]))
@@ -61,9 +59,7 @@ def oswft_weights(rewards: torch.Tensor) -> torch.Tensor:
     return 1 - rewards.detach().float().mean(dim=1)
 
 
-def oswft_loss(
-    logprobs: torch.Tensor, mask: torch.Tensor, weights: torch.Tensor, normalizer: float
-) -> torch.Tensor:
+def oswft_loss(logprobs: Tensor, mask: Tensor, weights: Tensor, normalizer: float) -> Tensor:
     """-(sum of w * log pi(o*|q)) / normalizer: a micro-batch's share (Algorithm 1, line 10).
 
     Args:
@@ -84,9 +80,7 @@ def oswft_loss(
     return -(weights * sequence_logprobs).sum() / normalizer
 
 
-def update(
-    engine: Engine, queries: Sequence[TokenizedExample], weights: torch.Tensor, args: Args
-) -> dict[str, float]:
+def update(engine: Engine, queries: Queries, weights: Tensor, args: Args) -> dict[str, float]:
     """One optimizer step on all ranks' queries, with weights (B,); returns its metrics."""
     num_tokens = sum(len(query.response_ids) for query in queries)  # solutions only
     normalizer = num_tokens if args.normalizer == "token" else len(queries)
@@ -110,8 +104,8 @@ def update(
 
 
 def control_weights(
-    rewards: torch.Tensor, strategy: str, generator: torch.Generator | None = None
-) -> torch.Tensor:
+    rewards: Tensor, strategy: str, generator: torch.Generator | None = None
+) -> Tensor:
     """Weights to compare OSW-FT's with: (B, K) rewards -> (B,)."""
     weights = oswft_weights(rewards)
     match strategy:
@@ -142,18 +136,19 @@ def main(args: Args) -> int:
 
     with run, verifier:
         for number, queries in run.batches():  # the same on every rank
-            # ---- rollout: K completions of each query, from the current parameters
+            # ---- sync: vLLM gets the current parameters
             rollout.load_parameters(engine.named_parameters())
             run.lap("sync_s")
-            own_completions = rollout.sample(queries, number, stop=run.stop_requested)
+
+            # ---- sample: K answers to each query
+            completions = rollout.sample(queries, number, stop=run.stop_requested)  # (B, K)
             if run.should_stop():  # Sampling was cut short; `run` saves a checkpoint.
                 break
+            gap = engine.check_vllm(queries, completions, args.temperature, strict=run.at_start)
             run.lap("rollout_s")
 
-            # ---- verify: which are right?
-            completions, rewards = judge(verifier, queries, own_completions)  # all ranks', (B, K)
-            # Do vLLM and the trainer agree? Too large a difference ends the run in its first batch.
-            gap = check_vllm(engine, rollout, queries, completions, strict=run.at_start)
+            # ---- judge: which are right?
+            rewards = judge(verifier, queries, completions)  # (B, K)
 
             # ---- weigh: w = 1 - p̂
             weights = oswft_weights(rewards)  # (B,)

@@ -12,15 +12,15 @@ base model that is OSW-FT's offline form (docs/training-set.md).
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from data import InputError, TokenizedExample, count_rows
+from data import InputError, Queries, count_rows
 from engine import Engine, EngineArgs, init_training, load_engine
 from launch import claim_or_resume, load_training_data, run_script
 from run import Run, RunArgs
 
 import torch
+from torch import Tensor
 
 
 @dataclass(kw_only=True)
@@ -40,7 +40,7 @@ class Args(EngineArgs, RunArgs):
 # ---- The method ----------------------------------------------------------------------------------
 
 
-def sft_loss(logprobs: torch.Tensor, mask: torch.Tensor, normalizer: float) -> torch.Tensor:
+def sft_loss(logprobs: Tensor, mask: Tensor, normalizer: float) -> Tensor:
     """-(sum of log pi(o*|q)) / normalizer: a micro-batch's share of the loss.
 
     Args:
@@ -51,7 +51,7 @@ def sft_loss(logprobs: torch.Tensor, mask: torch.Tensor, normalizer: float) -> t
     return -torch.where(mask.bool(), logprobs, 0).sum() / normalizer
 
 
-def get_weights(queries: Sequence[TokenizedExample], column: str | None) -> torch.Tensor:
+def get_weights(queries: Queries, column: str | None) -> Tensor:
     """(B,) from a column, or ones. Raises InputError for all but finite numbers of 0 or more."""
     weights = []
     for query in queries:
@@ -63,9 +63,7 @@ def get_weights(queries: Sequence[TokenizedExample], column: str | None) -> torc
     return torch.tensor(weights)
 
 
-def update(
-    engine: Engine, queries: Sequence[TokenizedExample], weights: torch.Tensor, args: Args
-) -> dict[str, float]:
+def update(engine: Engine, queries: Queries, weights: Tensor, args: Args) -> dict[str, float]:
     """One optimizer step on all ranks' queries, with weights (B,); returns its metrics."""
     normalizer = sum(len(query.response_ids) for query in queries)
     weights = weights.to(engine.device)

@@ -11,10 +11,9 @@ import json
 from pathlib import Path
 
 from data import InputError, collate, load_examples, read_rows
-from launch import command_line
+from launch import check_solutions, command_line
 from models import ASK_LETTER, instruction, load_tokenizer, tokenize_examples
 from ranks import init_ranks
-from run import check_solutions
 from verify import Verifier
 
 import pandas as pd

@@ -26,10 +26,10 @@ from typing import Literal
 import evaluate
 import train_oswft
 from data import Example, InputError, TokenizedExample, load_examples, write_json, write_rows
-from launch import run_script
+from launch import check_solutions, run_script
 from models import Tokenizer, count_examples, load_tokenizer, tokenize_examples
 from ranks import init_ranks, on_rank_0
-from run import check_solutions, warn_of_answers
+from run import warn_of_answers
 from verify import Verifier
 
 import numpy as np
@@ -102,8 +102,8 @@ def weigh(args: Args) -> int:
     folder = args.answers or args.output.with_suffix(".answers")
     graded = evaluate.answer(sampling_args(args), folder, tokenizer, problems)
     if dist.get_rank() == 0:
-        size = len(graded) // len(rows)  # answers to each row, of which the first K are read
-        answers = [graded[n * size :][: args.num_rollouts] for n in range(len(rows))]
+        k = args.num_rollouts
+        answers = [graded[n * k :][:k] for n in range(len(rows))]
         write_set(args, tokenizer, rows, answers)
     return 0
 

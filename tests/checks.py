@@ -12,7 +12,7 @@ import train_grpo
 import train_oswft
 import train_sft
 from data import InputError, MicroBatch, Trajectory
-from dense import ROWS, VOCABULARY, assert_same, dense_grpo_loss, dense_logprobs, make_rows
+from dense import ROWS, VOCABULARY, assert_same, dense_grpo_loss, dense_logprobs, lay_out, make_rows
 from engine import STATE_KEYS, Engine, EngineArgs, init_training, load_engine
 from models import load_tokenizer
 from ranks import gather
@@ -20,9 +20,7 @@ from rollout import (
     Completion,
     Rollout,
     RolloutArgs,
-    check_vllm,
     kv_cache_bytes,
-    pad_completions,
     trajectories,
 )
 
@@ -170,14 +168,14 @@ def compare_grpo(patch, steps_per_batch=2, tied=True, vocabulary=VOCABULARY, **s
         scores = train_grpo.log_pi_old(twins.engine, queries, groups, advantages, args)
         assert (scores is None) == (steps_per_batch == 1)
         if scores is not None:
-            expected = pad_completions([each.tolist() for each in old], rows) * keep[:, None]
+            expected = lay_out(old, rows) * keep[:, None]
             scored = scores.flatten(0, 1).cpu()
             torch.testing.assert_close(scored, expected, rtol=0, atol=close)
         for start in range(0, 4, size):
             part, piece = slice(start, start + size), slice(3 * start, 3 * (start + size))
             flat = advantages[part].flatten().tolist()
             loss, low, high, kl = dense_grpo_loss(twins.dense, rows[piece], flat, old[piece], args)
-            old_part = None if scores is None else scores[part]
+            old_part = None if scores is None else scores[part].flatten(0, 1)
             twins.live = keep[piece]
             stats = train_grpo.update(twins.engine, rows[piece], advantages[part], old_part, args)
             live = [row for row, advantage in zip(rows[piece], flat, strict=True) if advantage]
@@ -368,7 +366,7 @@ def follow_the_trainer(tiny: str, folder: str, tied: bool, precision: str) -> st
 
     def largest_gap(completions: list[Completion]) -> float:
         rows = [Trajectory("id", prompts[c.query], c.token_ids) for c in completions]
-        vllms = pad_completions([c.logprobs for c in completions], rows).to(engine.device)
+        vllms = lay_out([torch.tensor(c.logprobs) for c in completions], rows).to(engine.device)
         return float((engine.eval_logprobs(rows, TEMPERATURE) - vllms).abs().max())
 
     sampler.load_parameters(engine.named_parameters())
@@ -394,7 +392,7 @@ def follow_the_trainer(tiny: str, folder: str, tied: bool, precision: str) -> st
         train_oswft.update(engine, rows, torch.ones(3), args)
     assert largest_gap(first) > 3, "the update was not large: this test shows nothing"
     with pytest.raises(InputError, match="vLLM does not sample from the model"):
-        check_vllm(engine, sampler, queries, [[c] for c in first], strict=True)
+        engine.check_vllm(queries, [[c] for c in first], TEMPERATURE, strict=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("engine.GATHER_BYTES", 20_000)  # several buckets
         sampler.load_parameters(engine.named_parameters())
@@ -402,7 +400,7 @@ def follow_the_trainer(tiny: str, folder: str, tied: bool, precision: str) -> st
     assert second != first, "the weights are the old ones"
     gap = largest_gap(second)
     assert gap < TOLERANCE[precision], gap
-    shown = check_vllm(engine, sampler, queries, [[c] for c in second], strict=True)
+    shown = engine.check_vllm(queries, [[c] for c in second], TEMPERATURE, strict=True)
     assert 0 <= shown["vllm_gap_mean"] <= shown["vllm_gap_max"] < TOLERANCE[precision], shown
     return f"gap {gap:.2g} nats, {engine.device.type}, {sampler.model_runner}, {freed}"
 

@@ -3,7 +3,7 @@
 In one process, a row at a time, from full logits: no chunks, no micro-batches, no DeepSpeed.
 """
 
-from data import Trajectory
+from data import Trajectory, collate
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -60,6 +60,12 @@ def dense_grpo_loss(model, rows, advantages, old_logprobs, args, factors=None):
                 total = total + factor * advantage * max(ratio, torch.tensor(args.clip_low))
                 low += bool(ratio < args.clip_low)
     return -total / sum(len(row.response_ids) for row in rows), low, high, kl
+
+
+def lay_out(values: list[torch.Tensor], rows: list[Trajectory]) -> torch.Tensor:
+    """Each row's values of its completion tokens, where `collate` has the targets: (N, T)."""
+    mask = collate(rows, range(len(rows))).mask
+    return torch.zeros(mask.shape).masked_scatter(mask, torch.cat(values).float())
 
 
 def assert_same(ours: torch.Tensor, reference: torch.Tensor, largest=5e-5, norm=2e-5) -> None:

@@ -20,7 +20,7 @@ from demo.tiny import make_tokenizer
 from engine import EngineArgs, init_training, load_engine
 from logprobs import LogprobModel, own_logprobs
 from models import load_model
-from rollout import Rollout, RolloutArgs, check_vllm, import_vllm
+from rollout import Rollout, RolloutArgs, import_vllm
 
 import torch
 import transformers
@@ -124,7 +124,7 @@ def measure(model_type: str, changes: dict, folder: Path) -> list[str]:
             rollout.load_parameters(engine.named_parameters())
         completions = rollout.generate([query.prompt_ids] * 4, 1, 60, [0, 1, 2, 3], with_logprobs=4)
         groups = [[completion] for completion in completions]
-        gap = check_vllm(engine, rollout, [query] * 4, groups, strict=True)
+        gap = engine.check_vllm([query] * 4, groups, 1.0, strict=True)
         cells.append(show(gap["vllm_gap_mean"], gap["vllm_gap_max"]))
     except Exception as error:  # vLLM's own are of many types
         if len(cells) < 3 and not isinstance(error, ValueError):  # the head's is one

@@ -9,7 +9,6 @@ import models
 from data import Example, InputError, Trajectory
 from demo.tiny import make_tokenizer
 from engine import IDLE
-from rollout import pad_completions
 from run import hash_examples
 
 import numpy as np
@@ -171,9 +170,6 @@ def test_the_loss_covers_the_completion_with_its_end_of_turn_and_no_padding():
     assert batch.indices.tolist() == [2, 0, 1]
     assert batch.targets[batch.mask].tolist() == [9, 9, 9, 0, 8, 9, 0, 0]
     assert batch.mask[1].tolist() == [False, False, True, True, True, False, False]
-    values = pad_completions([[1, 2, 3, 4], [5, 6, 7], [8]], [rows[i] for i in (2, 0, 1)])
-    assert values.shape == batch.mask.shape and not values[~batch.mask].any()
-    assert values[batch.mask].tolist() == [*range(1, 9)]  # laid out as the targets are
     assert batch.input_ids[1, :5].tolist() == [5, 6, 7, 8, 9]
     idle = data.collate([IDLE], [0])
     assert not idle.mask.any()

@@ -26,13 +26,10 @@ def test_the_table_of_the_docs_holds_every_family():
     assert list(documented()) == list(FAMILIES)
 
 
-def test_a_model_of_pictures_is_refused_and_dropout_is_off_in_one_that_is_read(tmp_path):
-    for name in ("Seed-OSS", "Gemma 3, text and pictures"):
-        make_model(*FAMILIES[name]).save_pretrained(tmp_path / name)
-    config = load_model(str(tmp_path / "Seed-OSS"), 128).config
-    assert config.residual_dropout == config.attention_dropout == 0
+def test_a_model_of_pictures_is_refused(tmp_path):
+    make_model(*FAMILIES["Gemma 3, text and pictures"]).save_pretrained(tmp_path)
     with pytest.raises(InputError, match="reads more than text"):
-        load_model(str(tmp_path / "Gemma 3, text and pictures"), 128)
+        load_model(str(tmp_path), 128)
 
 
 @slow

@@ -1,6 +1,6 @@
 """--logger wandb, with the real package, offline."""
 
-from run import start_logger
+from run import start_wandb
 
 import pytest
 
@@ -11,7 +11,7 @@ def test_wandb_takes_a_run_offline(asked, project, tmp_path, monkeypatch):
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
     for name, value in {"WANDB_MODE": "offline", **asked}.items():
         monkeypatch.setenv(name, value)
-    logger = start_logger(tmp_path, "0a1b2c3d", {"seed": 7})
+    logger = start_wandb(tmp_path, "0a1b2c3d", {"seed": 7})
     assert logger.config["seed"] == 7 and logger.run.project == project
     logger.log({"grad_norm": 1.0}, step=1)
     logger.finish()

@@ -17,7 +17,6 @@ from data import read_rows, write_rows
 from dense import ROWS, dense_grpo_loss, dense_logprobs, dense_oswft_loss, make_rows
 from engine import init_training
 from logprobs import LogprobModel
-from rollout import pad_completions
 
 import pytest
 import torch
@@ -177,13 +176,13 @@ def compare_importance() -> None:
         old = [dense_logprobs(twins.dense, row, temperature) for row in rows]
     # vLLM's differ by so much that some factors reach the cap
     vllm = [each + 0.8 * torch.randn(len(each), generator=generator) for each in old]
-    padded = pad_completions([each.tolist() for each in vllm], rows)
+    sampled = [each.tolist() for each in vllm]
     factors = [(o - v).exp().clamp(max=cap) for o, v in zip(old, vllm, strict=True)]
     scores = twins.engine.eval_logprobs(rows, temperature, advantages != 0)
     groups = advantages[:, None]  # of one answer
-    for old_logprobs in (None, scores[:, None]):  # the first update of a batch, then a later one
+    for old_logprobs in (None, scores):  # the first update of a batch, then a later one
         loss, *_ = dense_grpo_loss(twins.dense, rows, advantages.tolist(), old, args, factors)
-        stats = train_grpo.update(twins.engine, rows, groups, old_logprobs, padded, args)
+        stats = train_grpo.update(twins.engine, rows, groups, old_logprobs, sampled, args)
         twins.compare(loss, stats)
 
 

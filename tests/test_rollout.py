@@ -87,7 +87,7 @@ def test_a_rank_answers_its_share_of_the_prompts_within_the_length(
     made = Rollout(str(tiny / "model"), make_tokenizer(), RolloutArgs(**sizes))
     assert vllm.options["max_num_seqs"] == 4  # two prompts, twice
     monkeypatch.setattr("cpu.available_memory", lambda: 2**22)
-    with pytest.raises(InputError, match="too small to sample 20 tokens: raise --vllm_memory"):
+    with pytest.raises(InputError, match="no memory to sample 20 tokens: raise --vllm_memory"):
         Rollout(str(tiny / "model"), make_tokenizer(), RolloutArgs(**sizes))
     completions = made.generate(prompts, 2, max_tokens=9, seeds=[5, 6, 7, 8], temperature=1.0)
     told = [(prompt, params["max_tokens"], params["seed"]) for prompt, params in vllm.requests]
