@@ -1,8 +1,13 @@
-"""A training file becomes examples, and examples become batches.
+r"""A training file becomes examples, and examples become batches.
 
-A training file is JSONL with `id, question, solution, answer, source`. Options of a multiple-choice
-question are part of `question`, and `answer` is then the letter. Other columns are kept for a
-reward function of yours. A hub id (`owner/name`, `owner/name:config`) works in place of a path.
+A training file is JSONL. Two rows of the demo's world, where sums go from left to right, modulo 10:
+
+    {"id": "1", "question": "7+5*3", "solution": "\\boxed{6}", "answer": "6", "source": "demo"}
+    {"id": "2", "question": "1+2", "solution": "\\boxed{3}", "answer": "3", "source": "demo"}
+
+Options of a multiple-choice question are part of `question`, and `answer` is then the letter. Other
+columns are kept for a reward function of yours. A hub id (`owner/name`, `owner/name:config`) works
+in place of a path.
 """
 
 import hashlib
@@ -182,6 +187,16 @@ Rows = Sequence[Trajectory]  # (N,)
 Queries = Sequence[TokenizedExample]  # (B,)
 
 
+def hash_examples(examples: Queries) -> str:
+    """A hash of all that a run reads of its data: token ids, and columns (null if not JSON)."""
+    digest = hashlib.sha256()
+    for e in examples:
+        columns = json.dumps([len(e.prompt_ids), e.example.columns], default=lambda _: None)
+        digest.update(columns.encode())
+        digest.update(e.prompt_ids.tobytes() + e.response_ids.tobytes())
+    return digest.hexdigest()
+
+
 # ---- Batches -------------------------------------------------------------------------------------
 
 
@@ -249,11 +264,16 @@ class MicroBatch:
 def collate(trajectories: Rows, rows: Sequence[int]) -> MicroBatch:
     """Pack the rows with these indices. The mask goes by position, never by pad id.
 
-    >>> batch = collate([Trajectory("a", [1, 2], [3, 4]), Trajectory("b", [5], [6])], rows=[0, 1])
-    >>> batch.input_ids.tolist(), batch.targets.tolist()
-    ([[1, 2, 3], [5, 6, 0]], [[2, 3, 4], [6, 0, 0]])
-    >>> batch.mask.tolist()
-    [[False, True, True], [True, False, False]]
+    The ids of 7+5*3 and 1+2, without the template around them; 2 is the end of turn:
+
+    >>> rows = Trajectory("1", [15, 18, 13, 20, 11], [14, 2]), Trajectory("2", [9, 18, 10], [11, 2])
+    >>> batch = collate(rows, [0, 1])
+    >>> batch.input_ids.tolist()
+    [[15, 18, 13, 20, 11, 14], [9, 18, 10, 11, 0, 0]]
+    >>> batch.targets.tolist()
+    [[18, 13, 20, 11, 14, 2], [18, 10, 11, 2, 0, 0]]
+    >>> batch.mask.int().tolist()
+    [[0, 0, 0, 0, 1, 1], [0, 0, 1, 1, 0, 0]]
     """
     length = max(len(trajectories[i]) for i in rows)
     tokens = torch.zeros(len(rows), length, dtype=torch.long)

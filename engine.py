@@ -316,7 +316,7 @@ class Engine:
         dist.barrier()
 
     def _allocate_moments(self) -> None:
-        """Adam makes its moments at its first step: take that step, on a gradient of zero."""
+        """Let Adam make its moments, before vLLM counts the memory: take a step of gradient 0."""
         batch = collate([IDLE], [0]).to(self.device)
         self.backward(self.logprobs(batch).sum(), is_last=True)
         self.step(learning_rate=0.0)

@@ -231,8 +231,7 @@ def answer(args: Args, folder: Path, tokenizer: Tokenizer, problems: Problems) -
 
 def default_folder(model: str) -> Path:
     """<run>/eval for <run>/final, <run>/eval-x for <run>/x; else runs/<model>/eval."""
-    run, name = Path(model).resolve().parent, Path(model).resolve().name
-    run = run.relative_to(Path.cwd()) if run.is_relative_to(Path.cwd()) else run  # as one types it
+    run, name = Path(model).parent, Path(model).name
     inside = run / ("eval" if name == "final" else f"eval-{name}")
     return inside if read_args(run) else Path("runs", name, "eval")
 
@@ -421,12 +420,12 @@ def summarize(rows: Sequence[dict]) -> dict:
 def report(args: Args, folder: Path, rows: Sequence[dict]) -> None:
     """Write samples.jsonl and results.json, and print a table."""
     code = provenance()
-    judge = {"git_commit": code["git_commit"], "math-verify": code["versions"]["math-verify"]}
-    judge |= {"reward": args.reward and str(Path(args.reward).resolve())}
+    graded_by = {"git_commit": code["git_commit"], "math-verify": code["versions"]["math-verify"]}
+    graded_by |= {"reward": args.reward and str(Path(args.reward).resolve())}
     benchmarks = {}
     for row in rows:
         benchmarks.setdefault(row["benchmark"], []).append(row)
-    results = {name: {**summarize(own), "graded_by": judge} for name, own in benchmarks.items()}
+    results = {name: summarize(own) | {"graded_by": graded_by} for name, own in benchmarks.items()}
     data.write_rows(rows, folder / "samples.jsonl")
     data.write_json(results, folder / "results.json")
     warn_of_answers({"ungraded_share": max(r["ungraded_share"] for r in results.values())})

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import NoReturn
 
 import cpu
-from data import InputError, Queries, TokenizedExample, load_examples
+from data import InputError, Queries, TokenizedExample, hash_examples, load_examples
 from models import Tokenizer, check_model, count_examples, load_tokenizer, tokenize_examples
 from ranks import fail, finish, gather, on_rank_0, outlive_readers, several_hosts
-from run import RunArgs, checkpoints, claim, hash_examples, provenance, read_args
+from run import RunArgs, checkpoints, claim, provenance, read_args
 from verify import RewardError, Verifier
 
 import torch.distributed as dist

@@ -3,7 +3,6 @@
 import contextlib
 import fcntl
 import functools
-import hashlib
 import importlib.metadata
 import json
 import os
@@ -14,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
@@ -51,16 +50,6 @@ def provenance() -> dict:
     with contextlib.suppress(OSError):  # There may be no git.
         output = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True).stdout
     return {"versions": versions, "git_commit": output.decode().strip() or None}
-
-
-def hash_examples(examples: Iterable[TokenizedExample]) -> str:
-    """A hash of all that a run reads of its data: token ids, and columns (null if not JSON)."""
-    digest = hashlib.sha256()
-    for e in examples:
-        columns = json.dumps([len(e.prompt_ids), e.example.columns], default=lambda _: None)
-        digest.update(columns.encode())
-        digest.update(e.prompt_ids.tobytes() + e.response_ids.tobytes())
-    return digest.hexdigest()
 
 
 def read_args(folder: Path) -> dict:
@@ -209,7 +198,7 @@ class Run(contextlib.AbstractContextManager):
         record["earlier_args"] = before.get("earlier_args", [])
         if before and before["args"] != self.args.settings:  # The old ones held until this step.
             record["earlier_args"].append({"step": self.step, **before["args"]})
-        record["data_hash"] = before.get("data_hash") or hash_examples(self.examples)
+        record["data_hash"] = before.get("data_hash") or data.hash_examples(self.examples)
         write_args(self.folder, **record)
         print(f"{self.folder}: {self.step} of {self.total_steps} steps done", file=sys.stderr)
         path, rows = self.folder / "metrics.jsonl", []
@@ -237,8 +226,7 @@ class Run(contextlib.AbstractContextManager):
         if self.log:
             self._try(self.log.finish)
         if self.is_rank_0 and kind is None:
-            rows = data.read_rows(str(self.folder / "metrics.jsonl"))
-            print(metrics_table([row for _, row in rows]))
+            print(metrics_table([row for _, row in data.read_rows(f"{self.folder}/metrics.jsonl")]))
             run, steps = shlex.quote(str(self.folder)), f"{self.step} of {self.total_steps}"
             if self.finished:
                 print(f"next:\npython evaluate.py --model {run}/final\npython -m look.view {run}")
@@ -263,8 +251,8 @@ class Run(contextlib.AbstractContextManager):
         """Yield (number, queries) of each batch that is left; save a checkpoint if one is due."""
         while not self.finished:
             batch = self.step // self.steps_per_batch
-            size, seed = self.args.batch_size, self.args.seed
-            order = data.batch_indices(len(self.examples), size, batch, seed)
+            size = self.args.batch_size
+            order = data.batch_indices(len(self.examples), size, batch, self.args.seed)
             yield batch, [self.examples[i] for i in order]
             is_due = self.step // self.args.save_every > self.saved_step // self.args.save_every
             if is_due:

@@ -63,7 +63,7 @@ class Args(RolloutArgs, EngineArgs, RunArgs):
 def grpo_advantages(rewards: Tensor) -> Tensor:
     """A = (r - mean) / std of the G answers to a query, 0 where all are alike: (B, G) -> (B, G).
 
-    >>> grpo_advantages(torch.tensor([[1., 0., 0.], [1., 1., 1.]]))
+    >>> grpo_advantages(torch.tensor([[1., 0., 0.], [1., 1., 1.]]))  # answers to 7+5*3 and 1+2
     tensor([[ 1.1547, -0.5773, -0.5773],
             [ 0.0000,  0.0000,  0.0000]])
     """

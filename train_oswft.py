@@ -53,8 +53,10 @@ class Args(RolloutArgs, EngineArgs, RunArgs):
 def oswft_weights(rewards: Tensor) -> Tensor:
     """w = 1 - p̂: (B, K) rewards in [0, 1] -> (B,) constants (Algorithm 1, line 7).
 
-    >>> oswft_weights(torch.tensor([[1., 0.], [1., 1.], [0., 0.]]))
-    tensor([0.5000, 0.0000, 1.0000])
+    One of two answers to 7+5*3 is right, and both to 1+2:
+
+    >>> oswft_weights(torch.tensor([[1., 0.], [1., 1.]]))
+    tensor([0.5000, 0.0000])
     """
     return 1 - rewards.detach().float().mean(dim=1)
 
@@ -69,10 +71,11 @@ def oswft_loss(logprobs: Tensor, mask: Tensor, weights: Tensor, normalizer: floa
         normalizer: solution tokens (or queries) of the whole step: all ranks, weight 0 included.
             It is never the sum of the weights: dividing by that would undo the weighting.
 
-    >>> mask = torch.tensor([[0, 1, 1], [1, 0, 0]])  # two rows, of two tokens and of one
-    >>> logprobs = torch.tensor([[0.0, -1.0, -2.0], [-4.0, 0.0, 0.0]])
-    >>> oswft_loss(logprobs, mask, torch.tensor([0.5, 1.0]), normalizer=3)  # (0.5 * 3 + 4) / 3
-    tensor(1.8333)
+    7+5*3 and 1+2 as `collate` packs them, with log pi = -1 for each token:
+
+    >>> mask = torch.tensor([[0, 0, 0, 0, 1, 1], [0, 0, 1, 1, 0, 0]])
+    >>> oswft_loss(-1.0 * mask, mask, torch.tensor([0.5, 0.0]), normalizer=4)  # 0.5 * 2 / 4
+    tensor(0.2500)
     """
     assert weights.shape == logprobs.shape[:1], "one weight for each row"  # (B, 1) would broadcast.
     assert not weights.requires_grad, "no gradient flows through a weight: detach it"

@@ -339,17 +339,17 @@ class _Worker:
     def _start(self) -> None:
         self.ready = False
         # A fresh Python: forking is unsafe with CUDA, and spawning imports torch, vLLM, ... again.
-        self.pipe, theirs = Pipe()
+        self.pipe, worker_end = Pipe()
         self.process = subprocess.Popen(
-            [sys.executable, os.path.abspath(__file__), str(theirs.fileno()), *self.options],
+            [sys.executable, os.path.abspath(__file__), str(worker_end.fileno()), *self.options],
             # In 2 GiB of address space numpy has no room for the threads of many cores.
             env={**os.environ, "OMP_NUM_THREADS": "1"},
-            pass_fds=[theirs.fileno()],
+            pass_fds=[worker_end.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=2,  # What a reward function prints goes to stderr.
             process_group=0,  # Ctrl-C in a terminal does not reach it.
         )
-        theirs.close()
+        worker_end.close()
 
     def wait_until_ready(self) -> None:
         """Raises EOFError if the worker died while it started: that is no wrong answer."""
@@ -431,8 +431,8 @@ def _serve(pipe: Connection, timeout_s: float, reward: str | None = None) -> Non
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_CAP, MEMORY_CAP))
     with contextlib.suppress(EOFError, ConnectionError):  # The trainer has ended.
         pipe.send(None)  # We are ready.
-        while not reward and (child := os.fork()):  # A fork grades: a new one costs nothing.
-            if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != -signal.SIGPROF:
+        while not reward and (fork := os.fork()):  # A fork grades: a new one costs nothing.
+            if os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) != -signal.SIGPROF:
                 return  # The trainer has ended, or will start us again.
             pipe.send(tuple(UNGRADED))
         while True:

@@ -17,10 +17,10 @@ import train_grpo
 import train_oswft
 import train_sft
 from conftest import SCRIPTS, edit_json
-from data import Example, InputError, TokenizedExample, write_rows
+from data import Example, InputError, TokenizedExample, hash_examples, write_rows
 from launch import claim_or_resume, load_training_data
 from models import load_tokenizer
-from run import Run, checkpoints, hash_examples, write_args
+from run import Run, checkpoints, write_args
 from train_oswft import Args
 from verify import RewardError
 

@@ -9,7 +9,6 @@ import models
 from data import Example, InputError, Trajectory
 from demo.tiny import make_tokenizer
 from engine import IDLE
-from run import hash_examples
 
 import numpy as np
 import pytest
@@ -149,7 +148,7 @@ def test_what_does_not_fit_is_dropped_and_counted_never_truncated(write):
 def test_the_hash_is_of_all_token_ids_and_columns(write):
     def hash_of(rows: list[dict]) -> str:
         examples = data.load_examples(write(*rows))
-        return hash_examples(models.tokenize_examples(examples, make_tokenizer(), 6000, 30)[0])
+        return data.hash_examples(models.tokenize_examples(examples, make_tokenizer(), 6000, 30)[0])
 
     rows = many_rows(5, "1+1=2;")
     changed = [{**rows[0], name: "3"} for name in ("question", "solution", "answer", "more")]
@@ -158,7 +157,7 @@ def test_the_hash_is_of_all_token_ids_and_columns(write):
     # A picture's text holds its address in memory.
     pictures = [Example("1", "q", "s", "a", "s", {"image": object()}) for _ in range(2)]
     rows = [models.tokenize_examples([e], make_tokenizer(), 6000, 30)[0] for e in pictures]
-    assert len(set(map(hash_examples, rows))) == 1
+    assert len(set(map(data.hash_examples, rows))) == 1
 
 
 def test_the_loss_covers_the_completion_with_its_end_of_turn_and_no_padding():
