@@ -269,7 +269,7 @@ def collate(trajectories: Rows, rows: Sequence[int]) -> MicroBatch:
     >>> rows = Trajectory("1", [15, 18, 13, 20, 11], [14, 2]), Trajectory("2", [9, 18, 10], [11, 2])
     >>> batch = collate(rows, [0, 1])
     >>> batch.input_ids.tolist()
-    [[15, 18, 13, 20, 11, 14], [9, 18, 10, 11, 0, 0]]
+    [[15, 18, 13, 20, 11, 14], [9, 18, 10, 11, 2, 0]]
     >>> batch.targets.tolist()
     [[18, 13, 20, 11, 14, 2], [18, 10, 11, 2, 0, 0]]
     >>> batch.mask.int().tolist()

@@ -161,14 +161,12 @@ def main(args: Args) -> int:
     rollout = Rollout(args.model, tokenizer, args)
     if not checkpoint:
         check_solutions(verifier, examples)
-    run = Run(args, engine, tokenizer, examples, rollout)
 
-    with run, verifier:
+    with verifier, Run(args, engine, tokenizer, examples, rollout) as run:
         for number, queries in run.batches():  # the same on every rank
             # ---- sync: vLLM gets the current parameters
             rollout.load_parameters(engine.named_parameters())
             run.lap("sync_s")
-
             # ---- sample: G answers to each query
             completions = rollout.sample(queries, number, stop=run.stop_requested)  # (B, G)
             if run.should_stop():  # Sampling was cut short; `run` saves a checkpoint.
