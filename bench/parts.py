@@ -22,7 +22,7 @@ from verify import Verifier
 import torch
 from math_verify import parse, verify
 
-MODEL, DATA = Path("runs/real/sft/final"), Path("data/svamp-train.jsonl")  # of docs/real-model.md
+MODEL, DATA = Path("runs/real/sft/final"), Path("data/svamp-train.jsonl")  # of docs/demo.md
 MAX_LENGTH, MAX_TOKENS = 512, 96  # of a row, and of an answer
 QUERIES = 32  # of an optimizer step
 SOLUTIONS = Path("data/example_model_solutions.jsonl")  # of github.com/openai/grade-school-math

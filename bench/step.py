@@ -1,8 +1,8 @@
 """Whole steps of SFT, OSW-FT (K = 2) and GRPO (G = 4) beside TRL's: python -m bench.step
 
 On a real model and real word problems: runs/real/sft/final and data/svamp-train.jsonl of
-docs/real-model.md. In bf16 TRL's models are bf16 throughout; ours also keep fp32 weights. GRPO by
-TRL samples with `generate`: with TRL's vLLM its steps took 30 % longer (fp32, AVX2, two turns).
+docs/demo.md. In bf16 TRL's models are bf16 throughout; ours also keep fp32 weights. GRPO by TRL
+samples with `generate`: with TRL's vLLM its steps took 30 % longer (fp32, AVX2, two turns).
 """
 
 import json

