@@ -168,7 +168,7 @@ def test_every_file_module_flag_function_and_test_that_is_named_exists(page):
             assert flag in arguments, f"`{code}`: no script has this argument"
         if match := re.match(r"python -m ([\w.]+)", code):
             assert importlib.util.find_spec(match[1]), f"`{code}`: there is no such module"
-        of_others = page.stem == "codebases" or page.stem.startswith("plan")  # as it was written
+        of_others = page.stem == "codebases"
         if re.fullmatch(r"[\w/]+\.(py|sh|md)", code) and not of_others:
             assert (ROOT / code).exists(), f"`{code}`: there is no such file"
     for module, text, path in re.findall(r"\[(\w+): ([^\]]+)\]\((\S+\.py)\)", prose(page)):
