@@ -1,6 +1,6 @@
 """Which model families are trained right.
 
-    python tests/families.py            # all of them; prints the table of docs/models.md
+    python tests/families.py            # all of them; docs/models.md sums it up
     python tests/families.py gemma2 phi # some
 
 Every family is a tiny random model whose biases and buffers are random too. It is loaded, trained
