@@ -73,18 +73,17 @@ def agreed_answers(
         score: the verifier's, which says whether two answers are equal.
     """
     least = max(2, math.ceil(share * right.shape[1] - 1e-9))
-    pairs = zip(extracted, right, strict=True)
-    wrong = [[x for x, good in zip(*pair, strict=True) if x and not good] for pair in pairs]
-    wrong = [row if len(row) >= least else [] for row in wrong]
-    heads = [row[: len(row) - least + 1] for row in wrong]  # any group of `least` has one of these
-    pairs = [(n, a, b) for n, row in enumerate(wrong) for a in set(heads[n]) for b in {*row} - {a}]
-    verdicts = score([rf"\boxed{{{a}}}" for _, a, _ in pairs], [b for _, _, b in pairs])
-    equal = set(itertools.compress(pairs, verdicts))  # of different texts: 1/2 and 0.5
     found = []
-    for n, row in enumerate(wrong):
-        sizes = [sum(a == b or (n, a, b) in equal for b in row) for a in heads[n]]
-        most = max(sizes, default=0)
-        found.append((heads[n][sizes.index(most)], most) if most >= least else None)
+    for texts, are_right in zip(extracted, right, strict=True):
+        wrong = [x for x, is_right in zip(texts, are_right, strict=True) if x and not is_right]
+        # Any `least` of them that agree include one of these.
+        first = dict.fromkeys(wrong[: max(0, len(wrong) - least + 1)])
+        pairs = [(a, b) for a in first for b in {*wrong} - {a}]
+        verdicts = score([rf"\boxed{{{a}}}" for a, _ in pairs], [b for _, b in pairs])
+        equal = set(itertools.compress(pairs, verdicts))  # of different texts: 1/2 and 0.5
+        counts = {a: sum(a == b or (a, b) in equal for b in wrong) for a in first}
+        text = max(counts, key=counts.get, default=None)
+        found.append((text, counts[text]) if text and counts[text] >= least else None)
     return found
 
 
