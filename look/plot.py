@@ -4,7 +4,7 @@
     python -m look.plot runs/*-oswft --figures mean_weight   # the paper's Figure 1
     python -m look.plot runs/*-grpo --figures reward         # its Figure 2
 
-A thin line is what was measured, the thick one its moving average. A figure shows the runs that
+A thin line is what was measured, the thick one its moving median. A figure shows the runs that
 have its numbers, and is left out if none has.
 """
 
@@ -30,7 +30,8 @@ FIGURES = {  # name -> what the y axis shows, over the optimizer steps
     "pass_rate": "pass rate p̂ (share right)",
     "loss": "loss (nats; OSW-FT: weighted)",
 }
-REACH = 5  # optimizer steps on either side of a moving average
+DEFAULT = tuple(name for name in FIGURES if name != "reward")  # which pass_rate shows, too
+REACH = 5  # optimizer steps on either side of a moving median
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 
 
@@ -52,14 +53,14 @@ def read_numbers(folder: Path) -> dict[str, list[float]]:
     return numbers
 
 
-def moving_average(values: Sequence[float], reach: int) -> list[float]:
-    """Mean of each step and `reach` on either side: near an end fewer, on both sides alike.
+def moving_median(values: Sequence[float], reach: int) -> list[float]:
+    """Median of each step and `reach` on either side: near an end fewer, on both sides alike.
 
-    NaN stays NaN, and is left out of the means around it.
+    NaN stays NaN, and is left out of the medians around it.
     """
     sides = [min(reach, n, len(values) - 1 - n) for n in range(len(values))]
     return [
-        value if np.isnan(value) else np.nanmean(values[n - side : n + side + 1])
+        value if np.isnan(value) else np.nanmedian(values[n - side : n + side + 1])
         for n, (value, side) in enumerate(zip(values, sides, strict=True))
     ]
 
@@ -80,9 +81,9 @@ def draw_figures(folders: Sequence[Path], figures: Sequence[str]) -> Iterator[tu
             for run, values, color, dashes in having:  # the same look in every figure
                 steps = range(1, 1 + len(values))
                 axes.plot(steps, values, color=color, alpha=0.25, linewidth=0.7)
-                smooth = moving_average(values, REACH)
+                smooth = moving_median(values, REACH)
                 axes.plot(steps, smooth, color=color, linestyle=dashes, label=run)
-            axes.set(xlabel="optimizer step (thick: moving average)", ylabel=FIGURES[name])
+            axes.set(xlabel="optimizer step (thick: moving median)", ylabel=FIGURES[name])
             is_share = name != "loss" and max(np.nanmax(values) for _, values, *_ in having) <= 1
             axes.set_ylim(0, 1 if is_share else None)
             axes.locator_params(axis="x", integer=True)
@@ -93,7 +94,7 @@ def draw_figures(folders: Sequence[Path], figures: Sequence[str]) -> Iterator[tu
 def plot(
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional],
     output_dir: Path | None = None,
-    figures: tuple[Literal[*FIGURES], ...] = tuple(FIGURES),
+    figures: tuple[Literal[*FIGURES], ...] = DEFAULT,
 ) -> None:
     """Write the figures that have something to show. Raises InputError.
 

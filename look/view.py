@@ -26,7 +26,7 @@ from typing import Annotated
 from data import Example, InputError, atomic_write, load_examples, read_rows
 from launch import command_line
 from look import STYLE, labels, next_to
-from look.plot import FIGURES, draw_figures
+from look.plot import DEFAULT, draw_figures
 from models import load_tokenizer
 from run import checkpoints, read_args
 from verify import extract, reference_letter
@@ -86,7 +86,9 @@ def read_queries(run: ViewedRun, packed: list[str]) -> list[dict]:
         for _, query in groupby(answers, lambda answer: answer["query"]):
             row, blocks = show_query(run, list(query))
             step = int(path.stem.removeprefix("step_"))
-            rows.append({**row, "step": step, "place": [len(packed), len(batch)]})
+            colored = any("tokens" in block for block in blocks)
+            place = {"place": [len(packed), len(batch)], "colored": colored}
+            rows.append({**row, "step": step, **place})
             if row["id"] in newest:  # this query was asked before
                 newest[row["id"]]["newest answers"] = None
             newest[row["id"]] = rows[-1]
@@ -210,8 +212,7 @@ def view(
         runs: their folders.
         output: the file; default: <run>-view.html, or view.html next to several runs.
     """
-    figures = [name for name in FIGURES if name != "reward"]  # which is the pass rate, too
-    images = [image(*drawn) for drawn in draw_figures(runs, figures)]
+    images = [image(*drawn) for drawn in draw_figures(runs, DEFAULT)]
     output = output or next_to(runs, "view.html")
     names, details, rows, packed = labels(runs), [], [], []
     for name, folder in zip(names, runs, strict=True):

@@ -29,7 +29,7 @@ def drawn(figure: Figure) -> tuple[str, bool, dict[str, float]]:
     names = [text.get_text() for text in axes.get_legend().get_texts()]
     for name, thin, thick in zip(names, axes.lines[::2], axes.lines[1::2], strict=True):
         assert (thick.get_label(), thick.get_color()) == (name, thin.get_color())
-        assert thick.get_ydata() == pytest.approx(plot.moving_average(thin.get_ydata(), 5))
+        assert thick.get_ydata() == pytest.approx(plot.moving_median(thin.get_ydata(), 5))
         runs[name] = thin.get_ydata()[-1]
     return axes.get_ylabel(), axes.get_ylim() == (0, 1), runs
 
@@ -42,7 +42,7 @@ def test_every_figure_shows_the_runs_that_have_its_numbers(tmp_path, monkeypatch
     )
     saved = {}
     monkeypatch.setattr(Figure, "savefig", lambda self, path: saved.update({path: drawn(self)}))
-    plot.plot(runs)
+    plot.plot(runs, figures=tuple(plot.FIGURES))
     assert saved.keys() == {tmp_path / "plots" / f"{name}.png" for name in plot.FIGURES}
     expected = {
         "mean_weight": (True, {"oswft": 0.9}),
@@ -52,6 +52,9 @@ def test_every_figure_shows_the_runs_that_have_its_numbers(tmp_path, monkeypatch
     }
     for name, figure in expected.items():
         assert saved.pop(tmp_path / "plots" / f"{name}.png") == (plot.FIGURES[name], *figure)
+    plot.plot(runs)
+    assert {path.stem for path in saved} == {"mean_weight", "pass_rate", "loss"}  # each curve once
+    saved.clear()
     plot.plot(runs[1:], tmp_path / "elsewhere", ("reward",))
     plot.plot(runs[:1], figures=("reward", "loss"))  # it has no reward
     assert [*saved] == [tmp_path / "elsewhere/reward.png", tmp_path / "sft-plots/loss.png"]
@@ -85,10 +88,12 @@ def test_a_row_stands_at_its_step_where_others_are_lost(tmp_path):
     assert thin.get_ydata()[4:] == pytest.approx([*rises, 0.12])
 
 
-def test_the_moving_average_is_of_the_steps_around_and_begins_and_ends_at_the_values():
-    assert plot.moving_average([1, 2, 6, 12, 4, 8], reach=1) == [1, 3, 20 / 3, 22 / 3, 8, 8]
-    assert plot.moving_average([1, 2, 6, 12, 4, 8], reach=9) == [1, 3, 5, 6.4, 8, 8]
-    gap = plot.moving_average([np.nan, 2, 6, np.nan, 4], reach=1)
+def test_the_thick_line_is_the_median_of_the_steps_around_and_leaves_no_steady_fall():
+    assert plot.moving_median([1, 2, 12, 6, 4, 8], reach=1) == [1, 2, 6, 6, 6, 8]
+    assert plot.moving_median([1, 2, 12, 6, 4, 8], reach=9) == [1, 2, 4, 6, 6, 8]
+    falls = [0.5**n for n in range(12)]
+    assert plot.moving_median(falls, reach=5) == falls
+    gap = plot.moving_median([np.nan, 2, 6, np.nan, 4], reach=1)
     assert gap == pytest.approx([np.nan, 4, 4, np.nan, 4], nan_ok=True)
 
 

@@ -78,8 +78,8 @@ class Page:
     def open(self, id: str) -> str:
         """Click on the first query of this id; returns the text that this shows."""
         self.driver.find_element("xpath", f"//td[text()={json.dumps(id)}]").click()
-        assert wait(lambda: self.texts("section"))
-        return self.find("section").text
+        assert wait(lambda: self.texts("#browse section"))
+        return self.find("#browse section").text
 
 
 def wait(done, seconds: float = 20) -> bool:
@@ -101,7 +101,8 @@ def test_a_click_shows_why_a_query_counts_and_its_answers_with_colored_tokens(ch
     assert "reference: 7\nthe expert's" in shown
     assert "Answer 1 · right · extracted: 7 · 3 tokens\nso \\boxed{7}" in shown
     assert "Answer 2 · wrong · extracted: 99 · 3 tokens, cut off\n9+5" in shown
-    spans = page.driver.find_elements("css selector", "section span")
+    assert wait(lambda: page.texts("#first section")) and page.find("#first section").text == shown
+    spans = page.driver.find_elements("css selector", "#first section span")
     alphas = [float(s.value_of_css_property("background-color")[:-1].split(",")[3]) for s in spans]
     assert spans[1].text == "+" and alphas[1] > alphas[2] > alphas[0]  # the less likely, the redder
     (tmp_path / "train.jsonl").unlink()
@@ -116,7 +117,7 @@ def test_nothing_that_a_model_wrote_is_run(chromium, tmp_path):
     assert wait(lambda: page.texts("#queries tbody td.id") == [id])
     page.driver.execute_script("document.querySelector('tbody td').click()")
     assert wait(lambda: HOSTILE in page.texts("section pre"))
-    assert not page.texts(":is(#browse, #runs) :is(img, script, b, iframe)")
+    assert not page.texts(":is(#first, #browse, #runs) :is(img, script, b, iframe)")
     assert page.driver.get_log("browser") == []
     assert page.driver.execute_script("return typeof hacked") == "undefined"
     logged = [json.loads(row["message"])["message"] for row in page.driver.get_log("performance")]
