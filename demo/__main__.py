@@ -18,13 +18,20 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from data import InputError, read_rows
+from demo.score import NUM_SAMPLES
 from demo.world import GAIN, MAX_COMPLETION, MAX_LENGTH, RETENTION, TIERS
+from evaluate import score_with_interval
 from launch import command_line
+from look.plot import STYLE
 from run import read_args, write_args
 
+import numpy as np
 import tyro
+from matplotlib import rc_context
+from matplotlib.figure import Figure
 
 TITLES = {"base": "base", "sft": "SFT", "oswft": "OSW-FT, K = 2", "grpo": "GRPO, G = 8"}
+LOOKS = (("*", "black"), ("o", "#c44e52"), ("s", "#4c72b0"), ("^", "#8172b3"))  # of their points
 SCRIPTS = {
     "sft": "train_sft.py",
     "oswft": "train_oswft.py --num_rollouts 2",
@@ -79,6 +86,7 @@ def demo(output_dir: Path = Path("runs/demo"), steps: int = 24, seed: int = 0) -
     (output_dir / "report.txt").write_text(table)
     print(f"\n{table}", end="", flush=True)
 
+    draw_gain({name: output_dir / name for name in TITLES}).savefig(output_dir / "gain.svg")
     folders = shlex.join(str(output_dir / name) for name in SCRIPTS)
     view_file = output_dir / "view.html"
     pictures = {
@@ -86,7 +94,7 @@ def demo(output_dir: Path = Path("runs/demo"), steps: int = 24, seed: int = 0) -
         "view": f"python -m look.view {folders} --output {quote(view_file)}",
     }
     run_all(lambda name: show(name, pictures[name]), tuple(pictures))
-    print(f"\nwritten: {output_dir / 'report.txt'}; look at {view_file}")
+    print(f"\nwritten: {output_dir / 'report.txt'}; look at {output_dir / 'gain.svg'}, {view_file}")
 
 
 def train_command(script: str, base: Path, folder: Path, steps: int, seed: int) -> str:
@@ -117,6 +125,28 @@ def scores_table(runs: dict[str, Path]) -> str:
             text += f"{sum(row.get(tokens, 0) for row in steps):10,}"
         text += "".join(f"{mean([tier], 'pass@1'):8.1f}" for tier in TIERS) + "\n"
     return text
+
+
+def draw_gain(runs: dict[str, Path]) -> Figure:
+    """Gain against retention: a point for each model, with 95 % intervals over the problems."""
+    with rc_context(STYLE | {"font.size": 11, "axes.titlesize": 12}):
+        figure = Figure(figsize=(5, 4.6))
+        axes = figure.subplots()
+        for (name, folder), (marker, color) in zip(runs.items(), LOOKS, strict=True):
+            tiers = json.loads((folder / "scores.json").read_text())
+            point, errors = [], []
+            for own in (GAIN, RETENTION):
+                counts = np.concatenate([tiers[tier]["right"] for tier in own])
+                score, bounds = score_with_interval(counts, NUM_SAMPLES, 1)
+                point.append(100 * score)
+                errors.append([[100 * abs(score - bound)] for bound in bounds])
+            look = {"fmt": marker, "color": color, "markersize": 8, "capsize": 3}
+            axes.errorbar(*point, *errors[::-1], label=TITLES[name], **look)
+        axes.set(title="What each method gains, and what it keeps", xlim=(0, 103), ylim=(0, 103))
+        axes.set(xlabel="gain: pass@1 on new problems of trained kinds (%)")
+        axes.set(ylabel="retention: pass@1 on kinds never trained (%)")
+        axes.legend(loc="lower left", title="with 95 % intervals", fontsize=11)
+    return figure
 
 
 # ---- Commands, two side by side ------------------------------------------------------------------

@@ -18,6 +18,8 @@ from ranks import init_ranks
 from rollout import Rollout, RolloutArgs
 from verify import Verifier
 
+import numpy as np
+
 NUM_SAMPLES = 8  # answers to each held-out problem
 
 
@@ -53,14 +55,12 @@ def score(args: Args) -> int:
             examples = load_examples(str(args.base / "heldout" / f"{tier}.jsonl"))
             queries, _ = tokenize_examples(examples, tokenizer, MAX_LENGTH, MAX_COMPLETION)
             right = judged(queries)
-            by_problem = [right[n : n + NUM_SAMPLES] for n in range(0, len(right), NUM_SAMPLES)]
-            values = {
-                "pass@1": sum(right) / len(right),
-                f"pass@{NUM_SAMPLES}": sum(map(any, by_problem)) / len(by_problem),
-            }
+            counts = np.reshape(right, (-1, NUM_SAMPLES)).sum(axis=1)  # by problem
+            values = {"pass@1": np.mean(right), f"pass@{NUM_SAMPLES}": np.mean(counts > 0)}
             if tier in RETENTION:  # what the model can do where it may not use the style
                 values["skill"] = sum(judged(queries, **no_expert)) / len(right)
-            scores[tier] = {name: round(value, 4) for name, value in values.items()}
+            scores[tier] = {name: round(float(value), 4) for name, value in values.items()}
+            scores[tier]["right"] = counts.tolist()  # of NUM_SAMPLES
     write_json(scores, args.output)
     return 0
 

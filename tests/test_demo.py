@@ -19,6 +19,7 @@ from demo.world import TIERS
 from models import load_tokenizer, tokenize_examples
 from rollout import RolloutArgs
 
+import numpy as np
 import pytest
 import tyro
 
@@ -42,6 +43,8 @@ def test_the_methods_train_alike_and_their_last_checkpoints_make_the_table(
     base = folder / "base"
     rates = zip(TIERS, (0.1, 0.2, 0.4, 0.5, 0.6, 0.9), (0.3, 0.7, 0.9, 0.8, 1, 0.95), strict=True)
     scores = {tier: {"pass@1": one, "pass@8": any_, "skill": one / 2} for tier, one, any_ in rates}
+    for tier in scores.values():  # of ten problems
+        tier["right"] = [8 if n < 10 * tier["pass@1"] else 0 for n in range(10)]
     steps = [{"train_tokens": 1000, "rollout_tokens": 20}, {"train_tokens": 500}]
 
     def call(command, log):
@@ -80,6 +83,16 @@ def test_the_methods_train_alike_and_their_last_checkpoints_make_the_table(
     assert base == "base 30.0 75.0 37.5 80.0 0 0 10.0 20.0 40.0 50.0 60.0 90.0"
     same = "30.0 75.0 37.5 80.0 1,500 20 10.0 20.0 40.0 50.0 60.0 90.0"
     assert lines == [f"{name} {same}" for name in ("SFT", "OSW-FT, K = 2", "GRPO, G = 8")]
+
+    assert (folder / "gain.svg").exists()
+    [axes] = the_demo.draw_gain({name: folder / name for name in the_demo.TITLES}).axes
+    assert [drawn.get_label() for drawn in axes.containers] == [*the_demo.TITLES.values()]
+    counts = [np.repeat([8, 0], [right, 20 - right]) for right in (6, 15)]  # gain's, retention's
+    bounds = [100 * np.array(evaluate.score_with_interval(c, 8, 1)[1]) for c in counts]
+    for point, _, (across, up) in axes.containers:
+        assert point.get_xydata()[0] == pytest.approx([30, 75])
+        assert across.get_segments()[0][:, 0] == pytest.approx(bounds[0])
+        assert up.get_segments()[0][:, 1] == pytest.approx(bounds[1])
 
 
 def test_of_a_command_that_fails_the_last_line_is_told(tmp_path):
@@ -126,7 +139,7 @@ def test_a_score_is_sampled_as_by_the_evaluation_from_the_model(tiny, tmp_path, 
     output = tmp_path / "scores.json"
     assert score.score(score.Args(base=tiny, model=COMMITTED, output=output, seed=3)) == 0
     assert calls == expected
-    rates = {"pass@1": 0.5, "pass@8": 0.6667}
+    rates = {"pass@1": 0.5, "pass@8": 0.6667, "right": [0, 4, 8] * 16}
     more = {tier: rates | {"skill": 0.875} for tier in ("keep", "long")}
     assert json.loads(output.read_text()) == dict.fromkeys(TIERS, rates) | more
 
