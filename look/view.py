@@ -86,9 +86,7 @@ def read_queries(run: ViewedRun, packed: list[str]) -> list[dict]:
         for _, query in groupby(answers, lambda answer: answer["query"]):
             row, blocks = show_query(run, list(query))
             step = int(path.stem.removeprefix("step_"))
-            colored = any("tokens" in block for block in blocks)
-            place = {"place": [len(packed), len(batch)], "colored": colored}
-            rows.append({**row, "step": step, **place})
+            rows.append({**row, "step": step, "place": [len(packed), len(batch)]})
             if row["id"] in newest:  # this query was asked before
                 newest[row["id"]]["newest answers"] = None
             newest[row["id"]] = rows[-1]
@@ -141,8 +139,8 @@ def show_query(run: ViewedRun, answers: list[dict]) -> tuple[dict, list[dict]]:
         facts.append(f"{len(answer['token_ids'])} tokens{cut_off}")
         blocks.append({"title": " · ".join(facts), "kind": kind, "text": answer["text"]})
         if answer.get("logprobs") and run.decode:
-            tokens = split_tokens(answer["token_ids"], answer["logprobs"], run.decode)
-            blocks[-1]["tokens"] = tokens
+            blocks[-1]["tokens"] = split_tokens(answer["token_ids"], answer["logprobs"], run.decode)
+            row["colored"] = True
     return row, blocks
 
 
