@@ -1,5 +1,5 @@
 # make demo       installs into .venv if needed, then trains SFT, OSW-FT and GRPO from one tiny base
-# make lesson     runs docs/lesson.ipynb and keeps its outputs; needs `uv pip install jupyterlab`
+# make lesson     runs docs/lesson.ipynb, figures go to runs/lesson; needs `uv pip install jupyterlab`
 # make exercises  grades docs/exercises (ONLY=3: one of them)
 # make check      style, and every test that is not marked slow: a minute
 # make test       style, and every test (TESTS=tests/test_loop.py); its end says what was skipped and why

@@ -146,15 +146,15 @@ def token_logprobs(model, rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor]:
     return logprobs, mask[:, 1:]
 
 
-def compute_loss(method: str, model, queries, answers, rewards) -> torch.Tensor:
-    """The loss of a batch: a scalar."""
+def compute_loss(method: str, model, queries, answers, rewards, weigh=oswft_weights):
+    """The loss of a batch: a scalar. `weigh` makes OSW-FT's weights: (B, K) -> (B,)."""
     rows = answers if method == "grpo" else queries  # own answers, or the expert's solutions
     logprobs, mask = token_logprobs(model, rows)
     num_tokens = mask.sum()  # completion tokens of the batch
     if method == "sft":
         return sft_loss(logprobs, mask, num_tokens)
     if method == "oswft":
-        weights = oswft_weights(rewards)  # (B,)
+        weights = weigh(rewards)  # (B,)
         return oswft_loss(logprobs, mask, weights, num_tokens)
     advantages = grpo_advantages(rewards).flatten()  # (B, K) -> (N,)
     old_logprobs = logprobs.detach()  # one step for each batch: the model has not moved
@@ -163,7 +163,7 @@ def compute_loss(method: str, model, queries, answers, rewards) -> torch.Tensor:
 
 # ---- Evaluation and training ---------------------------------------------------------------------
 def evaluate(model, tokenizer, tests: dict[str, list[Row]]) -> dict[str, float]:
-    """pass@1 of each test set in percent, from four answers to each question."""
+    """pass@1 of each test set in percent, of four answers to each question; the demo: 8 others."""
     scores = {}
     for name, queries in tests.items():
         answers = sample(model, tokenizer, queries, num_samples=4, **SCORING)
@@ -203,7 +203,7 @@ def main(args) -> None:
         print(f"step {step + 1:3}  loss {loss.item():7.4f}{pass_rate}", flush=True)
 
     scores[args.method] = evaluate(model, tokenizer, tests)
-    print("\npass@1, %    gain  retention")
+    print("\npass@1, %    gain  retention   (of 4 answers to a problem; the demo: of 8 others)")
     for name, score in scores.items():
         print(f"{name:10}{score['gain']:7.1f}{score['retention']:11.1f}")
 

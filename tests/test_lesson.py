@@ -9,6 +9,7 @@ from conftest import ROOT, slow
 
 import matplotlib.pyplot as plt
 import pytest
+import torch
 
 NOTEBOOK = ROOT / "docs" / "lesson.ipynb"
 CELLS = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
@@ -24,12 +25,13 @@ COMPARED |= dict.fromkeys(("rollout", "logprobs", "coefficients"), bool)  # samp
 
 
 @pytest.fixture(scope="module")
-def lesson(tiny) -> dict[str, tuple[str, int]]:
-    """Runs every cell in order; its text and number of pictures by its id."""
+def lesson(tiny) -> tuple[dict[str, tuple[str, int]], dict]:
+    """Runs every cell in order: its text and number of pictures by its id; the variables."""
     shown, variables = {}, {}
     with pytest.MonkeyPatch.context() as patch, plt.rc_context():
         patch.chdir(NOTEBOOK.parent)
         patch.setattr(plt, "show", lambda: None)  # figures are counted
+        patch.setattr(plt, "savefig", lambda file, dpi: None)
         plt.switch_backend("Agg")
         plt.close("all")  # those of other tests
         for cell in CELLS:
@@ -41,17 +43,27 @@ def lesson(tiny) -> dict[str, tuple[str, int]]:
             shown[cell["id"]] = printed.getvalue(), len(plt.get_fignums())
             plt.close("all")
     assert (variables["BASE"], variables["STEPS"]) == (tiny, 1)
-    return shown
+    return shown, variables
 
 
 @slow
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell["id"])
 def test_a_cells_committed_output_is_what_it_shows(cell, lesson):
-    text, num_pictures = lesson[cell["id"]]
+    text, num_pictures = lesson[0][cell["id"]]
     committed = "".join("".join(output.get("text", "")) for output in cell["outputs"])
     compared = COMPARED.get(cell["id"], without_numbers)
     assert compared(text) == compared(committed)
     assert num_pictures == sum("data" in output for output in cell["outputs"])
+
+
+@slow
+def test_weights_that_a_reader_hands_over_or_defines_anew_are_learnt_by(lesson):
+    _, variables = lesson
+    train, ones = variables["train"], lambda rewards: torch.ones(len(rewards))
+    (sft,), (unedited,) = train("sft")[0], train("oswft")[0]
+    assert unedited < sft and train("oswft", ones)[0] == pytest.approx([sft])
+    variables["oswft_weights"] = ones  # as in a cell of one's own
+    assert train("oswft")[0] == pytest.approx([sft])
 
 
 def test_what_is_committed_was_run_in_order_and_names_no_machine():
