@@ -21,7 +21,8 @@ def without_numbers(text: str) -> str:
 
 # What of a cell's text must be as it is committed; else all but its numbers
 COMPARED = dict.fromkeys(("base", "answer-4", "adam-steps", "pairs", "fair"), str)  # of no model
-COMPARED |= dict.fromkeys(("rollout", "logprobs", "coefficients"), bool)  # sampled: is there any
+SAMPLED = ("rollout", "logprobs", "coefficients", "own-weights")
+COMPARED |= dict.fromkeys(SAMPLED, bool)  # is there any
 
 
 @pytest.fixture(scope="module")
