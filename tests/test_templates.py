@@ -49,7 +49,7 @@ def test_prompt_solution_and_end_of_turn_are_what_the_template_writes(case, load
 
 
 @pytest.mark.parametrize("label", ["LlamaTokenizerFast", "GPT2Tokenizer"])
-@pytest.mark.parametrize("name", ["chatml", "llama 3", "zephyr", "llama 2"])
+@pytest.mark.parametrize("name", ["chatml", "llama 3", "mistral", "llama 2"])
 def test_base_and_final_are_read_as_tokenizer_json_says_under_any_class(name, label, tmp_path):
     folders = tmp_path / "base", tmp_path / "final"
     make_tokenizer(CASES[name]).save_pretrained(folders[0])
@@ -80,7 +80,7 @@ def test_a_folder_without_tokenizer_json_is_refused(tmp_path):
 
 
 def test_what_is_graded_is_what_was_sampled_where_the_config_asks_to_clean_up_spaces(tmp_path):
-    make_tokenizer(CASES["zephyr"]).save_pretrained(tmp_path)
+    make_tokenizer(CASES["mistral"]).save_pretrained(tmp_path)
     asked = {"clean_up_tokenization_spaces": True}
     asked["clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"] = True
     edit_json(tmp_path / "tokenizer_config.json", **asked)
