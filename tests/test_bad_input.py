@@ -238,6 +238,14 @@ def test_a_signal_that_asks_a_run_to_end_is_not_the_end_of_the_step(make_run, nu
             assert run.should_stop() == (not ignored)
 
 
+def test_a_stop_that_another_rank_was_asked_for_is_seen(make_run, monkeypatch):
+    with make_run() as run:
+        for shared in (False, True):
+            monkeypatch.setattr("run.stop_was_shared", lambda shared=shared: shared)
+            run.next_look = 0.0  # a second has passed
+            assert run.stop_requested() == run.should_stop() == shared
+
+
 def test_missing_ids_and_a_letter_as_a_stop_are_refused(sft_args, model_copy, tmp_path, one_rank):
     args = replace(sft_args, model=str(model_copy))
     tokenizer = load_tokenizer(args.model)
