@@ -6,7 +6,7 @@ import shutil
 from dataclasses import replace
 
 import models
-from conftest import SHARED, edit_json, needs_shared
+from conftest import edit_json
 from data import Example, InputError
 from models import load_config
 from templates import CASES, CHAT_TEMPLATE, CHATML, PLAIN, THOUGHT, Case, make_tokenizer
@@ -131,19 +131,6 @@ def test_a_system_prompt_for_a_template_without_a_system_turn_is_refused(said, l
 def test_a_solution_that_does_not_go_on_as_the_prompt_begins_is_refused(name, example, said, load):
     with pytest.raises(InputError, match=said):
         tokenize(load(CASES[name]), example)
-
-
-@needs_shared
-def test_the_real_qwen_vocabulary_takes_thinking_and_what_looks_like_a_special_token():
-    tokenizer = models.load_tokenizer(str(SHARED / "qwen3_tokenizer"))
-    for name in ("qwen3", "qwen3 thinking"):
-        tokenizer.chat_template = CASES[name].template
-        [row] = tokenize(tokenizer, THOUGHT)
-        ids = [*row.prompt_ids, *row.response_ids]
-        assert ids.count(tokenizer.convert_tokens_to_ids("<think>")) == 1
-        assert ids.count(tokenizer.convert_tokens_to_ids("</think>")) == 1
-    assert tokenizer.decode(models.stop_token_ids(tokenizer)) == "<|im_end|><|endoftext|>"
-    models.refuse_special_tokens(tokenizer, [("", "<think>\n</think> <tool_call> |im_end|>")])
 
 
 @pytest.mark.parametrize(
