@@ -224,13 +224,8 @@ def test_an_answer_or_a_reference_at_which_the_algebra_raises_is_wrong_and_count
 ENDLESS = r"\boxed{\sum_{n=1}^\infty \frac{\log(n)^7}{n^\pi+\sqrt{n}}}"  # only the deadline ends it
 HUGE = table(r"9^{9^{9^{9}}}|(10^9)!|(x+y+z+w)^{500}|\int_0^1 x^{x^{x^{x}}} dx|0.1^{-99999999}")
 HOSTILE = [rf"\boxed{{{box}}}" for box in (*HUGE, "(" * 450 + "1" + ")" * 450, "1+" * 5000 + "1")]
-HOSTILE += [
-    r"\boxed{" * 2000 + "1" + "}" * 2000,
-    r"\boxed{1}" * 20_000 + r"\boxed{2}",
-    "<think>" * 10_000 + r"\boxed{9^{9^{9^{9}}}}",
-    *("1" * 200_000, "=" * 100_000, "$" * 50_001, "the answer is " * 20_000),
-    *("\x00\x01\x02\\boxed{\x00}", "\ud800\\boxed{\udfff}", ENDLESS),
-]
+HOSTILE += [r"\boxed{" * 2000 + "1" + "}" * 2000, "<think>" * 10_000 + HOSTILE[0]]
+HOSTILE += ["1" * 200_000, "$" * 50_001, "the answer is " * 20_000, "\ud800\\boxed{\x00}", ENDLESS]
 
 
 @slow
