@@ -199,14 +199,6 @@ def test_a_new_run_says_how_many_solutions_are_right_by_their_references(
     assert "solutions are right" not in capsys.readouterr().err
 
 
-def test_a_reward_function_that_fails_on_solutions_is_a_note(run_here, tmp_path, capsys):
-    (tmp_path / "picky.py").write_text("def f(text, row):\n    return float(text != 'bad') or None")
-    rewrite(tmp_path / "rows.jsonl", lambda n, row: {**row, "solution": "bad"})
-    flags = {"reward": f"{tmp_path}/picky.py:f", "max_steps": 1}
-    assert run_here(train_oswft, StandIn(), **flags) == 0
-    assert "note: the solutions cannot be graded: " in capsys.readouterr().err
-
-
 def test_grpo_reads_no_solution(run_here, tmp_path):
     def change(n, row):
         row = {**row, "solution": "<think>" + 50 * row["solution"]}  # too long, and not closed
