@@ -1,6 +1,5 @@
 """What is refused, in one message, and nothing is written or lost."""
 
-import errno
 import fcntl
 import json
 import re
@@ -85,10 +84,11 @@ def test_arguments_that_cannot_work_are_refused(args_class, bad, monkeypatch):
 
 
 ENDS = [(0, 0), (130, 130), (KeyboardInterrupt(), 130), (InputError("x"), 1), (RewardError(), 1)]
+ENDS += [(AssertionError("a bug"), 1)]  # Without `fail` the other ranks would wait.
 
 
 @pytest.mark.parametrize(("outcome", "status"), ENDS)
-def test_a_script_reads_its_flags_and_ends_with_its_status(outcome, status, monkeypatch):
+def test_a_script_reads_its_flags_and_ends_with_its_status(outcome, status, one_rank, monkeypatch):
     def main(args) -> int:
         assert (args.model, args.data) == ("m", "d")
         if isinstance(outcome, int):
@@ -167,15 +167,6 @@ def test_a_rank_that_reads_other_rows_is_named(one_rank, sft_args, monkeypatch):
     monkeypatch.setattr(launch, "gather", lambda items: [*items, ("hostb", "another hash")])
     with pytest.raises(InputError, match="hostb reads other rows"):
         load_training_data(sft_args)
-
-
-def test_without_flock_a_run_warns_and_goes_on(tmp_path, monkeypatch, capsys):
-    def flock(*_):
-        raise OSError(errno.ENOSYS, "Function not implemented")  # Lustre's
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    run.claim(tmp_path)
-    assert f"warning: {tmp_path} is not locked" in capsys.readouterr().err
 
 
 @pytest.fixture
