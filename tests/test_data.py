@@ -51,12 +51,6 @@ def test_a_bad_row_is_refused_with_its_line(write, bad):
         data.load_examples(write(ROW, bad))
 
 
-def test_a_missing_file_and_an_empty_one_are_refused(write):
-    for path in ("data/absent.jsonl", write()):
-        with pytest.raises(InputError, match=re.escape(path)):
-            data.load_examples(path)
-
-
 def test_a_hub_id_works_wherever_a_path_does_and_its_failure_is_one_line(monkeypatch):
     asked = []
 
