@@ -1,13 +1,10 @@
 """How the model learns: any split has the dense gradient, and a state goes on in any shape."""
 
 import json
-import os
-import subprocess
-import sys
 
 import checks
 import dense
-from conftest import ROOT, SCRIPTS, edit_json, on_ranks, slow
+from conftest import edit_json, on_ranks, slow
 from data import InputError
 from engine import Engine, EngineArgs, load_engine
 from models import load_config, load_model, load_tokenizer
@@ -47,19 +44,6 @@ def test_a_state_that_is_not_whole_is_refused(tiny_engine, tmp_path):
         with pytest.raises(InputError, match=str(path)):
             tiny_engine.load_state(tmp_path)
         path.unlink(missing_ok=True)  # the second time it is not there
-
-
-SAY = "import os; print(os.environ.get('OMP_WAIT_POLICY'), flush=True); os._exit(0)"
-
-
-@slow
-@pytest.mark.parametrize("entry", [*SCRIPTS, "evaluate.py", "-m demo", "-m bench.step"])
-def test_threads_wait_passively(entry, tmp_path):
-    """What is set when torch is loaded, as its threads read it then."""
-    (tmp_path / "torch.py").write_text(SAY)
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    command = [sys.executable, *entry.split()]
-    assert subprocess.check_output(command, cwd=ROOT, env=env, text=True) == "passive\n"
 
 
 @pytest.mark.parametrize(
