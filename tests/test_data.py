@@ -141,10 +141,6 @@ def test_the_hash_is_of_all_token_ids_and_columns(write):
     changed = [{**rows[0], name: "3"} for name in ("question", "solution", "answer", "more")]
     sets = [rows, rows[:4], rows[::-1], *([row, *rows[1:]] for row in changed)]
     assert len(set(map(hash_of, sets))) == len(sets) and hash_of(rows) == hash_of(rows)
-    # A picture's text holds its address in memory.
-    pictures = [Example("1", "q", "s", "a", "s", {"image": object()}) for _ in range(2)]
-    rows = [models.tokenize_examples([e], make_tokenizer(), 6000, 30)[0] for e in pictures]
-    assert len(set(map(hash_examples, rows))) == 1
 
 
 def test_the_loss_covers_the_completion_with_its_end_of_turn_and_no_padding():
