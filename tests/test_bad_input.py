@@ -153,16 +153,15 @@ def test_a_folder_belongs_to_one_process_at_a_time(resume, one_rank, tmp_path):
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # until this process ends
 
 
-def test_other_data_is_refused_and_the_same_data_may_lie_elsewhere(one_rank, sft_args, write):
+def test_other_data_is_refused_and_the_same_data_may_lie_elsewhere(
+    one_rank, sft_args, write, monkeypatch
+):
     text = Path(sft_args.data).read_text()
     _, examples = load_training_data(sft_args)
     write_args(Path(sft_args.output_dir), data_hash=hash_examples(examples))
     load_training_data(replace(sft_args, data=write(text)))
     with pytest.raises(InputError, match="give other rows"):
         load_training_data(replace(sft_args, data=write(text.replace("2=", "3=", 1))))
-
-
-def test_a_rank_that_reads_other_rows_is_named(one_rank, sft_args, monkeypatch):
     monkeypatch.setattr(launch.dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(launch, "gather", lambda items: [*items, ("hostb", "another hash")])
     with pytest.raises(InputError, match="hostb reads other rows"):
