@@ -238,6 +238,7 @@ def test_a_stop_that_another_rank_was_asked_for_is_seen(make_run, monkeypatch):
 
 def test_missing_ids_and_a_letter_as_a_stop_are_refused(sft_args, model_copy, tmp_path, one_rank):
     args = replace(sft_args, model=str(model_copy))
+    largest = max(load_training_data(args)[1][0].prompt_ids)
     tokenizer = load_tokenizer(args.model)
     stop = tokenizer.convert_tokens_to_ids("7")
     problems = evaluate.Args(model=args.model, benchmark_file=(Path(args.data),))
@@ -254,8 +255,8 @@ def test_missing_ids_and_a_letter_as_a_stop_are_refused(sft_args, model_copy, tm
         edit_json(model_copy / name, eos_token_id=[0, stop])
         refused(f"correct eos_token_id in its config: it is {stop}, which .* reads as '7'")
         (model_copy / "generation_config.json").unlink(missing_ok=True)
-    edit_json(model_copy / "config.json", eos_token_id=0, vocab_size=10)
-    refused(r"train.jsonl:1: holds '.*' \(id \d+\), but the model embeds 10 ids")
+    edit_json(model_copy / "config.json", eos_token_id=0, vocab_size=int(largest))
+    refused(rf"train.jsonl:1: holds '.*' \(id {largest}\), but the model embeds {largest} ids")
 
 
 def test_first_answers_that_are_hardly_ever_right_cut_off_or_not_graded_are_told(make_run, capsys):
