@@ -120,6 +120,13 @@ def test_the_first_rank_that_fails_says_why_and_each_ends_with_its_status(monkey
     assert not fail(2)  # rank 0 has ended: it or the launcher has spoken
 
 
+def test_what_is_gathered_is_all_ranks_in_their_order(monkeypatch):
+    gather = lambda lists, own: lists.__setitem__(slice(2), [[1, 2], own])  # noqa: E731
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "all_gather_object", gather)
+    assert ranks.gather([3]) == [1, 2, 3]
+
+
 def test_hosts_with_a_folder_or_code_of_their_own_are_refused(one_rank, tmp_path, monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "here")
     monkeypatch.setattr(launch, "provenance", lambda: "code 1")
