@@ -81,10 +81,6 @@ def test_a_full_disk_or_ctrl_c_leaves_the_former_file_and_no_half_one(error, tmp
     assert path.read_bytes() == before and [*tmp_path.iterdir()] == [path]
 
 
-def ids_of(row: data.Trajectory) -> list[int]:
-    return [*row.prompt_ids, *row.response_ids]
-
-
 def conversation(tokenizer, example: Example) -> list[int]:
     """The whole conversation, tokenized in one piece."""
     ask = models.instruction(example.answer)
@@ -121,7 +117,9 @@ def test_what_does_not_fit_is_dropped_and_counted_never_truncated(write):
     assert [row.example for row in kept] == [*examples[:3], examples[4], *examples[6:]]
     assert dropped == {"prompt_too_long": 1, "solution_too_long": 1}
     for row in kept:
-        assert row.id == row.example.id and ids_of(row) == conversation(tokenizer, row.example)
+        assert row.id == row.example.id
+        ids = [*row.prompt_ids, *row.response_ids]
+        assert ids == conversation(tokenizer, row.example)
         assert row.prompt_ids.dtype == row.response_ids.dtype == np.int32  # 4 bytes a token
     exact = len(conversation(tokenizer, examples[5]))
     prompt = len(kept[0].prompt_ids)  # it leaves room for an answer
