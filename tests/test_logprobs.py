@@ -88,11 +88,13 @@ def small(config_class, **fields):
     return AutoModelForCausalLM.from_config(config)
 
 
-def test_a_head_that_does_something_unknown_to_its_logits_is_refused():
+def test_a_head_that_does_something_unknown_and_a_model_that_sees_later_tokens_are_refused():
     model = make_model(tie_word_embeddings=False)
     model.register_forward_hook(lambda _, __, out: setattr(out, "logits", 1.1 * out.logits))
-    with pytest.raises(ValueError, match="Qwen3ForCausalLM"):
+    with pytest.raises(ValueError, match="Qwen3ForCausalLM is not supported"):
         LogprobModel.checked(model)
+    with pytest.raises(ValueError, match="Qwen3ForCausalLM is not causal"):
+        LogprobModel.checked(make_model(is_causal=False))
 
 
 @pytest.mark.parametrize("name", ["Granite", "Cohere", "Gemma 2", "Falcon-H1"])
@@ -101,11 +103,6 @@ def test_a_scale_or_a_cap_has_another_name_in_each_family_and_is_read(name):
     capped, before = name == "Gemma 2", model.config._attn_implementation
     LogprobModel.checked(model)
     assert model.config._attn_implementation == ("eager" if capped else before)
-
-
-def test_a_model_that_sees_later_tokens_is_refused():
-    with pytest.raises(ValueError, match="Qwen3ForCausalLM is not causal"):
-        LogprobModel.checked(make_model(is_causal=False))
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
