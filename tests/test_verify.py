@@ -260,7 +260,8 @@ def test_a_number_is_a_reference_and_what_is_no_text_either_is_an_error(verifier
 
 def test_a_worker_outlives_signals_and_is_replaced_when_it_ends_and_none_is_left_behind():
     one, two, right = r"\boxed{1}", r"\boxed{2}", Grade(True, "2")
-    assert UNGRADED == (False, None, True)
+    limits = [Verifier(0, *given).timeout_s for given in ((), (None, "r.py:f"), (3, "r.py:f"))]
+    assert limits == [0.8, 10, 3] and UNGRADED == (False, None, True)
     with Verifier(num_workers=1, timeout_s=1) as verifier:
         assert verifier.score([one], ["1"]) == [True]
         parent = psutil.Process(verifier.workers[0].process.pid)
@@ -283,11 +284,6 @@ def test_a_worker_outlives_signals_and_is_replaced_when_it_ends_and_none_is_left
         verifier.workers[0].process.kill()  # while it starts: this is no wrong answer
         with pytest.raises(EOFError):
             verifier.score([one], ["1"])
-
-
-def test_an_answer_has_so_much_time_by_default():
-    limits = [Verifier(0, *given).timeout_s for given in ((), (None, "r.py:f"), (3, "r.py:f"))]
-    assert limits == [0.8, 10, 3]
 
 
 @slow
@@ -478,5 +474,6 @@ def test_the_pages_reward_for_other_trainers_works(monkeypatch):
     monkeypatch.setattr(verify, "Verifier", lambda **_: GradeHere())
     exec(PYTHON[1], {"dataset": None})
     is_right = trl.GRPOTrainer.call_args.kwargs["reward_funcs"]
-    texts = [r"1, so \boxed{7}", r"\boxed{8}", [{"role": "assistant", "content": r"\boxed{7}"}]]
+    chat = [{"role": "assistant", "content": r"\boxed{7}"}]
+    texts = [r"\boxed{8}, no: \boxed{7}", r"\boxed{8}", chat]
     assert is_right(completions=texts, answer=["7"] * 3, id=[1, 2, 3]) == [1, 0, 1]
