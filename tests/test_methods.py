@@ -18,7 +18,6 @@ EDGE_CASES = {  # rewards (B, K) -> the weights of OSW-FT and of hard-thresholdi
     "mixed": (torch.tensor([[1, 1], [1, 0], [0, 1], [0, 0]]), [0, 0.5, 0.5, 1], [0, 1, 1, 1]),
     "K=1": (torch.tensor([[1], [0], [1]]), [0, 1, 0], [0, 1, 0]),
     "truth values": (torch.tensor([[True] * 3, [True, False, False]]), [0, 2 / 3], [0, 1]),
-    "K=4": (torch.tensor([[1, 0, 0, 0], [1, 1, 1, 0]]), [0.75, 0.25], [1, 1]),
 }
 
 
