@@ -35,7 +35,7 @@ STEPS = 6  # two batches of 12 queries, three steps to a batch; six of the 30 ro
 
 PAPER = {"seed": 0, "batch_size": 128, "num_epochs": 1, "max_steps": None, "save_every": 50}
 PAPER |= {"max_length": 5120, "max_completion_length": 4096, "precision": "bf16"}
-PAPER |= {"weight_decay": 0.0, "max_grad_norm": 1.0, "learning_rate": 1e-5}
+PAPER |= {"weight_decay": 0.0, "max_grad_norm": 1.0, "learning_rate": 1e-5, "zero_stage": 2}
 SAMPLED = {**PAPER, "train_batch_size": None, "temperature": 1.0}
 KEPT = {"save_every": 10, "keep_models": True}  # GRPO's: which one is evaluated is chosen later
 DEFAULTS = {
