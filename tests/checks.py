@@ -132,18 +132,6 @@ def compare_oswft(patch: pytest.MonkeyPatch, tied: bool = True, **settings) -> N
         twins.compare(loss, stats)
 
 
-def compare_two_groups(patch: pytest.MonkeyPatch, **settings) -> None:
-    """As of an optimizer that spares some parameters: both groups get the learning rate."""
-    adamw = torch.optim.AdamW
-
-    def split(parameters, **options) -> torch.optim.Optimizer:
-        parameters = list(parameters)
-        return adamw([{"params": parameters[::2]}, {"params": parameters[1::2]}], **options)
-
-    patch.setattr(torch.optim, "AdamW", split)
-    compare_oswft(patch, **settings)
-
-
 def compare_grpo(patch, steps_per_batch=2, tied=True, vocabulary=VOCABULARY, **settings) -> None:
     """Two batches; where a batch has several updates, the ratio leaves its bounds in the later."""
     size = 4 // steps_per_batch  # queries, of three answers each
@@ -217,7 +205,6 @@ CASES += [
     *[partial(compare_oswft, zero_stage=stage, normalizer="sequence") for stage in (1, 2)],
     *[partial(compare_oswft, zero_stage=stage, precision="bf16") for stage in (1, 2, 3)],
     partial(compare_oswft, gradient_checkpointing=True),
-    partial(compare_two_groups),
     partial(compare_oswft, tied=False, cpu_offload=True),
     partial(compare_grpo, steps_per_batch=1),
     partial(compare_grpo, steps_per_batch=4, tied=False, zero_stage=2, clip_low=0.9, clip_high=1.1),

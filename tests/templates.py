@@ -50,10 +50,6 @@ MISTRAL = (
     "{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
     "{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
 )
-ZEPHYR = (
-    "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{{ eos_token }}\n"
-    "{% if loop.last and add_generation_prompt %}<|assistant|>\n{% endif %}{% endfor %}"
-)
 LLAMA2 = (
     "{% set system = '<<SYS>>\n' ~ messages[0].content ~ '\n<</SYS>>\n\n' "
     "if messages[0].role == 'system' else '' %}"
@@ -119,7 +115,6 @@ CASES = {
         plain=("<end_of_turn>",),
     ),
     "mistral": Case(MISTRAL, **PIECES, text="<s>[INST] {query} [/INST] {solution}</s>"),
-    "zephyr": Case(ZEPHYR, **PIECES, text="<|user|>\n{query}</s>\n<|assistant|>\n{solution}</s>"),
     # the space that it writes before its end of turn is not learnt
     "llama 2": Case(LLAMA2, **PIECES, text="<s>[INST] {query} [/INST] {solution}</s>", legacy=True),
 }

@@ -1,26 +1,10 @@
 """What a machine without a GPU needs: its cores and its memory are shared by the ranks."""
 
-import os
 from unittest.mock import Mock
 
 import cpu
 
 import torch
-
-
-def test_each_rank_gets_its_share_of_the_cores_unless_the_user_says_otherwise(monkeypatch):
-    threads = []
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8))
-    monkeypatch.setattr("torch.set_num_threads", threads.append)
-    torchrun_s = {"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "it sets 1 itself"}
-    cases = [({"LOCAL_SIZE": "3"}, "2"), ({"LOCAL_SIZE": "9"}, "1"), (torchrun_s, "8")]
-    for env, said in (*cases, ({"OMP_NUM_THREADS": "3,2", "LOCAL_SIZE": "4"}, "3,2")):
-        for name in ("OMP_NUM_THREADS", "LOCAL_SIZE", "TORCHELASTIC_RUN_ID"):
-            monkeypatch.delenv(name, raising=False)
-        for name, value in env.items():
-            monkeypatch.setenv(name, value)
-        cpu.share_cores()
-        assert (os.environ["OMP_NUM_THREADS"], threads[-1]) == (said, int(said[0]))
 
 
 def test_vllms_caches_on_a_host_share_its_memory_and_take_no_more_than_they_use(monkeypatch):

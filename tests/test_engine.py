@@ -1,13 +1,10 @@
 """How the model learns: any split has the dense gradient, and a state goes on in any shape."""
 
 import json
-import os
-import subprocess
-import sys
 
 import checks
 import dense
-from conftest import ROOT, SCRIPTS, edit_json, on_ranks, slow
+from conftest import edit_json, on_ranks, slow
 from data import InputError
 from engine import Engine, EngineArgs, load_engine
 from models import load_config, load_model, load_tokenizer
@@ -49,25 +46,6 @@ def test_a_state_that_is_not_whole_is_refused(tiny_engine, tmp_path):
         path.unlink(missing_ok=True)  # the second time it is not there
 
 
-SAY = "import os; print(os.environ.get('OMP_WAIT_POLICY'), flush=True); os._exit(0)"
-NAMES = (*SCRIPTS, "evaluate.py", "docs/exercises/grade.py", "-m demo", "-m demo.from_scratch")
-NAMES += ("-m bench.step", "-m recipes.trl_sft")
-COMMANDS = {name: [sys.executable, *name.split()] for name in NAMES}
-COMMANDS["make"] = ["make", "-s", "--eval", "show: ; @echo $$OMP_WAIT_POLICY", "show"]
-ASKED = [*((name, None) for name in COMMANDS), ("train_sft.py", "active")]
-
-
-@slow
-@pytest.mark.parametrize(("entry", "asked"), ASKED)
-def test_threads_wait_passively_unless_the_user_says_otherwise(entry, asked, tmp_path):
-    """What is set when torch is loaded, as its threads read it then."""
-    (tmp_path / "torch.py").write_text(SAY)
-    env = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "OMP_WAIT_POLICY": asked}
-    env = {name: value for name, value in env.items() if value is not None}
-    output = subprocess.check_output(COMMANDS[entry], cwd=ROOT, env=env, text=True)
-    assert output.split() == [asked or "passive"]
-
-
 @pytest.mark.parametrize(
     ("file", "fields", "said"),
     [
@@ -95,14 +73,6 @@ def test_a_folder_with_too_few_or_too_many_weights_is_refused(model_copy):
             load_model(str(model_copy), 128)
     save_file({**weights, "lm_head.weight": embedding.clone()}, path, metadata={"format": "pt"})
     load_model(str(model_copy), 128)
-
-
-def test_a_checkpoint_that_is_cut_off_is_refused(model_copy):
-    whole = (model_copy / "model.safetensors").read_bytes()
-    (model_copy / "model.safetensors").write_bytes(whole[:-1])
-    advice = r"\(if it is damaged, delete it: .* resumed\): "
-    with pytest.raises(InputError, match=f"^{model_copy} {advice}"):
-        load_engine("its base", EngineArgs(max_length=128), model_copy)
 
 
 def test_a_model_with_longrope_is_read_as_far_as_its_short_factors_go(tmp_path):

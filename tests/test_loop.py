@@ -33,32 +33,25 @@ STILL = 1e-12  # a learning rate at which the model stays what it is
 STEPS = 6  # two batches of 12 queries, three steps to a batch; six of the 30 rows are not read
 
 
-SHARED = {
-    **{"resume": None, "seed": 0, "num_epochs": 1, "max_steps": None, "logger": "none"},
-    **{"weight_decay": 0.0, "max_grad_norm": 1.0, "max_length": 5120},
-    **{"max_completion_length": 4096, "max_tokens_per_micro_batch": 8192, "zero_stage": 2},
-    **{"precision": "bf16", "gradient_checkpointing": False, "cpu_offload": False},
-    **{"save_every": 50, "keep_checkpoints": 2, "keep_models": False, "learning_rate": 1e-5},
-}
-SAMPLING = {
-    **SHARED,
-    **{"rollout_batch_size": 128, "train_batch_size": None, "temperature": 1.0, "reward": None},
-    **{"vllm_sleep": False, "vllm_memory": None, "verifier_workers": 2},
-}
+PAPER = {"seed": 0, "batch_size": 128, "num_epochs": 1, "max_steps": None, "save_every": 50}
+PAPER |= {"max_length": 5120, "max_completion_length": 4096, "precision": "bf16"}
+PAPER |= {"weight_decay": 0.0, "max_grad_norm": 1.0, "learning_rate": 1e-5, "zero_stage": 2}
+SAMPLED = {**PAPER, "train_batch_size": None, "temperature": 1.0}
+KEPT = {"save_every": 10, "keep_models": True}  # GRPO's: which one is evaluated is chosen later
 DEFAULTS = {
-    train_sft: {**SHARED, "weight_column": None, "train_batch_size": 128},
-    train_oswft: {**SAMPLING, "num_rollouts": 2, "weighting": "oswft", "normalizer": "token"},
+    train_sft: {**PAPER, "weight_column": None},
+    train_oswft: {**SAMPLED, "num_rollouts": 2, "weighting": "oswft", "normalizer": "token"},
     train_grpo: {
-        **{**SAMPLING, "num_rollouts": 8, "clip_low": 0.8, "clip_high": 1.28},
-        **{"learning_rate": 1e-6, "save_every": 10, "keep_models": True},
+        **{**SAMPLED, **KEPT, "learning_rate": 1e-6},
+        **{"num_rollouts": 8, "clip_low": 0.8, "clip_high": 1.28},
     },
 }
 
 
 @pytest.mark.parametrize("script", DEFAULTS)
 def test_the_defaults_are_the_paper_s_and_those_of_the_pages(script):
-    args = vars(script.Args(model="m", data="d", output_dir="o"))
-    assert args == {"model": "m", "data": "d", "output_dir": "o", **DEFAULTS[script]}
+    args = script.Args(model="m", data="d", output_dir="o")
+    assert {name: getattr(args, name) for name in DEFAULTS[script]} == DEFAULTS[script]
 
 
 class Reference:
@@ -192,36 +185,19 @@ def rewrite(path: Path, change) -> None:
     write_rows([change(n, row) for n, (_, row) in enumerate(read_rows(str(path)))], path)
 
 
-@pytest.mark.parametrize("script", [train_oswft, train_grpo])
 def test_a_new_run_says_how_many_solutions_are_right_by_their_references(
-    script, run_here, tmp_path, capsys
+    run_here, tmp_path, capsys
 ):
-    def box(n, row, wrong_from=24):
-        answer = row["answer"] if n < wrong_from else f"{row['answer']}1"
-        return {**row, "solution": rf"\boxed{{{answer}}}"}
+    def box(n, row):
+        return {**row, "solution": rf"\boxed{{{row['answer']}{'1' * (n >= 12)}}}"}
 
     data, flags = tmp_path / "rows.jsonl", {"reward": None, "max_steps": 1}
     rewrite(data, box)
-    assert run_here(script, StandIn(), **flags) == 0
-    said = f"80% of 30 solutions are right by their own references (not {data}:25)\n"
+    assert run_here(train_oswft, StandIn(), **flags) == 0
+    said = f"40% of 30 solutions are right by their own references (not {data}:13): do they end"
     assert said in capsys.readouterr().err
-    assert run_here(script, StandIn(), **flags, resume=str(tmp_path / "run")) == 0
+    assert run_here(train_oswft, StandIn(), **flags, resume=str(tmp_path / "run")) == 0
     assert "solutions are right" not in capsys.readouterr().err
-    rewrite(data, lambda n, row: box(n, row, wrong_from=12))
-    assert run_here(script, StandIn(), **flags, output_dir=str(tmp_path / "other")) == 0
-    assert f"(not {data}:13): do they end in a box?" in capsys.readouterr().err
-
-
-def test_a_reward_function_that_fails_on_solutions_is_a_note(run_here, tmp_path, capsys):
-    (tmp_path / "picky.py").write_text("def f(text, row):\n    return float(text[0] != '=')")
-    flags = {"reward": f"{tmp_path}/picky.py:f", "max_steps": 1}
-    assert run_here(train_oswft, StandIn(), **flags) == 0
-    assert "% of 15 solutions are right" in capsys.readouterr().err  # every other one of 30
-    rewrite(tmp_path / "rows.jsonl", lambda n, row: {**row, "solution": "bad"})
-    (tmp_path / "picky.py").write_text("def f(text, row):\n    return float(text != 'bad') or None")
-    flags["output_dir"] = str(tmp_path / "other")
-    assert run_here(train_oswft, StandIn(), **flags) == 0
-    assert "note: the solutions cannot be graded: " in capsys.readouterr().err
 
 
 def test_grpo_reads_no_solution(run_here, tmp_path):
@@ -299,11 +275,10 @@ def test_vllm_is_told_all_that_the_flags_say(run_here, tiny, tmp_path):
 
 
 def test_the_closing_table_has_the_means_of_both_ends_and_the_tokens_of_a_second():
-    fields = {"learning_rate": 1e-5, "train_tokens": 21_060, "rollout_tokens": 50, "train_s": 2.0}
-    table = metrics_table([{"step": n, "loss": n / 7, **fields} for n in range(1, 2001)])
+    fields = {"train_tokens": 21_060, "rollout_tokens": 50, "train_s": 2.0}
+    table = metrics_table([{"loss": n / 7, **fields} for n in range(1, 2001)])
     assert [line.split() for line in table.splitlines()[1:]] == [
-        *(["step", "100.5", "1,900"], ["loss", "14.36", "271.5"]),  # 4 digits
-        *(["learning_rate", "1e-05", "1e-05"], ["train_tokens", "21,060", "21,060"]),
+        *(["loss", "14.36", "271.5"], ["train_tokens", "21,060", "21,060"]),
         *(["rollout_tokens", "50", "50"], ["train_s", "4,000.0"], ["tokens_per_second", "10,555"]),
     ]
 

@@ -18,7 +18,6 @@ EDGE_CASES = {  # rewards (B, K) -> the weights of OSW-FT and of hard-thresholdi
     "mixed": (torch.tensor([[1, 1], [1, 0], [0, 1], [0, 0]]), [0, 0.5, 0.5, 1], [0, 1, 1, 1]),
     "K=1": (torch.tensor([[1], [0], [1]]), [0, 1, 0], [0, 1, 0]),
     "truth values": (torch.tensor([[True] * 3, [True, False, False]]), [0, 2 / 3], [0, 1]),
-    "K=4": (torch.tensor([[1, 0, 0, 0], [1, 1, 1, 0]]), [0.75, 0.25], [1, 1]),
 }
 
 
@@ -46,18 +45,6 @@ def test_random_weights_are_uniform_around_the_mean_of_osw_ft_and_within_0_and_1
     torch.testing.assert_close(quantiles, expected, rtol=0, atol=0.01)
 
 
-def test_random_weights_follow_their_generator_and_leave_the_global_one_alone():
-    rewards = torch.tensor([[0.0, 1.0]] * 16)
-    draws = [
-        control_weights(rewards, "random", torch.Generator().manual_seed(seed)).tolist()
-        for seed in (1, 1, 2)
-    ]
-    assert draws[0] == draws[1] != draws[2]
-    state = torch.get_rng_state()
-    control_weights(rewards, "random", torch.Generator().manual_seed(1))
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 def test_advantages_are_normalised_within_each_group():
     rewards = torch.tensor([[1, 0, 0, 0], [1, 1, 1, 0], [1, 0, 1, 0]])
     advantages = grpo_advantages(rewards)
@@ -66,16 +53,13 @@ def test_advantages_are_normalised_within_each_group():
         std = math.sqrt(sum((r - mean) ** 2 for r in answers) / 3)
         assert row == pytest.approx([(r - mean) / std for r in answers], abs=1e-5)
     torch.testing.assert_close(grpo_advantages(rewards.bool()), advantages)
+    assert not grpo_advantages(torch.rand(2, 4, requires_grad=True)).requires_grad
 
 
 @pytest.mark.parametrize("group", [2, 3, 8])
 @pytest.mark.parametrize("reward", [0.0, 1.0, 0.7, 1 / 3])  # the mean of eight 0.7 is not 0.7
 def test_a_group_of_equal_rewards_has_no_advantage_at_all(group, reward):
     assert grpo_advantages(torch.full((3, group), reward)).tolist() == [[0.0] * group] * 3
-
-
-def test_no_gradient_flows_through_the_advantages():
-    assert not grpo_advantages(torch.rand(2, 4, requires_grad=True)).requires_grad
 
 
 @pytest.mark.parametrize("weight", [-0.5, "1", None, True, float("nan"), float("inf")])

@@ -89,16 +89,6 @@ def five(tiny, tmp_path_factory) -> Path:
 
 
 @slow
-def test_weighting_the_weights_are_the_standard_deviations_of_the_rewards(five):
-    rows, pass_rates = rollouts(five), set()
-    for answers in (rows[i : i + 4] for i in range(0, len(rows), 4)):
-        pass_rate = sum(answer["correct"] for answer in answers) / 4
-        assert answers[0]["weight"] == pytest.approx((pass_rate * (1 - pass_rate)) ** 0.5)
-        pass_rates.add(pass_rate)
-    assert {0.25, 0.5, 0.75} & pass_rates and {0, 1} & pass_rates
-
-
-@slow
 def test_schedule_and_optimizer_move_the_weights_as_sgd_with_momentum_at_its_rates_would(
     five, tiny
 ):
@@ -115,10 +105,15 @@ def test_schedule_and_optimizer_move_the_weights_as_sgd_with_momentum_at_its_rat
 
 
 @slow
-def test_generate_samples_what_the_trainer_would_without_vllm(five):
+def test_weighting_and_generate_weigh_by_the_deviation_of_what_the_trainer_would_sample(five):
     """Prompts of several lengths side by side, at a temperature, while the weights change."""
     assert all(row["vllm_gap_max"] < 1e-3 for row in metrics(five))
-    rows = rollouts(five)
+    rows, pass_rates = rollouts(five), set()
+    for answers in (rows[i : i + 4] for i in range(0, len(rows), 4)):
+        pass_rate = sum(answer["correct"] for answer in answers) / 4
+        assert answers[0]["weight"] == pytest.approx((pass_rate * (1 - pass_rate)) ** 0.5)
+        pass_rates.add(pass_rate)
+    assert {0.25, 0.5, 0.75} & pass_rates and {0, 1} & pass_rates
     assert all(len(row["logprobs"]) == len(row["token_ids"]) <= LENGTH for row in rows)
     assert {row["finish_reason"] for row in rows} == {"stop", "length"}
 

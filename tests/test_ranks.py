@@ -122,11 +122,8 @@ def test_the_first_rank_that_fails_says_why_and_each_ends_with_its_status(monkey
 
 
 def test_what_is_gathered_is_all_ranks_in_their_order(monkeypatch):
-    def gather(lists: list, own: list) -> None:
-        assert lists == [None] * 3
-        lists[:] = [1, 2], [], own
-
-    monkeypatch.setattr(dist, "get_world_size", lambda: 3)
+    gather = lambda lists, own: lists.__setitem__(slice(2), [[1, 2], own])  # noqa: E731
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(dist, "all_gather_object", gather)
     assert ranks.gather([3]) == [1, 2, 3]
 
@@ -153,59 +150,35 @@ def test_hosts_with_a_folder_or_code_of_their_own_are_refused(one_rank, tmp_path
         claim([("b", True), ("c", False)])
     with pytest.raises(InputError, match="c has other code: code 2; here: code 1"):
         claim(see, [("b", "code 1"), ("c", "code 2")])
-    # On another host, where the file system shows the lock late, or never.
+    # On another host, which hears what rank 0 has found.
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
     monkeypatch.setattr(dist, "broadcast_object_list", lambda box: box.__setitem__(0, "its"))
-    (folder / ".lock").unlink()
-    with monkeypatch.context() as patch:
-        patch.setattr(launch.time, "sleep", lambda _: (folder / ".lock").touch())
-        assert claim(see, same) == "its"
-    (folder / ".lock").unlink()
-    monkeypatch.setattr(launch, "NFS_DELAY_S", 0)
-    with pytest.raises(InputError, match="here does not see"):
-        claim(see)
+    assert claim(see, same) == "its"
 
 
 RANK = """
-import os, signal, sys, time
-import launch
+import os, signal
+from launch import command_line
+from ranks import dist, init_ranks
 
-def main(args):
-    from ranks import dist, init_ranks
-    init_ranks("gloo")
-    asked = []  # as Run does: the launcher's SIGTERM is taken for Ctrl-C
-    signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+init_ranks("gloo")
+with command_line():
     dist.barrier()  # all ranks are here
-    match (args.plan, dist.get_rank()):
-        case ("one breaks", 1):
-            raise AssertionError("a bug")
-        case ("one is killed", 1):
-            os.kill(os.getpid(), signal.SIGKILL)
-    while not asked:  # at work, not in a collective
-        time.sleep(0.1)
-    dist.barrier()  # `should_stop`
-    return 130
-
-launch.saved_args = lambda kind: {}  # no command line
-launch.parse_args = lambda kind, *_: kind()
-launch.run_script(main, type("Args", (), {"plan": sys.argv[-1]}), "")
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    signal.sigwait([signal.SIGTERM])  # the launcher's, which Run takes for Ctrl-C
+    dist.barrier()
 """
 
 
 @slow
-@pytest.mark.parametrize(
-    ("launcher", "plan", "why"),
-    [
-        ("torchrun", "one breaks", "a bug"),
-        ("deepspeed", "one is killed", "error: T"),  # a survivor says that its peer is gone
-    ],
-)
-def test_an_error_of_one_rank_is_said_once_and_ends_all(launcher, plan, why, tmp_path):
-    path = tmp_path / "rank.py"
-    path.write_text(RANK)
-    process = start(str(path), plan, ranks=3, launcher=launcher, stderr=subprocess.PIPE)
+def test_ranks_that_lose_one_say_so_once_and_end(tmp_path):
+    (tmp_path / "rank.py").write_text(RANK)
+    options = {"launcher": "deepspeed", "stderr": subprocess.PIPE}
+    process = start(str(tmp_path / "rank.py"), ranks=3, **options)
     _, errors = process.communicate(timeout=600)  # it would wait for ever
-    assert process.returncode != 0 and why in errors, errors
+    assert process.returncode != 0
     assert len(re.findall("^error: ", errors, re.MULTILINE)) == 1, errors
 
 

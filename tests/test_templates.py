@@ -1,12 +1,13 @@
 """Chat templates: what is trained is what the template writes, or one line says why not."""
 
+import contextlib
 import json
 import re
 import shutil
 from dataclasses import replace
 
 import models
-from conftest import SHARED, edit_json, needs_shared
+from conftest import edit_json
 from data import Example, InputError
 from models import load_config
 from templates import CASES, CHAT_TEMPLATE, CHATML, PLAIN, THOUGHT, Case, make_tokenizer
@@ -49,7 +50,7 @@ def test_prompt_solution_and_end_of_turn_are_what_the_template_writes(case, load
 
 
 @pytest.mark.parametrize("label", ["LlamaTokenizerFast", "GPT2Tokenizer"])
-@pytest.mark.parametrize("name", ["chatml", "llama 3", "zephyr", "llama 2"])
+@pytest.mark.parametrize("name", ["chatml", "llama 3", "mistral", "llama 2"])
 def test_base_and_final_are_read_as_tokenizer_json_says_under_any_class(name, label, tmp_path):
     folders = tmp_path / "base", tmp_path / "final"
     make_tokenizer(CASES[name]).save_pretrained(folders[0])
@@ -80,7 +81,7 @@ def test_a_folder_without_tokenizer_json_is_refused(tmp_path):
 
 
 def test_what_is_graded_is_what_was_sampled_where_the_config_asks_to_clean_up_spaces(tmp_path):
-    make_tokenizer(CASES["zephyr"]).save_pretrained(tmp_path)
+    make_tokenizer(CASES["mistral"]).save_pretrained(tmp_path)
     asked = {"clean_up_tokenization_spaces": True}
     asked["clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"] = True
     edit_json(tmp_path / "tokenizer_config.json", **asked)
@@ -104,20 +105,12 @@ def test_a_token_over_the_end_of_the_prompt_is_not_learnt(load, tmp_path):
     assert tokenizer.decode(row.response_ids) == f"{PLAIN.solution}<|im_end|>"
 
 
-NO_SYSTEM_TURN = {"No system role": CASES["gemma"], "take turns": CASES["mistral"]}
-
-
-@pytest.mark.parametrize("name", [name for name in CASES if name not in ("gemma", "mistral")])
-def test_a_system_prompt_is_in_the_prompt_once(name, load, monkeypatch):
+@pytest.mark.parametrize("name", CASES)
+def test_a_system_prompt_is_in_the_prompt_once_or_refused(name, load, monkeypatch):
     monkeypatch.setattr(models, "SYSTEM_PROMPT", "Be brief.")
-    assert models.prompt_text(load(CASES[name]), "1+1", "").count("Be brief.") == 1
-
-
-@pytest.mark.parametrize("said", NO_SYSTEM_TURN)
-def test_a_system_prompt_for_a_template_without_a_system_turn_is_refused(said, load, monkeypatch):
-    monkeypatch.setattr(models, "SYSTEM_PROMPT", "Be brief.")
-    with pytest.raises(InputError, match=said):
-        load(NO_SYSTEM_TURN[said])
+    said = {"gemma": "No system role", "mistral": "take turns"}.get(name)
+    with pytest.raises(InputError, match=said) if said else contextlib.nullcontext():
+        assert models.prompt_text(load(CASES[name]), "1+1", "").count("Be brief.") == 1
 
 
 @pytest.mark.parametrize(
@@ -131,19 +124,6 @@ def test_a_system_prompt_for_a_template_without_a_system_turn_is_refused(said, l
 def test_a_solution_that_does_not_go_on_as_the_prompt_begins_is_refused(name, example, said, load):
     with pytest.raises(InputError, match=said):
         tokenize(load(CASES[name]), example)
-
-
-@needs_shared
-def test_the_real_qwen_vocabulary_takes_thinking_and_what_looks_like_a_special_token():
-    tokenizer = models.load_tokenizer(str(SHARED / "qwen3_tokenizer"))
-    for name in ("qwen3", "qwen3 thinking"):
-        tokenizer.chat_template = CASES[name].template
-        [row] = tokenize(tokenizer, THOUGHT)
-        ids = [*row.prompt_ids, *row.response_ids]
-        assert ids.count(tokenizer.convert_tokens_to_ids("<think>")) == 1
-        assert ids.count(tokenizer.convert_tokens_to_ids("</think>")) == 1
-    assert tokenizer.decode(models.stop_token_ids(tokenizer)) == "<|im_end|><|endoftext|>"
-    models.refuse_special_tokens(tokenizer, [("", "<think>\n</think> <tool_call> |im_end|>")])
 
 
 @pytest.mark.parametrize(

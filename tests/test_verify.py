@@ -1,20 +1,19 @@
 r"""What counts as right: tables of answers, hostile input, and the pool's promises."""
 
-import contextlib
 import os
-import random
 import re
 import signal
 import subprocess
 import sys
 import time
-import types
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import verify
 from conftest import ROOT, SHARED, needs_shared, slow
 from data import read_rows
+from stand_in import GradeHere
 from verify import UNGRADED, Grade, RewardError, Verifier, is_correct, read_letter, said_letter
 
 import psutil
@@ -45,10 +44,8 @@ def each_verdict(cases: str) -> pytest.MarkDecorator:
 
 
 @each_form(r"""
-C|(C)|C.|C)|C:|[C]|{C}|$C$|c|(c)|c.|**C**|（C）|C。|C\ |~C|\text{C}|\textbf{(C)}
-\boldsymbol{C}|\operatorname{C}|\mbox{C}|\left(C\right)|C) 12|(C) -5|C. none of the above
-\text{(C) }12\text{ km}|(C) is wrong|(C)?|\text{The correct option is (C)}|Option C
-\text{Answer: C}|\text{The correct answer is (C)}|Answer: (C) Vitamin D
+C|[C]|(c)|c.|**C**|（C）|C。|C\ |~C|\boldsymbol{C}|\operatorname{C}|\mbox{C}|\left(C\right)|C) 12
+\text{The correct option is (C)}|Option C|\text{Answer: C}|\text{The correct answer is (C)}
 \text{(C) A and B}|C) f(A) = B|C. Ann F. Dee""")
 def test_a_box_names_the_letter(form):
     assert read_letter(form) == "C"
@@ -57,26 +54,19 @@ def test_a_box_names_the_letter(form):
 
 
 @each_form(r"""
-B|AC|A, C|\text{C or D}|C/D|(A)(C)|A) C)|(C) 1 (D) 2|C \to A|\text{All but C}|C 12
-\text{C is correct}|C^2|f(C)|12|x|\text{Cat}|\neg C|\text{not C}|(A) and (C)|A. or C|A) 1, C: 2
-C = 12|\text{not (C)}|\text{12 (C)}|(C) 1. (D) 2|\text{A. 1 B. 2 C. 3}""")
+A, C|\text{C or D}|C/D|(A)(C)|(C) 1 (D) 2|f(C)|\text{Cat}|\neg C|\text{not C}|(C) 1. (D) 2""")
 def test_a_box_does_not_name_the_letter(form):
     assert read_letter(form) != "C"
     assert not is_correct(rf"\boxed{{{form}}}", "C")
 
 
 @each_form(r"""
-**C**|C|#### C|$\boldsymbol{C}$|Answer:C|Answer: C - Paris|The answer is C.|Therefore C.
-The answer is:⏎⏎C|答案是 C|【答案】C|The answer is C – as shown.
-The closest option would be (C).|The answer is C. Option B is wrong.
-The answer is (C). None of A, B, D is correct.|Therefore B.⏎No, the correct option is C.
-Is it C or D? The answer is C.|The answer is C because A and B are too small.
-Is the answer C? No.
-The correct option letter is C|The correct letter is C.|正确选项为C|答案是C。选项B错误
-The result: C|The answer is C, (C) Lisbon.|The answer is C as (C) is even
-The answer is C. (B) is wrong.|选项 B 也不正确。【答案】C
-The answer is (C) Vitamin D|C. Lisbon|The pair⏎⏎**C) A and B**|7⏎⏎C|C)⏎C) 12|C)400|So (C)$5$.
-The answer is B. Wait, 2 is odd. Actually the answer is C
+**C**|#### C|Answer: C - Paris|Therefore C.|答案是 C|【答案】C|The closest option would be (C).
+The answer is C. Option B is wrong.|Therefore B.⏎No, the correct option is C.
+The answer is C because A and B are too small.|The correct option letter is C
+The correct letter is C.|正确选项为C|答案是C。选项B错误|The result: C|The answer is C, (C) Lisbon.
+The answer is C as (C) is even|The answer is C. (B) is wrong.|选项 B 也不正确。【答案】C|C. Lisbon
+C)⏎C) 12|C)400|So (C)$5$.|The answer is B. Wait, 2 is odd. Actually the answer is C
 Answer: C⏎⏎Why:⏎A) is wrong.⏎B) is wrong.""")
 def test_a_closing_without_a_box_names_the_letter(form):
     assert said_letter(form) == "C"
@@ -85,16 +75,12 @@ def test_a_closing_without_a_box_names_the_letter(form):
 
 
 @each_form(r"""
-Because C is larger than B|A box has 3 sides. Therefore A circle has one.|I think
-The answer is C / A|answer: c, d|the answer is a|C = 3|The answer is C + 1
-The answer is C's age.|So C and D are equal.|The answer is \boxed{C|The answer is not C.
-The answer is neither C nor B|It is not true that C is correct.|C is not the answer.|A. 3⏎C. 4
-(C) or (D)|A: C is no answer|The answer is C) red or D) blue.|I. 3⏎II. 4|c|Option C
-<answer> C </answer>|故选C。|C is correct, as 12 is even.|The answer is Carol.
-The answer is (C), (D)|C, D|B⏎A C|C⏎A|The answer is on line C.|The answer is 25°C|Answer: C∞v
-答案不是C|答案：C、D|【答案】: C和D|选项C是错误的|选项 C 也不正确。【答案】无正确答案
-【答案】A. 甲乙 B. 甲丙 C. 乙丁 D. 丙丁|The answer is A. 1 B. 2 C. 3
-A.M.|The answer is C(5,2).|The answer is C and D.""")
+The answer is C / A|the answer is a|The answer is C + 1|The answer is C's age.
+The answer is \boxed{C|The answer is not C.|C is not the answer.|A. 3⏎C. 4|(C) or (D)
+The answer is C) red or D) blue.|I. 3⏎II. 4|The answer is Carol.|C, D|B⏎A C|C⏎A
+The answer is on line C.|The answer is 25°C|Answer: C∞v|答案不是C|答案：C、D|【答案】: C和D
+【答案】A. 甲乙 B. 甲丙 C. 乙丁 D. 丙丁|The answer is A. 1 B. 2 C. 3|The answer is C(5,2).
+The answer is C and D.""")
 def test_a_closing_without_a_box_names_no_letter(form):
     assert said_letter(form) is None
 
@@ -119,85 +105,53 @@ def test_all_letters_from_a_to_j_are_options():
 
 
 @each_verdict(r"""
-12 => 12 | 13 ≠> 12 | -12 ≠> 12 | 12, 13 ≠> 12 | 12.0 => 12 | C ≠> 12 | 12 ≠> C | 1,000 => 1000
-1{,}000 => 1000 | 10,\!000 => 10000 | 1\,00 ≠> 100 | 12\ \text{cm} => 12 | −5 => -5 | π => \pi
-0.5 => \frac{1}{2} | \frac12 => 0.5 | \frac{2}{1} ≠> \frac{1}{2} | 50\% => 50 | 35.0\% => 35
-35 => 35.0\% | 7.2\% => 0.072 | 7.2\% ≠> 72 | 4.5\times 10^{33} => 4.5e33
-4.5e33 => 4.5\times 10^{33} | 6.63\times 10^{-34} => 6.63e-34 | 5e-05 ≠> 0.00006 | 2e => 2e
-60. => 60 | 60 => 60. | 1.6\times 10^{-19} ≠> 1.61\times 10^{-19}
-1.6\times 10^{-19} => 0.16\times 10^{-18} | 0 ≠> 1.6\times 10^{-19} | q=0.0000012 ≠> 0.0000014
-q=0.0000012 => 0.0000012 | \sqrt{8} => 2\sqrt{2} | x^2+2x+1 => (x+1)^2 | x+2 ≠> x+1
-1100_{2} => 1100_2 | x=5 => 5 | f'(x) = 2x => 2x | \left(x, y\right) = (1, 2) => (1,2)
-2x + 3 = y => y=2x+3 | \angle ABC = 30^\circ => 30 | x + 1 = 6 => x+1=6 | x \geq 3 => x \ge 3
-\{2, 1\} => \{1,2\} | (2,1) ≠> (1,2) | [1,2] ≠> (1,2)
-\begin{pmatrix} 1 \\ 2 \end{pmatrix} => \begin{bmatrix} 1 \\ 2 \end{bmatrix} | √7 => \sqrt{7}
-5√3 + 6 ≠> 6 | 3 + sqrt(5), 3 - sqrt(5) ≠> 3 | 3x² => 3x^2
-12^{\text{th}} => 12 | 12^{\mathrm{th}} => 12
-\begin{cases} 3 & x>0 \\ 5 & x<0 \end{cases} ≠> 5 | \min(-\infty, -4) ≠> 5 | -\infty => -\infty
-\infty ≠> -\infty | 5 ≠> \infty | 12 weeks => 12 | 2000 calories. => 2000 | 1,000 euros => 1000
-2 dozen ≠> 2 | 2 thirds ≠> 2 | 3 halves ≠> 3 | 2 and a bit ≠> 2 | 2 sin x ≠> 2
-119.99999999999999 => 120
-120 => 119.99999999999999 | 4.00001 ≠> 4 | x>2.5 ≠> x<2.5 | 2.5 ≠> x \ne 2.5 | y=2.5 ≠> x=2.5
-x=2.5 => 2.5 | +\infty => \infty | x = 4.99999999999 => 5 | 2 ≠> 2 xy
-12million => 12000000 | x \le 2.50 => x \le 2.5 | 3t+8 => 8+3t | 11 ≠> 8+3t | -4.9 ≠> -4.9 t
-5g ≠> 5h | 8 m/s => 8 | 3 => 3\text{ cm} | \frac{3^{80}-1}{3^{80}} ≠> \frac{3^{81}-1}{3^{81}}
-1-(\frac34)^{199} ≠> 1-(\frac34)^{200} | \sqrt{2}+\sqrt{3} => \sqrt{5+2\sqrt{6}}
-\frac{m^2}{5}+\frac{m}{5} => \dfrac {m^2} 5 + \dfrac m 5 | 7 ≠> \lg 7 | 7 ≠> \foo{7}
-\foo{7} => \foo {7} | \ln 5 => \log 5 | 2{,}500 + x => x+2500
-M = 2{,}500 => 2500 | B=18,\!204,\!511 => 18204511 | 2{,}50 ≠> 250 | 3\binom{6}{2} => 45
-3\binom{6}{2} ≠> 18 | 3.7 x 10^5 => 370000 | 2.5 × 10^(-4) => 0.00025
-\frac{1}{3 \cdot 2^{2006}} ≠> \frac{2^{2005}+1}{3 \cdot 2^{2006}} | n=1, 2, 3 ≠> n=2, 3, 4
-1, 3, \ldots, 2n-1 ≠> 1, 2, \ldots, n | 9\% => 9 | 9\% => 0.09 | 6.1 × 10⁻³ => 0.0061
-3\text{ million} ≠> 3 | 2 thousand => 2000 | True => true | TRUE => True | True ≠> False
-\text{Evelyn} => Evelyn | \text{Bob} ≠> \text{Evelyn} | \frac{1}{2^{98}} ≠> \frac{1}{2^{99}}
-5 ≠> \frac{m^2} 5 + \frac m 5 | €45 => 45 | 5 cm => 5 | e => e
-i ≠> -i | \frac{2^{1005}-1}{5\cdot 2^{1006}} ≠> \frac{2^{1005}+1}{5 \cdot 2^{1006}}
-\frac{2^{1006}+2}{5\cdot 2^{1007}} => \frac{2^{1005}+1}{5 \cdot 2^{1006}}
-\frac13-\frac{1}{7\cdot 3^{1020}} ≠> \frac13+\frac{1}{7\cdot 3^{1020}} | 2^{1009} => $2^{1009}$
+12 => 12 | 13 ≠> 12 | C ≠> 12 | 12 ≠> C | 1\,00 ≠> 100 | 0.5 => \frac{1}{2}
+\frac{2}{1} ≠> \frac{1}{2} | 35.0\% => 35 | 35 => 35.0\% | 7.2\% => 0.072 | 7.2\% ≠> 72
+6.63\times 10^{-34} => 6.63e-34 | 1.6\times 10^{-19} ≠> 1.61\times 10^{-19}
+0 ≠> 1.6\times 10^{-19} | q=0.0000012 ≠> 0.0000014 | x^2+2x+1 => (x+1)^2 | x+2 ≠> x+1
+1100_{2} => 1100_2 | x=5 => 5 | \{2, 1\} => \{1,2\} | (2,1) ≠> (1,2) | [1,2] ≠> (1,2)
+√7 => \sqrt{7} | 5√3 + 6 ≠> 6 | 3 + sqrt(5), 3 - sqrt(5) ≠> 3 | 3x² => 3x^2 | 12^{\text{th}} => 12
+12^{\mathrm{th}} => 12 | \begin{cases} 3 & x>0 \\ 5 & x<0 \end{cases} ≠> 5 | \min(-\infty, -4) ≠> 5
+\infty ≠> -\infty | 5 ≠> \infty | 2000 calories. => 2000 | 2 dozen ≠> 2 | 2 thirds ≠> 2
+3 halves ≠> 3 | 2 and a bit ≠> 2 | 2 sin x ≠> 2 | 4.00001 ≠> 4 | x>2.5 ≠> x<2.5 | 2.5 ≠> x \ne 2.5
+y=2.5 ≠> x=2.5 | x = 4.99999999999 => 5 | 12million => 12000000 | 11 ≠> 8+3t | -4.9 ≠> -4.9 t
+5g ≠> 5h | 8 m/s => 8 | \sqrt{2}+\sqrt{3} => \sqrt{5+2\sqrt{6}}
+\frac{m^2}{5}+\frac{m}{5} => \dfrac {m^2} 5 + \dfrac m 5 | 7 ≠> \lg 7 | \foo{7} => \foo {7}
+\ln 5 => \log 5 | 2{,}500 + x => x+2500 | M = 2{,}500 => 2500 | B=18,\!204,\!511 => 18204511
+2{,}50 ≠> 250 | 3\binom{6}{2} => 45 | 3\binom{6}{2} ≠> 18 | 1, 3, \ldots, 2n-1 ≠> 1, 2, \ldots, n
+6.1 × 10⁻³ => 0.0061 | 3\text{ million} ≠> 3 | 2 thousand => 2000 | True ≠> False
+\text{Evelyn} => Evelyn | €45 => 45 | i ≠> -i
+\frac{2^{1005}-1}{5\cdot 2^{1006}} ≠> \frac{2^{1005}+1}{5 \cdot 2^{1006}}
+\frac13-\frac{1}{7\cdot 3^{1020}} ≠> \frac13+\frac{1}{7\cdot 3^{1020}}
 8.00 \times 10^{12} \, \text{km} => 8e12 | 2^3 \times 10^4 => 80000 | \frac12 \times 10^4 => 5000
-3 \times 10^{2x} ≠> 300x | 2 \cdot 10^5 => 200000 | 0.0003334 ≠> \frac{1}{3000}
-0.000333333 => \frac{1}{3000} | b) 12 => b | (b) 12 => b | c) 12 ≠> b | 12 ≠> b | 12 cm^2 => 12
-12 => 12 square meters | 5 => 5 ft | 3\text{ hundred} ≠> 3 | 0 ≠> 5x - 7y + 4 = 0""")
+0.0003334 ≠> \frac{1}{3000} | b) 12 => b | (b) 12 => b | c) 12 ≠> b | 12 cm^2 => 12
+12 => 12 square meters | 5 => 5 ft | 3\text{ hundred} ≠> 3""")
 def test_a_value_in_a_box_is_compared_with_the_reference(said, verdict, reference):
     assert is_correct(rf"So it is $\boxed{{{said}}}$.", reference) == (verdict == "=")
 
 
 @each_verdict(r"""
 \boxed{4} and \boxed{} => 4 | \boxed{4} and then \boxed{5 => 4
-\boxed{12}, no: \boxed{13} ≠> 12 | \fbox{7} => 7
-\boxed{\frac{1}{\sqrt{2}}} is it => \frac{\sqrt{2}}{2}
-<think>\boxed{3}</think>It is \boxed{7}. => 7 | <think>\boxed{7}</think>It is \boxed{3}. ≠> 7
-<think>\boxed{7}</think>I do not know. ≠> 7 | <think> so \boxed{7}, and => 7
-\boxed{3}, \boxed{4} => 4 | \boxed{3}, \boxed{4} ≠> 3,4 | 5 + 7 = 12 => 12
-The answer is 4. \boxed{} => 4 | The answer is 12, hence \boxed{13} ≠> 12
-The answer is (B) ≠> C | The answer is C, that is \boxed{B} ≠> C | The answer is $12$. => 12
-we get 12.⏎⏎**12** => 12 | #### 18 => 18 | She makes 9 * 2 = $18 => 18 | \[x = 12\] => 12
-So the final answer is 3/4. => 0.75 | Hence $x = \frac{1}{2}$. => 0.5
-The angle is 90°. => 90^\circ | ½ of 24 is 12. => 12 | So the answer is True. => True
-The answer is: **no**. => No | The answer is True. ≠> False | Answer: (4, -9) => (4,-9)
-Answer: (4, -9) ≠> 9 | **Answer:** 7, -3 => -3,7 | Answer: $12x - 35$ => 12x - 35
-Answer: 8 - 3i ≠> 8 | Answer: y = 4x + 1 => y = 4x + 1 | Answer: Oskar => \text{Oskar}
+<think>\boxed{7}</think>It is \boxed{3}. ≠> 7 | <think>\boxed{7}</think>I do not know. ≠> 7
+<think> so \boxed{7}, and => 7 | \boxed{3}, \boxed{4} => 4 | \boxed{3}, \boxed{4} ≠> 3,4
+5 + 7 = 12 => 12 | The answer is 4. \boxed{} => 4 | The answer is C, that is \boxed{B} ≠> C
+#### 18 => 18 | So the final answer is 3/4. => 0.75 | The answer is True. ≠> False
+Answer: (4, -9) ≠> 9 | **Answer:** 7, -3 => -3,7 | Answer: 8 - 3i ≠> 8
 **Final Answer:**⏎\[⏎\text{Answer: } 14⏎\] => 14 | Final Answer:⏎$$ 8 \, \text{cm} $$ => 8
 \[⏎8 \text{ cm}⏎\] => 8 | The answer is 2.5 × 10^(-4). => 0.00025
-The answer is 3.7x10^5 m/s. => 370000 | The answer is (c) 18. => 18
-The limit is $\infty$. => \infty | Answer: \foo{7} => \foo {7} | Answer: \foo{7} ≠> \foo{8}
-The answer is 5, because 4 is too small. => 5 | Answer: m+n = 256+37 = 293 ≠> 256
-Answer: 5x^2 + 3 => 5x^2+3 | Answer: `12` => 12
-With \begin{cases} n & n>0 \end{cases} we get⏎\[b = 9.\]⏎⏎Answer: 9 => 9
-The answer is True, by Euler. => True | If it is odd, the answer is True. ≠> True
-The answer is True or False. ≠> True | True. => True | The answer is not valid. ≠> valid
-It is valid. ≠> valid | \boxed{C} => (C) | \boxed{C} => \text{(C)} | \boxed{D} ≠> (C)
-It is $-4+9i.$ => -4+9i | <think>a</think>\boxed{1}<think>b</think>\boxed{2} => 2
-### Answer:⏎⏎The area is $50$. => 50 | The answer is False. A counter-example is 2. => False
-The answer is True if x > 0. ≠> True | So the answer is true - it holds. => True
-7^{99999} mod 1000 is 143. => 143 | Answer: 6 apples and 2 pears ≠> 8 | The answer is: -5. => -5
-Answer: 12x - 35 ≠> 12
-Hence \[19x - 4x = 15x.\] => 15x | \[⏎Answer: \$8.00⏎\] => 8
+The answer is 3.7x10^5 m/s. => 370000 | The answer is (c) 18. => 18 | Answer: \foo{7} => \foo {7}
+Answer: m+n = 256+37 = 293 ≠> 256 | The answer is True, by Euler. => True
+If it is odd, the answer is True. ≠> True | The answer is True or False. ≠> True | True. => True
+The answer is not valid. ≠> valid | \boxed{C} => (C) | \boxed{D} ≠> (C) | It is $-4+9i.$ => -4+9i
+<think>a</think>\boxed{1}<think>b</think>\boxed{2} => 2 | ### Answer:⏎⏎The area is $50$. => 50
+The answer is False. A counter-example is 2. => False | The answer is True if x > 0. ≠> True
+So the answer is true - it holds. => True | Answer: 6 apples and 2 pears ≠> 8
+Answer: 12x - 35 ≠> 12 | Hence \[19x - 4x = 15x.\] => 15x
 Answer: \begin{pmatrix} -2 \\ 0 \end{pmatrix} => \begin{pmatrix} -2 \\ 0 \end{pmatrix}
 In short, the answer is True: the map is continuous. => True
 it is greater than 1.07 x 10^-24 kg·m/s ≠> 1e-24 | it is 1.07 x 10^-24 kg·m/s => 1.07e-24
-Answer: 12 (dollars) => 12 | the answer is no: it is odd. => No
-Answer: sqrt(5) => \sqrt{5} | Answer: sqrt(5) ≠> 5 | The argument is **valid**. ≠> valid
+Answer: 12 (dollars) => 12 | the answer is no: it is odd. => No | Answer: sqrt(5) => \sqrt{5}
+Answer: sqrt(5) ≠> 5 | The argument is **valid**. ≠> valid
 ### Answer:⏎⏎The argument is **valid**. => valid
 ### Answer:⏎⏎The solution to $\frac{x}{2} = 3$ is $x = 6$. => 6""")
 def test_a_completion_is_read_where_its_answer_stands(said, verdict, reference):
@@ -205,9 +159,9 @@ def test_a_completion_is_read_where_its_answer_stands(said, verdict, reference):
 
 
 @each_verdict(r"""
-C => C) 12 | C => (C) Lisbon | C => Option C | C => Answer: (C) | D ≠> C) 12 | 12 ≠> C) 12
-72 => #### 72 | 72 => The answer is 72. | 72 => Answer: 72 | 7 ≠> #### 72 | C ≠> C. Lisbon
-A ≠> [A]_0 e^{-kt} | A ≠> (A) or (B) | pricing ≠> Option pricing""")
+C => C) 12 | C => (C) Lisbon | C => Option C | C => Answer: (C) | D ≠> C) 12 | 72 => #### 72
+72 => The answer is 72. | 7 ≠> #### 72 | C ≠> C. Lisbon | A ≠> (A) or (B)
+pricing ≠> Option pricing""")
 def test_a_reference_that_holds_more_than_the_answer_is_read_like_a_box(said, verdict, reference):
     assert is_correct(rf"\boxed{{{said}}}", reference) == (verdict == "=")
 
@@ -245,24 +199,6 @@ STUMBLES = [
 \sum_{k=1}^{\infty} \frac{\lfloor \sqrt{k} \rfloor}{k^3} / 2|\max(\frac{1}{0}, 1) / 1|1.5e300!! / 1
 \lceil \pi^{10^{400}} \rceil / 1""")
 ]
-ATOMS = table(r"""
-0|1|2|3|7|0.5|-4|x|n|\pi|e|i|\infty|-\infty|\frac{1}{0}|\sqrt{-1}|10^{400}|1.5e300|\emptyset""")
-SHAPES = table(r"""
-\frac{@}{@}|@+@|@-@|@ \cdot @|@^{@}|\sqrt{@}|\sqrt[@]{@}|@!|@!!|\binom{@}{@}|(@)(@)|@\%|@_{@}|@, @
-\sum_{n=1}^{@} @|\sum_{n=@}^{\infty} \frac{@}{n}|\prod_{n=1}^{@} @|\lim_{x \to @} @
-\int_{@}^{@} @ \, dx|\lfloor @ \rfloor|\lceil @ \rceil|\max(@, @)|\min(@, @)|\gcd(@, @)|\log_{@} @
-\ln @|\sin @|\arctan @|\begin{pmatrix} @ & @ \\ @ & @ \end{pmatrix}
-\det \begin{pmatrix} @ & @ \\ @ & @ \end{pmatrix}|\{@, @\}|(@, @]|[@, @)|(@, @)|\{@\} \cup [@, @]
-@ < @|@ \le x < @|x = @|@ \ne @|x \in (@, @)|@ \equiv @ \pmod{@}|\frac{d}{dx} @|\overline{@}
-\text{@}|@^\circ|@ \pm @|@ : @|\mathbb{R} \setminus \{@\}|\lvert @ \rvert""")
-
-
-def random_latex(rng: random.Random, depth: int) -> str:
-    """An expression of nested SHAPES; most make no sense."""
-    if depth == 0:
-        return rng.choice(ATOMS)
-    first, *rest = rng.choice(SHAPES).split("@")
-    return first + "".join(random_latex(rng, rng.randrange(depth)) + part for part in rest)
 
 
 def test_an_answer_or_a_reference_at_which_the_algebra_raises_is_wrong_and_counted(verifier):
@@ -275,30 +211,11 @@ def test_an_answer_or_a_reference_at_which_the_algebra_raises_is_wrong_and_count
     assert verifier.grade([r"\boxed{0.5}"], [STUMBLES[0][0]])[0].ungraded
 
 
-@slow
-def test_no_text_ends_the_grading_and_none_counts_as_a_number_or_a_letter_that_it_is_not():
-    rng = random.Random(0)
-    texts = [random_latex(rng, depth=3) for _ in range(700)]
-    pairs = [pair for x in texts for pair in ((rf"\boxed{{{x}}}", "7919"), (r"\boxed{7919}", x))]
-    for x in texts[:80]:
-        said, last_line = f"The answer is ${x}$.", f"So we have\n\n\\[{x}\\]"
-        pairs += [(said, "7919"), (last_line, "7919"), (rf"\boxed{{{x}}}", "C"), (said, "C")]
-    with Verifier(num_workers=2, timeout_s=0.2) as verifier:
-        grades = verifier.grade(*zip(*pairs, strict=True))
-    assert not [pair for pair, grade in zip(pairs, grades, strict=True) if grade.correct]
-    assert any(grade.ungraded for grade in grades)  # else they are too tame
-
-
 ENDLESS = r"\boxed{\sum_{n=1}^\infty \frac{\log(n)^7}{n^\pi+\sqrt{n}}}"  # only the deadline ends it
 HUGE = table(r"9^{9^{9^{9}}}|(10^9)!|(x+y+z+w)^{500}|\int_0^1 x^{x^{x^{x}}} dx|0.1^{-99999999}")
 HOSTILE = [rf"\boxed{{{box}}}" for box in (*HUGE, "(" * 450 + "1" + ")" * 450, "1+" * 5000 + "1")]
-HOSTILE += [
-    r"\boxed{" * 2000 + "1" + "}" * 2000,
-    r"\boxed{1}" * 20_000 + r"\boxed{2}",
-    "<think>" * 10_000 + r"\boxed{9^{9^{9^{9}}}}",
-    *("1" * 200_000, "=" * 100_000, "$" * 50_001, "the answer is " * 20_000),
-    *("\x00\x01\x02\\boxed{\x00}", "\ud800\\boxed{\udfff}", ENDLESS),
-]
+HOSTILE += [r"\boxed{" * 2000 + "1" + "}" * 2000, "<think>" * 10_000 + HOSTILE[0]]
+HOSTILE += ["1" * 200_000, "$" * 50_001, "the answer is " * 20_000, "\ud800\\boxed{\x00}", ENDLESS]
 
 
 @slow
@@ -343,7 +260,8 @@ def test_a_number_is_a_reference_and_what_is_no_text_either_is_an_error(verifier
 
 def test_a_worker_outlives_signals_and_is_replaced_when_it_ends_and_none_is_left_behind():
     one, two, right = r"\boxed{1}", r"\boxed{2}", Grade(True, "2")
-    assert UNGRADED == (False, None, True)
+    limits = [Verifier(0, *given).timeout_s for given in ((), (None, "r.py:f"), (3, "r.py:f"))]
+    assert limits == [0.8, 10, 3] and UNGRADED == (False, None, True)
     with Verifier(num_workers=1, timeout_s=1) as verifier:
         assert verifier.score([one], ["1"]) == [True]
         parent = psutil.Process(verifier.workers[0].process.pid)
@@ -366,11 +284,6 @@ def test_a_worker_outlives_signals_and_is_replaced_when_it_ends_and_none_is_left
         verifier.workers[0].process.kill()  # while it starts: this is no wrong answer
         with pytest.raises(EOFError):
             verifier.score([one], ["1"])
-
-
-def test_an_answer_has_so_much_time_by_default():
-    limits = [Verifier(0, *given).timeout_s for given in ((), (None, "r.py:f"), (3, "r.py:f"))]
-    assert limits == [0.8, 10, 3]
 
 
 @slow
@@ -555,16 +468,12 @@ def test_the_pages_reward_functions_work(tmp_path):
         assert verifier.score([*completions, "no code"], [row] * 4) == [1, 0.5, 0, 0]
 
 
-def test_the_pages_reward_for_other_trainers_works(monkeypatch, verifier):
-    def make_trainer(model, reward_funcs, train_dataset):
-        def train():
-            texts = [r"\boxed{7}", r"\boxed{8}"]
-            chats = [[{"role": "assistant", "content": text}] for text in texts]
-            for completions in (texts, chats):
-                assert reward_funcs(completions=completions, **train_dataset) == [1.0, 0.0]
-
-        return types.SimpleNamespace(train=train)
-
-    monkeypatch.setitem(sys.modules, "trl", types.SimpleNamespace(GRPOTrainer=make_trainer))
-    monkeypatch.setattr(verify, "Verifier", lambda **_: contextlib.nullcontext(verifier))
-    exec(PYTHON[1], {"dataset": {"answer": ["7", "7"], "id": [1, 2]}})
+def test_the_pages_reward_for_other_trainers_works(monkeypatch):
+    trl = Mock()
+    monkeypatch.setitem(sys.modules, "trl", trl)
+    monkeypatch.setattr(verify, "Verifier", lambda **_: GradeHere())
+    exec(PYTHON[1], {"dataset": None})
+    is_right = trl.GRPOTrainer.call_args.kwargs["reward_funcs"]
+    chat = [{"role": "assistant", "content": r"\boxed{7}"}]
+    texts = [r"\boxed{8}, no: \boxed{7}", r"\boxed{8}", chat]
+    assert is_right(completions=texts, answer=["7"] * 3, id=[1, 2, 3]) == [1, 0, 1]
