@@ -65,7 +65,7 @@ MISTAKES = [  # exercise, what stands below its solution (SOLVED), what the stud
     (2, "loss_by_tokens = lambda *given: SOLVED(*given).detach()", "loses the gradient"),
     (2, "FACTOR_BY_TOKENS = True", "write a number"),
     (3, "expectation = lambda f, p, k: 1 - (p if f is oswft else p**k)", "Other cases are right"),
-    (3, "HARD_GOES_TO = 0.99", "it is near. Rounded badly, or stopped too early?"),
+    (3, "HARD_GOES_TO = 0.99", "yours is near: is it rounded badly, or did"),
     (4, "weights_in_use = lambda i, s, o, p: 1 - p if i in (0, 4, 8) or s == 1 else o", "Other st"),
     (4, "weights_in_use = lambda i, s, o, p: 1 - p if i % s == 0 and i < 12 else o", "Other steps"),
     (5, "mask_by_position = lambda *given: SOLVED(*given).int()", "gives torch.int32"),
@@ -74,7 +74,7 @@ MISTAKES = [  # exercise, what stands below its solution (SOLVED), what the stud
     (6, "find_forgotten = lambda gaps: SOLVED(gaps) or None", "takes step 0 for none"),
     (7, "WEIGHTS_AT_K2 = [0.5, 0]", "two answers agree or differ"),
     (8, "no_signal = lambda p, g: p**3 + (1 - p) ** 3", "is a p or a g written into the code?"),
-    (8, "GRPO_G8 = 0.91", "it is near. Rounded badly"),
+    (8, "GRPO_G8 = 0.91", "yours is near: is it rounded badly"),
     (8, "WEIGHT = B", 'a letter is written in quotes: "B"'),
 ]
 

@@ -26,8 +26,8 @@ def gap_mean(sampled: torch.Tensor, scored: torch.Tensor) -> float:
 def find_forgotten(gaps: list[float]) -> int | None:
     """The step whose sync was forgotten, from the gap of each step; None if there is none.
 
-    It must do for runs of other lengths, and of other models, whose usual gap may be a hundredth or
-    thirty times of this one's. A forgotten sync makes a gap several times as large as is usual.
+    It must also do for other lengths and other models, whose usual gap may be a thousandth of this
+    one's, or thirty times as large. A forgotten sync makes a gap several times as large as usual.
     """
     raise NotImplementedError("write `find_forgotten`")
 

@@ -54,7 +54,8 @@ def solve(name: str) -> tuple[dict, list[tuple[dict, str]], dict[str, str]]:
 
 
 def shown(value) -> str:
-    value = value.tolist() if isinstance(value, torch.Tensor) else value
+    if isinstance(value, torch.Tensor):
+        value = (value.int() if value.dtype == torch.bool else value).tolist()
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(shown, value))}]"
     return f"{value:.4g}" if isinstance(value, float) else getattr(value, "__name__", repr(value))
@@ -90,7 +91,7 @@ def fault(value, right) -> str:
     if same(value, right) and not isinstance(value, bool):
         return ""
     why = " (nan: what is divided by 0?)" if "nan" in shown(value) else ""
-    why = " (is a `return` missing?)" if value is None else why
+    why = " (is a `return` missing?)" if value is None and type(right) is not int else why
     return f"gives {shown(value)}{why}, but {shown(right)} is right"
 
 
@@ -111,7 +112,8 @@ def check(exercise: SimpleNamespace, name: str, cases: Sequence[tuple], note: st
         assert unchanged, f"`{name}` changes its input, which its caller still needs: copy it"
         mistakes = [each for each in mistakes if same(value, attempt(each[0][name], kept))]
         if not failure and (failure := fault(value, right)):
-            failure += f". The input: {', '.join(map(shown, kept))}" + f". {note}" * (number > 0)
+            inputs = textwrap.shorten(", ".join(map(shown, kept)), 200, placeholder=" ...")
+            failure += f". The input: {inputs}" + f". {note}" * (number > 0)
     assert not failure, f"`{name}` {mistakes[0][1] if mistakes else failure}"
 
 
@@ -141,7 +143,7 @@ def check_answers(exercise: SimpleNamespace) -> None:
             rounded = [round(right, digits) or right for digits in range(2, 17)]
             good = any(math.isclose(value, it, rel_tol=1e-6, abs_tol=1e-9) for it in rounded)
             if abs(value - right) <= 0.02 * right:
-                hint = f"it is near. Rounded badly, or stopped too early? {hint}"
+                hint += " (yours is near: is it rounded badly, or did you stop too early?)"
         else:
             good = value == right or same(value, right)
         assert good, f"{name} is not {value!r}: {hint}"
@@ -237,10 +239,13 @@ def write_after_training(make_mask: Callable) -> str:
 def ex6_sync(exercise: SimpleNamespace) -> str:
     pairs = [([[-1.0, -2, -4], [-3, -4, -1]], [[-2.0, -4, -1], [-2.5, -1, -3]])]
     pairs += [([[-0.5], [-3], [-1]], [[-0.25], [-3], [-5]]), ([[-1.0] * 4], [[-1.5] * 4])]
-    check(exercise, "gap_mean", [tuple(map(torch.tensor, pair)) for pair in pairs])
-    runs = [[float(gap) for gap in exercise.run(forgotten)] for forgotten in (None, 5, 0, 9, 2)]
-    others = [[gap * scale for gap in gaps] for gaps in runs for scale in (0.01, 30)]
-    others += [gaps[1:4] + gaps for gaps in runs]  # 13 steps
+    note = "Other gaps are right: is a size of theirs written into the code?"
+    check(exercise, "gap_mean", [tuple(map(torch.tensor, pair)) for pair in pairs], note)
+    runs = [[float(gap) for gap in exercise.run(forgotten)] for forgotten in (None, 5, 0)]
+    steps = range(len(runs[0]))
+    runs += [[runs[0][i] * (6 if i == step else 1) for i in steps] for step in steps]
+    others = [[gap * scale for gap in gaps] for gaps in runs for scale in (0.001, 30)]
+    others += [runs[0] * 2 + gaps for gaps in runs[1:]]  # 30 steps
     note = "Other runs are right: only gaps of one run, compared with each other, tell it in all"
     check(exercise, "find_forgotten", [(gaps,) for gaps in runs + others], note)
     return f"Without the sync of step 5: {[round(gap, 4) for gap in runs[1]]}."
