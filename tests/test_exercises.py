@@ -40,40 +40,62 @@ def test_an_exercise_passes_when_each_gap_is_filled_and_each_answer_right(name, 
     functions = re.findall(r"raise NotImplementedError\(\"write `(\w+)`\"\)", exercise(name))
     answers = re.findall(r"^(\w+) = \.\.\.", exercise(name), re.MULTILINE)
     assert len(functions) + len(answers) == len(re.findall(r"Error\(|= \.\.\.", exercise(name)))
+    solution, _, hints = grade.solve(name)
+    assert sorted(hints) == sorted(answers)
     assert graded(name, exercise(name)) == (False, f"not done yet: write `{functions[0]}`")
     assert graded(name, solved(name))[0], graded(name, solved(name))
     for function in functions:
         gap = f"def {function}(*_):\n    raise NotImplementedError('write `{function}`')\n"
         assert graded(name, solved(name) + gap) == (False, f"not done yet: write `{function}`")
     for answer in answers:
-        text, (right, hint) = f"{solved(name)}{answer} = ", grade.RIGHT[answer]
+        text, right, hint = f"{solved(name)}{answer} = ", solution[answer], hints[answer]
         assert graded(name, text + "...") == (False, f"not done yet: fill in {answer}")
-        wrong = {str: "D", bool: not right, float: 7.0, list: [0]}[type(right)]
+        wrong = {str: "D", bool: not right, list: [0]}.get(type(right), 7.0)
         reason = f"not right yet: {answer} is not {wrong!r}: {hint}"
         assert graded(name, text + repr(wrong)) == (False, reason)
 
 
-MISTAKES = [  # exercise, what stands in the solution, what instead, what the student reads
-    ("ex1_weights", "1 - rewards", "rewards", "gives p̂, the share of right answers"),
-    ("ex1_weights", ".detach()", "", "a gradient flows through your weights"),
-    ("ex2_divisor", "/ mask", "/ (weights[:, None] * mask)", "divides by the sum of the weights"),
-    ("ex3_hard", "p**right * (1 - p) ** (k - right)", "0.5**k", "outcomes as equally probable"),
-    ("ex4_stale", "if step % s == 0", "if True", "renews the weights at every step"),
-    ("ex5_pad", "(positions < lengths[:, None])", "(tokens != PAD)", "leaves out the end of turn"),
-    ("ex5_pad", " & (positions < lengths[:, None])", "", "learns padding"),
-    ("ex6_sync", ".abs()", "", "cancels differences of both signs"),
-    ("ex7_weighting", "k / (k - 1) * ", "", "has a mean of 1/2, 2/3, 3/4 times p (1 - p)"),
-    ("ex8_groups", "dim=1, keepdim=True", "", "compares with the whole batch"),
-    ("ex8_groups", " + (1 - p) ** g", "", "a group that is all wrong has no signal either"),
+MISTAKES = [  # exercise, what stands below its solution (SOLVED), what the student reads
+    (1, "oswft_weights = lambda r: (1 - r.float().mean(1)).tolist()", "gives a list, but its"),
+    (1, "oswft_weights = lambda r: 1 - r.float().numpy().mean(1)", "gives a ndarray, but its"),
+    (1, "oswft_weights = lambda r: 1 - r.float().mean(1)", "a gradient flows through your weights"),
+    (1, "oswft_weights = lambda r: SOLVED(r[:, :3])", "is a size or a type of theirs written"),
+    (1, "oswft_weights = lambda r: SOLVED(r)[:, None]", "must return the shape (5,)"),
+    (1, "oswft_weights = lambda r: SOLVED(r) + 0 * r.neg_()[:, 0]", "changes its input"),
+    (2, "loss_by_tokens = lambda *given: SOLVED(*given).detach()", "loses the gradient"),
+    (2, "FACTOR_BY_TOKENS = True", "write a number"),
+    (3, "expectation = lambda f, p, k: 1 - (p if f is oswft else p**k)", "Other cases are right"),
+    (3, "HARD_GOES_TO = 0.99", "yours is near: is it rounded badly, or did"),
+    (4, "weights_in_use = lambda i, s, o, p: 1 - p if i in (0, 4, 8) or s == 1 else o", "Other st"),
+    (4, "weights_in_use = lambda i, s, o, p: 1 - p if i % s == 0 and i < 12 else o", "Other steps"),
+    (5, "mask_by_position = lambda *given: SOLVED(*given).int()", "gives torch.int32"),
+    (6, "find_forgotten = lambda g: next((i for i in range(10) if g[i] > 0.003), None)", "in all"),
+    (6, "find_forgotten = lambda gaps: SOLVED(gaps[:10])", "only gaps of one run"),
+    (6, "find_forgotten = lambda gaps: SOLVED(gaps) or None", "takes step 0 for none"),
+    (7, "WEIGHTS_AT_K2 = [0.5, 0]", "two answers agree or differ"),
+    (8, "no_signal = lambda p, g: p**3 + (1 - p) ** 3", "is a p or a g written into the code?"),
+    (8, "GRPO_G8 = 0.91", "yours is near: is it rounded badly"),
+    (8, "WEIGHT = B", 'a letter is written in quotes: "B"'),
 ]
 
 
-@pytest.mark.parametrize("name, right, wrong, reason", MISTAKES)
-def test_a_typical_mistake_fails_with_its_reason(name, right, wrong, reason, graded):
-    before, text = exercise(name), solved(name).removeprefix(exercise(name))
-    assert right in text
-    passed, message = graded(name, before + text.replace(right, wrong))
+@pytest.mark.parametrize("number, wrong, reason", MISTAKES)
+def test_a_typical_mistake_fails_with_its_reason(number, wrong, reason, graded):
+    name = [*GRADERS][number - 1]
+    text = f"{solved(name)}\nSOLVED = globals().get({wrong.split()[0]!r})\n{wrong}"
+    passed, message = graded(name, text)
     assert not passed and reason in message, message
+
+
+@pytest.mark.parametrize("name", GRADERS)
+def test_each_mistake_that_stands_with_the_solution_hears_its_own_hint(name, graded):
+    table = solved(name).partition("HINTS = ")[2].splitlines()
+    for place, (right, arrow, wrong) in enumerate(row.partition(" -> ") for row in table):
+        if arrow:
+            hint = next(row.strip() for row in table[place:] if row.startswith(" "))
+            text = solved(name).removeprefix(exercise(name)).replace(right, wrong)
+            passed, message = graded(name, exercise(name) + text)
+            assert not passed and f"` {hint}" in message, (right, wrong, message)
 
 
 def test_the_grader_prints_each_exercise_and_says_if_all_passed(monkeypatch, tmp_path, capsys):

@@ -5,7 +5,8 @@ itself, and each answer is checked. The solution then counts by the share of ans
 What the model can do already costs nothing; what it fails at is learnt in full. This method is
 called OSW-FT.
 
-Task: write `oswft_weights` from its docstring. This one line is the method; the rest is a loop.
+Task: write `oswft_weights`, which turns verdicts on the answers into a weight for each question.
+This one line is the method; the rest is a loop.
 Hint: which of the two dimensions holds the answers to the same question?
 """
 
@@ -20,7 +21,7 @@ def oswft_weights(rewards: torch.Tensor) -> torch.Tensor:
             Verdicts may come as floats, as integers or as booleans.
 
     Returns:
-        (B,) weights in [0, 1]: floats, and constants, so no gradient may flow through them.
+        (B,) weights in [0, 1]: a tensor of floats, and constants: no gradient flows through them.
 
     >>> oswft_weights(torch.tensor([[1., 1.], [1., 0.], [0., 0.]]))
     tensor([0.0000, 0.5000, 1.0000])

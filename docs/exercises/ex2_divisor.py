@@ -23,7 +23,7 @@ def loss_by_tokens(
         weights: (B,) of the solutions. Tokens of weight 0 are counted, too.
 
     Returns:
-        a scalar.
+        one number, as a tensor through which the gradient flows to `logprobs`.
     """
     raise NotImplementedError("write `loss_by_tokens`")
 

@@ -25,13 +25,17 @@ def hard(outcome: tuple[int, ...]) -> float:
 def expectation(value: Callable[[tuple[int, ...]], float], p: float, k: int) -> float:
     """The mean of `value(outcome)` over k answers, each of which is right with probability p.
 
+    Args:
+        value: for the order of the answers it makes no difference. It need not be one of the above.
+        p: from 0 to 1, both included.
+
     >>> round(expectation(hard, p=0.5, k=2), 6)
     0.75
     """
     raise NotImplementedError("write `expectation`")
 
 
-# A question that the model mostly solves: p = 0.9. Two decimals are enough.
+# A question that the model mostly solves: p = 0.9. Round to two decimals, or to more.
 MEAN_OSWFT_K1 = ...  # the mean weight
 MEAN_OSWFT_K4 = ...
 MEAN_HARD_K4 = ...

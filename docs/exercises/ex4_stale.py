@@ -24,6 +24,8 @@ def success(theta: torch.Tensor) -> torch.Tensor:
 def weights_in_use(step: int, s: int, old: torch.Tensor | None, p: torch.Tensor) -> torch.Tensor:
     """The weights of all questions at this step: new ones at every s-th step, from step 0 on.
 
+    A new weight is 1 - p. No tensor is changed in place.
+
     Args:
         old: (N,) the weights that the step before used; None at step 0.
         p: (N,) how probable the right answers are for the model as it is now.

@@ -24,7 +24,11 @@ def gap_mean(sampled: torch.Tensor, scored: torch.Tensor) -> float:
 
 
 def find_forgotten(gaps: list[float]) -> int | None:
-    """The step whose sync was forgotten, from the gap of each step; None if there is none."""
+    """The step whose sync was forgotten, from the gap of each step; None if there is none.
+
+    It must also do for other lengths and other models, whose usual gap may be a thousandth of this
+    one's, or thirty times as large. A forgotten sync makes a gap several times as large as usual.
+    """
     raise NotImplementedError("write `find_forgotten`")
 
 

@@ -17,7 +17,7 @@ def undecided_weights(rewards: torch.Tensor) -> torch.Tensor:
     It uses all K answers, and their order does not matter.
 
     Args:
-        rewards: (B, K), 1 for a right answer, 0 for a wrong one.
+        rewards: (B, K) floats, 1 for a right answer, 0 for a wrong one.
 
     Returns:
         (B,) weights.

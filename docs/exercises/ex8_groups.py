@@ -15,7 +15,7 @@ def grpo_advantages(rewards: torch.Tensor) -> torch.Tensor:
     """A = (r - mean) / std of the answers to the same question; 0 where all of them are alike.
 
     Args:
-        rewards: (B, G), 1 for a right answer, 0 for a wrong one; G is at least 2.
+        rewards: (B, G) floats, 1 for a right answer, 0 for a wrong one; G is at least 2.
 
     Returns:
         (B, G) advantages. The std is that of a sample: it divides by G - 1.
@@ -38,8 +38,8 @@ def no_signal(p: float, g: int) -> float:
 
 # A hard question: one answer in a hundred is right. How probable is it that nothing is learnt
 # from it?
-GRPO_G8 = ...  # with a group of 8 answers; two decimals
-OSWFT_K2 = ...  # with OSW-FT's weight from 2 answers; four decimals
+GRPO_G8 = ...  # with a group of 8 answers; rounded to two decimals, or more
+OSWFT_K2 = ...  # with OSW-FT's weight from 2 answers; to four decimals
 
 # All sampled answers to a question are wrong. What is then ...
 WEIGHT = ...  # OSW-FT's weight of its solution?

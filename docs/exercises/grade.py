@@ -2,174 +2,207 @@
 
 make exercises              # all of them
 make exercises ONLY=3       # one, the same as: python docs/exercises/grade.py 3
+
+A solution ends with the hints that are shown: each stands below what it is for, a typical mistake
+(what the solution has -> what is written instead) or the name of an answer.
 """
 
+import copy
 import itertools
+import math
 import runpy
 import sys
 import textwrap
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
+from numbers import Number
 from pathlib import Path
 from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from demo.tiny import COMMITTED, make_tokenizer
-from train_grpo import grpo_advantages
-from train_oswft import oswft_loss, oswft_weights
+import cpu  # noqa: F401 (before torch)
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoConfig, Qwen3ForCausalLM
 
 FOLDER = Path(__file__).resolve().parent
+SOLUTIONS = FOLDER / "solutions"
+
+
+def execute(code: str) -> dict:
+    names: dict = {}
+    exec(code, names)
+    return names
+
+
+def solve(name: str) -> tuple[dict, list[tuple[dict, str]], dict[str, str]]:
+    """The solution of an exercise, wrong ones with their hints, and the hints of its answers."""
+    code, _, table = (SOLUTIONS / f"{name}.py").read_text().partition("\nHINTS = ")
+    mistakes, answers, hint = [], {}, ""
+    for line in reversed(table.strip('"\n').splitlines()):
+        right, arrow, wrong = line.partition(" -> ")
+        if line.startswith(" "):
+            hint = line.strip()
+        elif arrow:
+            assert right in code, f"{name} has no {right}"
+            mistakes.insert(0, (execute(code.replace(right, wrong)), hint))
+        else:
+            answers[line] = hint
+    return execute(code), mistakes, answers
 
 
 def shown(value) -> str:
     if isinstance(value, torch.Tensor):
-        value = value.detach().double().round(decimals=4).tolist()
-    return getattr(value, "__name__", repr(value))
+        value = (value.int() if value.dtype == torch.bool else value).tolist()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(shown, value))}]"
+    return f"{value:.4g}" if isinstance(value, float) else getattr(value, "__name__", repr(value))
 
 
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.shape == b.shape and torch.allclose(a.double(), b.double(), atol=1e-4, equal_nan=True)
+def same(a, b) -> bool:
+    """Whether numbers, lists or tensors of any type are equal, but for rounding."""
+    try:
+        a, b = (torch.as_tensor(value, dtype=torch.double) for value in (a, b))
+    except (TypeError, ValueError, RuntimeError):
+        return a is b or (isinstance(a, Exception) and type(a) is type(b))  # or None, a function
+    return a.shape == b.shape and torch.allclose(a, b, atol=1e-3, equal_nan=True)
 
 
-def check(function: Callable, *given, right, mistakes: Sequence[tuple] = ()) -> None:
-    """Compare what the student's function returns with the right value.
+def attempt(function: Callable, given: tuple):
+    try:
+        return function(*copy.deepcopy(given))
+    except Exception as error:
+        return error
 
-    Each mistake is a wrong value, and the hint that its student is shown.
+
+def fault(value, right) -> str:
+    """What is wrong with a value; empty if nothing is."""
+    if isinstance(right, torch.Tensor) and value is not None:
+        if not isinstance(value, torch.Tensor):
+            return f"gives a {type(value).__name__}, but its caller goes on with a tensor"
+        if value.shape != right.shape:
+            needed = f"the shape {tuple(right.shape)}" if right.shape else "one number"
+            return f"must return {needed}, yours has the shape {tuple(value.shape)}"
+        kinds = [torch.zeros((), dtype=each.dtype).item() for each in (value, right)]  # 0.0, False
+        if type(kinds[0]) is not type(kinds[1]):
+            return f"gives {value.dtype}: see its docstring for what it must return"
+    if same(value, right) and not isinstance(value, bool):
+        return ""
+    why = " (nan: what is divided by 0?)" if "nan" in shown(value) else ""
+    why = " (is a `return` missing?)" if value is None and type(right) is not int else why
+    return f"gives {shown(value)}{why}, but {shown(right)} is right"
+
+
+def check(exercise: SimpleNamespace, name: str, cases: Sequence[tuple], note: str = "") -> None:
+    """Compare what the student's function returns with what the solution's does.
+
+    If a value is wrong, the hint of the mistake is shown that gives the same values in all cases.
+    Is there none, the first wrong value is shown, and the note if values before it were right.
     """
-    name, value = function.__name__, function(*given)
-    assert value is not None, f"`{name}` gave None: is there a `return`?"
-    value, right = torch.as_tensor(value), torch.as_tensor(right)
-    shape = f"the shape {tuple(right.shape)}" if right.shape else "one number"
-    assert value.shape == right.shape, (
-        f"`{name}` must return {shape}, yours has the shape {tuple(value.shape)}"
-    )
-    for wrong, hint in mistakes:
-        assert not same(value, torch.as_tensor(wrong)), f"`{name}` {hint}"
-    call = f"{name}({', '.join(map(shown, given))})"
-    assert same(value, right), f"{call} is {shown(right)}, yours is {shown(value)}"
+    solution, mistakes, _ = solve(Path(exercise.__file__).stem)
+    function, failure = vars(exercise).get(name), ""
+    assert callable(function), f"`{name}` is missing: the exercise began with its `def`"
+    for number, given in enumerate(cases):
+        kept = copy.deepcopy(given)
+        right = attempt(solution[name], kept)
+        value = attempt(function, given) if failure else function(*given)
+        unchanged = all(a is b or same(a, b) for a, b in zip(given, kept, strict=True))
+        assert unchanged, f"`{name}` changes its input, which its caller still needs: copy it"
+        mistakes = [each for each in mistakes if same(value, attempt(each[0][name], kept))]
+        if not failure and (failure := fault(value, right)):
+            inputs = textwrap.shorten(", ".join(map(shown, kept)), 200, placeholder=" ...")
+            failure += f". The input: {inputs}" + f". {note}" * (number > 0)
+    assert not failure, f"`{name}` {mistakes[0][1] if mistakes else failure}"
 
 
-RIGHT = {  # answers, and the hint for who gives another one
-    "FACTOR_BY_TOKENS": (0.1, "compute the loss with some weights, then with a tenth of them"),
-    "FACTOR_BY_WEIGHTS": (1.0, "compute the loss with some weights, then with a tenth of them"),
-    "VANISHES": ("B", "the divisor is one number for all solutions of the batch"),
-    "VANISHES_ONE_BY_ONE": ("C", "w / (w * tokens) does not depend on w at all"),
-    "MEAN_OSWFT_K1": (0.1, "ask expectation(oswft, 0.9, 1)"),
-    "MEAN_OSWFT_K4": (0.1, "ask expectation(oswft, 0.9, 4)"),
-    "MEAN_HARD_K4": (0.3439, "ask expectation(hard, 0.9, 4)"),
-    "ZERO_OSWFT_K4": (0.6561, "it is 0 where all four answers are right"),
-    "ZERO_HARD_K4": (0.6561, "it is 0 where all four answers are right"),
-    "SAME_AT_K": (1.0, "one answer right, the others wrong: `hard` says 1, OSW-FT less"),
-    "MORE_ANSWERS_CHANGE": ("B", "compare MEAN_OSWFT_K1 and MEAN_OSWFT_K4"),
-    "HARD_GOES_TO": (1.0, "it is 1 - 0.9^K: what becomes of 0.9^K?"),
-    "AGES": ([0, 1, 2, 3, 0, 1, 2, 3], "in the step that renews them weights are 0 updates old"),
-    "STALE_WEIGHTS_ARE": ("A", "the model has learnt since. What has become of p, and of 1 - p?"),
-    "ANSWERS": (1.0, "each question is still answered K times, once in a pass"),
-    "SYNCS": (0.25, "one sync for four updates: S saves syncs, not answers"),
-    "ENDS_LEARNT": (0.0, "END and PAD are the same id, and `tokens != PAD` leaves it out"),
-    "IT_WRITES": ("B", "it has learnt the solution. Has anything taught it to stop?"),
-    "WHY_NOT_ZERO": ("B", "both models score the same answers, with the same weights"),
-    "STOPPED_IF_FORGOTTEN_AT_0": (True, "look at run(forgotten=0)"),
-    "STOPPED_IF_FORGOTTEN_AT_5": (False, "its first gap is small, and only that one is looked at"),
-    "PLUG_IN_IS_RIGHT": ("A", "at p = 0.5 the mean of (1 - p̂)^2 is 1/4 * 1 + 1/2 * 1/4"),
-    "WEIGHTS_AT_K2": ([0, 0.5], "two answers agree or differ. What do you give for each?"),
-    "GRPO_G8": (0.9227, "ask no_signal(0.01, 8)"),
-    "OSWFT_K2": (0.0001, "the weight is 0 only if both answers are right"),
-    "WEIGHT": (1.0, "it is 1 - p̂, and no answer is right"),
-    "ADVANTAGE": (0.0, "no answer is better than the mean of its group"),
-}
-ASKED = {str: "a letter in quotes", bool: "True or False", float: "a number", list: "a list"}
+def passes_gradient(function: Callable, given: torch.Tensor, *others: torch.Tensor) -> bool:
+    with warnings.catch_warnings(action="ignore"):
+        value = attempt(function, (given.clone().requires_grad_(), *others))
+    return getattr(value, "requires_grad", False)  # NumPy refuses a tensor that needs a gradient
+
+
+STOPPED = "stopped by Ctrl-C. Is there a loop that never ends?"
+ASKED = {str: "a letter in quotes", bool: "True or False", list: "a list"}
 
 
 def check_answers(exercise: SimpleNamespace) -> None:
-    for name in [name for name in RIGHT if hasattr(exercise, name)]:
-        value, (right, hint) = getattr(exercise, name), RIGHT[name]
+    solution, _, hints = solve(Path(exercise.__file__).stem)
+    for name in [name for name in solution if name in hints]:
+        value, right, hint = getattr(exercise, name, ...), solution[name], hints[name]
         if value is ...:
             raise NotImplementedError(f"fill in {name}")
-        value = value.upper() if isinstance(value, str) else value
-        kind = (int, float) if isinstance(right, float) else type(right)
-        assert isinstance(value, kind), f"{name} is {value!r}: write {ASKED[type(right)]}"
-        close = isinstance(right, float) and abs(value - right) <= max(0.02 * right, 5e-5)
-        assert close or value == right, f"{name} is not {value!r}: {hint}"
+        value = value.tolist() if hasattr(value, "tolist") else value  # a tensor's, or NumPy's
+        value = list(value) if isinstance(value, tuple) else value
+        value = value.strip().upper() if isinstance(value, str) else value
+        kind = type(right) if type(right) in ASKED else Number
+        fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+        assert fits, f"{name} is {value!r}: write {ASKED.get(kind, 'a number')}"
+        if kind is Number:
+            rounded = [round(right, digits) or right for digits in range(2, 17)]
+            good = any(math.isclose(value, it, rel_tol=1e-6, abs_tol=1e-9) for it in rounded)
+            if abs(value - right) <= 0.02 * right:
+                hint += " (yours is near: is it rounded badly, or did you stop too early?)"
+        else:
+            good = value == right or same(value, right)
+        assert good, f"{name} is not {value!r}: {hint}"
 
 
 # ---- For each file a function of its name, which returns what there is to see --------------------
 
 
 def ex1_weights(exercise: SimpleNamespace) -> str:
-    rewards = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 1], [0, 1, 0, 0]])
-    right = oswft_weights(rewards)
-    mistakes = [
-        (1 - right, "gives p̂, the share of right answers: what is mastered would count most"),
-        ((right > 0).float(), "counts a question solved once in four times like one never solved"),
-    ]
-    for dtype in (torch.float, torch.long, torch.bool):
-        check(exercise.oswft_weights, rewards.to(dtype), right=right, mistakes=mistakes)
-    assert not exercise.oswft_weights(rewards.float().requires_grad_()).requires_grad, (
-        "a gradient flows through your weights. `detach` makes constants"
-    )
+    first = torch.tensor([[1.0, 1, 1], [1, 0, 0], [0, 1, 1], [0, 0, 0], [0, 1, 0]])
+    cases = [first, first[2:, :2].bool(), first[:, 1:2].long(), torch.tensor([[1] * 7 + [0]])]
+    note = "Other rewards go well: is a size or a type of theirs written into the code?"
+    check(exercise, "oswft_weights", [(rewards,) for rewards in cases], note)
+    flows = passes_gradient(exercise.oswft_weights, first)
+    assert not flows, "a gradient flows through your weights. `detach` makes constants"
     return "With K = 2 the weights are 0, 0.5 or 1. (In the paper: Algorithm 1, line 7.)"
 
 
 def ex2_divisor(exercise: SimpleNamespace) -> str:
-    mask = torch.tensor([[0.0, 1, 1, 1], [0, 1, 0, 0], [0, 0, 1, 1]])
-    weights = torch.tensor([0.5, 1.0, 0.0])
-    logprobs = torch.tensor([[-5.0, -1, -2, -1], [-4, -3, -6, -6], [-5, -4, -2, -1]])
-    given = (logprobs, mask, weights)
-    total, tokens, weight_of_tokens = oswft_loss(*given, 1.0), mask.sum(), (weights @ mask).sum()
-    mistakes = [
-        (total / mask.numel(), "divides by all positions, prompt and padding too"),
-        (total / weight_of_tokens, "divides by the sum of the weights: count tokens, not weights"),
-        (total / len(mask), "divides by the number of solutions, not by that of their tokens"),
-    ]
-    check(exercise.loss_by_tokens, *given, right=total / tokens, mistakes=mistakes)
-    mistakes = [
-        (total / tokens, "is `loss_by_tokens` again: divide by the sum of weight * mask"),
-        (total / weights.sum(), "counts a weight once for a solution, not for each of its tokens"),
-    ]
-    check(exercise.loss_by_weights, *given, right=total / weight_of_tokens, mistakes=mistakes)
+    cases, rng = [], torch.Generator().manual_seed(0)
+    for b, t in ((3, 4), (2, 5), (1, 3), (4, 4)):
+        logprobs = -torch.randint(8, (b, t), generator=rng).float()  # 0, too: p may be 1
+        mask = (torch.rand(b, t, generator=rng) < 0.5).float().index_fill(1, torch.tensor(1), 1)
+        cases.append((logprobs, mask, torch.tensor([0.5, 0, 1, 0.25])[:b]))
+    mastered = (*cases[0][:2], torch.zeros(3))  # by weights it is 0 / 0
+    note = "Other batches go well: is a size or a value of theirs written into the code?"
+    check(exercise, "loss_by_tokens", [*cases, mastered], note)
+    check(exercise, "loss_by_weights", cases, note)
+    for name in ("loss_by_tokens", "loss_by_weights"):
+        flows = passes_gradient(vars(exercise)[name], *cases[0])
+        assert flows, f"`{name}` loses the gradient: keep to torch's operations on logprobs"
     return "A tenth of the weights: a tenth of the gradient, or all of it."
 
 
 def ex3_hard(exercise: SimpleNamespace) -> str:
-    for p, k in ((0.9, 4), (0.6, 2)):
-        mistakes = [
-            (1 - 0.5**k, "takes all outcomes as equally probable"),
-            (1 - (1 - p) ** k, "takes p for the probability of a wrong answer"),
-        ]
-        check(exercise.expectation, exercise.hard, p, k, right=1 - p**k, mistakes=mistakes)
-        check(exercise.expectation, exercise.oswft, p, k, right=1 - p)
+    cases = [(exercise.hard, 0.9, 4), (exercise.oswft, 0.6, 2), (exercise.hard, 0.7, 1)]
+    cases += [(sum, 0.3, 3), (any, 0.8, 5), (max, 0.01, 6), (exercise.hard, 1.0, 2), (all, 0.0, 3)]
+    note = "Other cases are right: add up over all outcomes, whatever `value`, p and k are"
+    check(exercise, "expectation", cases, note)
     return "OSW-FT's mean is 0.10 for every K; hard's goes 0.10 0.19 0.34 0.57 for K = 1 2 4 8."
 
 
 def ex4_stale(exercise: SimpleNamespace) -> str:
-    old, p = torch.tensor([0.9, 0.4]), torch.tensor([0.3, 0.8])
-    renewed = [(p, "gives p where weights are renewed; a weight is 1 - p")]
-    renewed += [(old, "does not renew the weights before every s-th step")]
-    for step, s in ((0, 4), (8, 4), (3, 1)):
-        check(exercise.weights_in_use, step, s, old, p, right=1 - p, mistakes=renewed)
-    stale = [(1 - p, "renews the weights at every step: then nothing is stale")]
-    check(exercise.weights_in_use, 5, 4, old, p, right=old, mistakes=stale)
+    pairs = [(8, 4), (5, 4), *itertools.product(range(15, -1, -1), (1, 2, 3, 4, 5, 12))]
+    old, p = torch.tensor([0.9, 0.4, 0.5]), torch.tensor([0.3, 0.8, 0.6])
+    cases = [(step, s, old if step else None, p) for step, s in pairs]
+    note = "Other steps are right: does the condition hold for each s, and all its multiples alone?"
+    check(exercise, "weights_in_use", cases, note)
     errors = [round(error, 2) for error in exercise.train(4)]
     return f"Errors with S = 4: {errors}."
 
 
 def ex5_pad(exercise: SimpleNamespace) -> str:
-    tokens = torch.tensor([[7, 5, 6, 2, 2, 2], [7, 8, 2, 5, 2, 2]])
-    prompt_lengths, lengths = torch.tensor([1, 3]), torch.tensor([4, 6])
-    right = torch.tensor([[0, 1, 1, 1, 0, 0], [0, 0, 0, 1, 1, 1]]).bool()
-    after_prompt = torch.arange(6) >= prompt_lengths[:, None]
-    mistakes = [
-        (right & (tokens != 2), "leaves out the end of turn. Ask for positions, not for ids"),
-        (after_prompt, "learns padding: positions go up to lengths - 1"),
-    ]
-    given = (tokens, prompt_lengths, lengths)
-    check(exercise.mask_by_position, *given, right=right, mistakes=mistakes)
+    tokens = torch.tensor([[7, 5, 6, 2, 2, 2, 2], [7, 8, 2, 5, 6, 8, 2], [7, 2, 5, 2, 2, 2, 2]])
+    cases = [(tokens, torch.tensor([1, 3, 2]), torch.tensor([4, 7, 5]))]
+    cases += [(torch.tensor([[9, 5, 0, 0]]), torch.tensor([1]), torch.tensor([2]))]
+    cases += [(torch.full((4, 9), 2), torch.tensor([4, 1, 8, 2]), torch.tensor([6, 9, 9, 5]))]
+    note = "Other rows are right: does it ask for ids? END may stand anywhere"
+    check(exercise, "mask_by_position", cases, note)
     by_pad_id = write_after_training(lambda *given: exercise.mask_by_pad_id(*given[:2]))
     by_position = write_after_training(exercise.mask_by_position)
     return f"By pad id it answers {by_pad_id}, by position {by_position}"
@@ -177,6 +210,10 @@ def ex5_pad(exercise: SimpleNamespace) -> str:
 
 def write_after_training(make_mask: Callable) -> str:
     """A tiny model learns four solutions by heart: what it then writes after the first question."""
+    from demo.tiny import COMMITTED, make_tokenizer
+
+    from transformers import AutoConfig, Qwen3ForCausalLM  # It takes seconds to import.
+
     tokenizer = make_tokenizer()
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     texts = {"1+2\n": "1+2=3", "3-1+4\n": "3-1=2;2+4=6", "2*3\n": "2*3=6", "9-2\n": "9-2=7"}
@@ -200,44 +237,61 @@ def write_after_training(make_mask: Callable) -> str:
 
 
 def ex6_sync(exercise: SimpleNamespace) -> str:
-    sampled, scored = torch.tensor([[-1.0, -2.0], [-3.0, -4.0]]), torch.full((2, 2), -2.5)
-    mistakes = [(0.0, "cancels differences of both signs: take their sizes before the mean")]
-    check(exercise.gap_mean, sampled, scored, right=1.0, mistakes=mistakes)
-    for forgotten in (None, 0, 5):
-        gaps = [float(gap) for gap in exercise.run(forgotten)]
-        found, seen = exercise.find_forgotten(gaps), [round(gap, 4) for gap in gaps]
-        assert found == forgotten, f"find_forgotten({seen}) is {forgotten}, yours is {found}"
-    return f"Without the sync of step 5: {seen}."
+    pairs = [([[-1.0, -2, -4], [-3, -4, -1]], [[-2.0, -4, -1], [-2.5, -1, -3]])]
+    pairs += [([[-0.5], [-3], [-1]], [[-0.25], [-3], [-5]]), ([[-1.0] * 4], [[-1.5] * 4])]
+    note = "Other gaps are right: is a size of theirs written into the code?"
+    check(exercise, "gap_mean", [tuple(map(torch.tensor, pair)) for pair in pairs], note)
+    runs = [[float(gap) for gap in exercise.run(forgotten)] for forgotten in (None, 5, 0)]
+    steps = range(len(runs[0]))
+    runs += [[runs[0][i] * (6 if i == step else 1) for i in steps] for step in steps]
+    others = [[gap * scale for gap in gaps] for gaps in runs for scale in (0.001, 30)]
+    others += [runs[0] * 2 + gaps for gaps in runs[1:]]  # 30 steps
+    note = "Other runs are right: only gaps of one run, compared with each other, tell it in all"
+    check(exercise, "find_forgotten", [(gaps,) for gaps in runs + others], note)
+    return f"Without the sync of step 5: {[round(gap, 4) for gap in runs[1]]}."
 
 
 def ex7_weighting(exercise: SimpleNamespace) -> str:
-    for k in (2, 3, 4):
-        rows = torch.tensor(list(itertools.product([0.0, 1.0], repeat=k)))  # all outcomes
-        p_hat = rows.mean(dim=1)
-        hint = "has a mean of 1/2, 2/3, 3/4 times p (1 - p), at K = 2, 3, 4"
-        mistakes = [(p_hat * (1 - p_hat), hint)]
-        check(exercise.undecided_weights, rows, right=rows.var(dim=1), mistakes=mistakes)
+    cases = [torch.tensor(list(itertools.product([0.0, 1.0], repeat=k))) for k in (3, 2, 4)]
+    cases += [cases[0][1:4].repeat(1, 2), torch.tensor([[1.0, 0, 0, 0, 1, 0, 0, 0, 0]])]
+    note = "Other rewards are right: does the factor fit every K, and is B not taken for it?"
+    check(exercise, "undecided_weights", [(rewards,) for rewards in cases], note)
     return "Unbiased at K = 2, 3, 4."
 
 
 def ex8_groups(exercise: SimpleNamespace) -> str:
-    rewards = torch.tensor([[1.0, 0, 0], [1, 1, 1], [0, 0, 0], [1, 1, 0]])
-    right = grpo_advantages(rewards)
-    centred = rewards - rewards.mean(dim=1, keepdim=True)
-    of_batch = (rewards - rewards.mean()) / rewards.std()
-    mistakes = [
-        (centred / rewards.std(dim=1, keepdim=True), "divides 0 by 0 where all answers are alike"),
-        (of_batch, "compares with the whole batch: take the mean and the std of each group"),
+    rewards = [[[1.0, 0, 0], [1, 1, 1], [0, 0, 0], [1, 1, 0]], [[0.0, 1], [1, 1], [0, 0]]]
+    rewards += [
+        [[1.0, 0, 0, 0, 1, 0, 0, 0]],
+        [[1.0, 1, 1, 1]],
+        [[0.0, 0, 1, 0, 0], [1, 1, 1, 0, 1]],
     ]
-    check(exercise.grpo_advantages, rewards, right=right, mistakes=mistakes)
-    for p, g in ((0.7, 3), (0.5, 4)):
-        mistakes = [(p**g, "forgets that a group that is all wrong has no signal either")]
-        check(exercise.no_signal, p, g, right=p**g + (1 - p) ** g, mistakes=mistakes)
+    note = "Other groups are right: is a size of theirs written into the code?"
+    check(exercise, "grpo_advantages", [(torch.tensor(each),) for each in rewards], note)
+    pairs = [(0.7, 3), (0.5, 4), (0.9, 2), (0.2, 6), (0.0, 5), (1.0, 2)]
+    check(exercise, "no_signal", pairs, "Others are right: is a p or a g written into the code?")
     return "Hard questions teach OSW-FT through the expert, and GRPO only where it is lucky."
 
 
 GRADERS = (ex1_weights, ex2_divisor, ex3_hard, ex4_stale)
 GRADERS += (ex5_pad, ex6_sync, ex7_weighting, ex8_groups)
+
+
+def explain(error: BaseException, path: Path) -> str:
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    if isinstance(error, NotImplementedError) and str(error).startswith(("write `", "fill in ")):
+        return f"not done yet: {error}"
+    if isinstance(error, AssertionError) and not frames:  # else it is the student's own
+        return f"not right yet: {error}"
+    line, code = (frames[-1].lineno, frames[-1].line) if frames else ("?", "")
+    what = f"{type(error).__name__}: {error}"
+    if isinstance(error, SyntaxError):
+        line, code, what = error.lineno, error.text or "", f"{type(error).__name__}: {error.msg}"
+    if isinstance(error, KeyboardInterrupt):
+        what = STOPPED
+    if isinstance(error, NameError) and frames[-1].name == "<module>" and len(error.name) == 1:
+        what = f'a letter is written in quotes: "{error.name.upper()}"'
+    return f"line {line}, `{code.strip()}`: {what}" if code else what
 
 
 def grade(grader: Callable, path: Path) -> tuple[bool, str]:
@@ -247,30 +301,27 @@ def grade(grader: Callable, path: Path) -> tuple[bool, str]:
         seen = grader(exercise)
         check_answers(exercise)
         return True, f"passed. {seen}"
-    except NotImplementedError as error:  # a gap
-        return False, f"not done yet: {error}"
-    except AssertionError as error:
-        return False, f"not right yet: {error}"
-    except Exception as error:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
-        line = frames[-1].lineno if frames else getattr(error, "lineno", "?")  # of a SyntaxError
-        in_answer = isinstance(error, NameError) and frames[-1].name == "<module>"
-        if in_answer and len(error.name) == 1:
-            return False, f'line {line}: a letter is written in quotes: "{error.name.upper()}"'
-        return False, f"line {line}: {type(error).__name__}: {error}"
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        return False, explain(error, path)
 
 
 def main(*numbers: str) -> int:
     """Grade the exercises of these numbers, or all; returns the exit status."""
-    chosen = [grader for n, grader in enumerate(GRADERS, 1) if not numbers or str(n) in numbers]
+    known = {str(number): grader for number, grader in enumerate(GRADERS, 1)}
+    if unknown := set(numbers) - set(known):
+        print(f"give numbers from 1 to {len(known)}, not {' '.join(sorted(unknown))}")
+        return 1
+    chosen = [known[number] for number in numbers or known]
     passed = 0
     for grader in chosen:
         name = grader.__name__
         right, message = grade(grader, FOLDER / f"{name}.py")
         passed += right
         print(textwrap.fill(f"{name:15}{message}", 100, subsequent_indent=" " * 15))
-    print(f"{passed} of {len(chosen)} passed" if chosen else "give numbers, 1 to 8")
-    return 0 if chosen and passed == len(chosen) else 1
+        if STOPPED in message:
+            return 130
+    print(f"{passed} of {len(chosen)} passed")
+    return 0 if passed == len(chosen) else 1
 
 
 if __name__ == "__main__":
