@@ -115,14 +115,12 @@ def test_the_readmes_row_can_be_read_and_is_right(tmp_path):
 
 def test_what_the_page_converts_can_be_read(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    rows = "question,solution,answer\n1+1=,\\boxed{2},2\n"
-    Path("mine.csv").write_text(rows, encoding="utf-8-sig")  # as Excel writes it
     turns = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "\\boxed{2}"}]
     Path("chats.jsonl").write_text(json.dumps({"messages": turns}))
-    for code in blocks(ROOT / "docs" / "training-set.md", "python"):
-        exec(code, {})
-        [example] = load_examples("mine.jsonl")
-        assert (example.question, example.answer) == ("1+1=", "2")
+    [code] = blocks(ROOT / "docs" / "training-set.md", "python")
+    exec(code, {})
+    [example] = load_examples("mine.jsonl")
+    assert (example.question, example.answer) == ("1+1=", "2")
 
 
 @each_page
