@@ -176,12 +176,6 @@ def test_every_file_module_flag_function_and_test_that_is_named_exists(page):
         assert not missing and Path(path).stem == module, f"{path}: {module}: {missing}"
 
 
-def test_every_drawing_names_functions_that_exist():
-    defined = set().union(*map(definitions, ROOT.glob("*.py")))
-    for drawing in ROOT.glob("docs/**/*.svg"):
-        assert {*re.findall(r"(\w+)\(\)", drawing.read_text())} <= defined, drawing
-
-
 def test_the_readmes_loss_runs_when_pasted_and_is_that_of_the_script():
     pasted = {"torch": torch}
     exec(blocks(README, "python")[0], pasted)

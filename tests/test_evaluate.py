@@ -3,33 +3,16 @@
 import itertools
 import json
 import os
-import re
-import shutil
 import signal
 import time
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import evaluate
 import models
-from conftest import (
-    REWARD,
-    SHARED,
-    edit_json,
-    ended,
-    launch,
-    needs_shared,
-    needs_vllm,
-    run_alone,
-    slow,
-    start,
-)
+from conftest import REWARD, TINY_LENGTHS, edit_json, ended, launch, slow, start
 from data import Example, InputError, derive_seed, read_rows, write_json, write_rows
-from demo.tiny import make_tokenizer
-from demo.world import NUM_HELDOUT
 from evaluate import BENCHMARKS, Args, load_benchmark, load_problems, pass_at_k, with_options
-from families import FAMILIES, make_model
 from look import tables
 from models import ASK_FREE, ASK_LETTER
 from rollout import kv_cache_bytes
@@ -38,7 +21,6 @@ from stand_in import DIGITS, END, TOKENIZER, Scripted, StandIn, digits
 
 import numpy as np
 import pytest
-from tqdm import tqdm
 
 
 @pytest.mark.parametrize(("n", "c"), [(1, 0), (1, 1), (5, 0), (5, 2), (5, 5), (8, 3)])
@@ -55,11 +37,10 @@ def test_pass_at_k_equals_the_mean_over_all_subsets(n, c):
 def test_an_interval_is_wilson_s_of_as_many_answers_as_the_variance_says():
     for counts, n, k, bounds in (
         (np.zeros(30, int), 16, 1, (0, 0.1135)),
-        (np.full(30, 16), 16, 16, (0.8865, 1)),
         (np.full(30, 4), 10, 1, (0.2459, 0.5768)),  # rounding gives these a variance
-        (np.arange(30) % 2, 1, 1, (0.3315, 0.6685)),  # 15 of 30
-        (np.array([0, 16] * 15), 16, 1, (0.3315, 0.6685)),  # 15 of 30, too
+        (np.array([0, 16] * 15), 16, 1, (0.3315, 0.6685)),  # 15 of 30
         (np.array([4, 12] * 15), 16, 1, (0.4119, 0.5881)),  # 60 of 120
+        (np.array([7, 9] * 15), 16, 1, (0.4554, 0.5446)),  # 240 of 480, and no more
     ):
         assert evaluate.score_with_interval(counts, n, k)[1] == pytest.approx(bounds, abs=1e-4)
 
@@ -88,34 +69,31 @@ HUB = {  # (data set, its config, split): rows that we wrote, in the columns of 
         {"Question": " Which?\n", "Correct Answer": "right\n", "Record ID": "r", **WRONG}
     ],
 }
-READ = {  # benchmark: its title, problems, answers to each; (question, answer) of HUB's rows
-    "aime24": ("AIME 24", 30, 16, [("1+1?", "002")]),
-    "aime25": ("AIME 25", 30, 16, [("1?", "336^\\circ")]),
-    "amc22": ("AMC 22", 43, 16, [("2022?", "2")]),
-    "amc23": ("AMC 23", 46, 16, [("2023?", "2")] * 2),
-    "amc24": ("AMC 24", 45, 16, [("2024?", "2")]),
-    "math500": ("MATH-500", 500, 1, [("1?", "E")]),
-    "gpqa_diamond": ("GPQA-Diamond", 198, 1, [with_options("Which?", "right", [*WRONG.values()])]),
+READ = {  # benchmark: answers to each problem; (question, answer) of HUB's rows
+    "aime24": (16, [("1+1?", "002")]),
+    "aime25": (16, [("1?", "336^\\circ")]),
+    "amc22": (16, [("2022?", "2")]),
+    "amc23": (16, [("2023?", "2")] * 2),
+    "amc24": (16, [("2024?", "2")]),
+    "math500": (1, [("1?", "E")]),
+    "gpqa_diamond": (1, [with_options("Which?", "right", [*WRONG.values()])]),
 }
 
 
 def test_a_benchmark_is_read_from_its_split_and_columns_on_the_hub(monkeypatch):
     monkeypatch.setattr("datasets.load_dataset", lambda *place, split: HUB[*place, split])
-    for name, (title, size, num_samples, rows) in READ.items():
-        benchmark = BENCHMARKS[name]
-        stated = benchmark.title, benchmark.num_problems, benchmark.num_samples
-        assert stated == (title, size, num_samples)
-        for count in (len(rows) - 1, len(rows) + 1, len(rows)):  # the last is right
-            monkeypatch.setitem(BENCHMARKS, name, replace(benchmark, num_problems=count))
-            if count != len(rows):
-                with pytest.raises(InputError, match=f"{name} has {count}"):
-                    load_benchmark(name)
+    for name, benchmark in BENCHMARKS.items():
+        with pytest.raises(InputError, match=f"{name} has {benchmark.num_problems}"):
+            load_benchmark(name)  # HUB has less
+        num_samples, rows = READ[name]
+        assert benchmark.num_samples == num_samples
+        monkeypatch.setitem(BENCHMARKS, name, replace(benchmark, num_problems=len(rows)))
     problems, found = load_problems(Args(model="")), {}
     for problem in problems:
         found.setdefault(problem.source, []).append((problem.question, problem.answer))
         letter = problem.source == "gpqa_diamond"  # "E" of MATH-500 is none
         assert evaluate.ask(problem) == (ASK_LETTER if letter else ASK_FREE)
-    assert found == {name: rows for name, (*_, rows) in READ.items()}
+    assert found == {name: rows for name, (_, rows) in READ.items()}
     assert ("amc23-1", "scottgeng00/amc_22-24:3") in {(p.id, p.where) for p in problems}
 
 
@@ -137,11 +115,9 @@ def test_your_own_problems_need_question_and_answer(tmp_path):
     assert (second.id, second.answer, evaluate.ask(second)) == ("row-1", "B", ASK_LETTER)
     with pytest.raises(InputError, match="has this name"):  # it would not be the paper's
         load_own(path.with_name("aime24.jsonl"))
-    row = {"question": "1?", "answer": "1", "id": 3}
-    for rows in ([{"question": "1?"}], [{**row, "question": ""}], [row, row], []):
-        write_rows(rows, path)
-        with pytest.raises(InputError, match=r"mine\.jsonl"):
-            load_own(path)
+    write_rows([{"question": "1?"}], path)
+    with pytest.raises(InputError, match=r"mine\.jsonl"):
+        load_own(path)
 
 
 def test_an_answer_belongs_to_a_prompt_not_to_a_reference(monkeypatch):
@@ -156,53 +132,30 @@ def test_an_answer_belongs_to_a_prompt_not_to_a_reference(monkeypatch):
     assert len(keys) == 7
 
 
-TIERS = ("easy", "middle", "hard")
-NUM_ANSWERS = 3 * NUM_HELDOUT * 8
-SAMPLING = {"num_samples": 8, "max_completion_length": 48, "precision": "fp32"}
-SAMPLING |= {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "verifier_workers": 1}
-
-
-def settings(tiny: Path, folder: Path) -> list:
-    """Sampling of the held-out tiers in seconds: 144 problems, 8 answers to each."""
-    words = [word for name, value in SAMPLING.items() for word in (f"--{name}", value)]
-    problems = [tiny / "heldout" / f"{tier}.jsonl" for tier in TIERS]
-    call = ["--model", tiny / "model", "--output_dir", folder, *words]
-    return [*call, "--benchmark_file", *problems]
-
-
 def results_of(folder: Path) -> dict[str, dict]:
     return json.loads((folder / "results.json").read_text())
 
 
-@pytest.fixture(scope="module")
-def finished(tiny, tmp_path_factory) -> Path:
-    """An evaluation of the tiny model that was not disturbed."""
-    folder = tmp_path_factory.mktemp("finished") / "eval"
-    launch("evaluate.py", *settings(tiny, folder))
-    assert read_args(folder)["vllm_runner"] == "V1"
-    return folder
-
-
 @slow
-def test_a_stopped_evaluation_goes_on_over_two_ranks_where_it_was(finished, tiny, tmp_path):
-    folder = tmp_path / "an evaluation"
-    process = start("evaluate.py", *settings(tiny, folder), start_new_session=True)
+def test_a_stopped_evaluation_goes_on_over_two_ranks_where_it_was(tiny, tmp_path):
+    folder, problems = tmp_path / "an evaluation", tiny / "heldout" / "keep.jsonl"
+    call = ["evaluate.py", "--model", tiny / "model", "--output_dir", folder, "--num_samples", 8]
+    call += ["--benchmark_file", problems, *TINY_LENGTHS[2:], "--verifier_workers", 1]
+    process = start(*call, start_new_session=True)
     while not any(path.stat().st_size > 0 for path in folder.glob("answers.*")):
         assert process.poll() is None, process.stdout.read()
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
     output = ended(process)
     assert process.returncode == 130 and "Traceback" not in output
-    assert not (folder / "results.json").exists()
     kept = (folder / "answers.rank0.jsonl").read_bytes()
-    launch("evaluate.py", *settings(tiny, folder), ranks=2)
+    launch(*call, ranks=2)
     assert (folder / "answers.rank0.jsonl").read_bytes().startswith(kept)  # not sampled again
     assert len([*folder.glob("answers.*")]) == 2
-    found, whole = (read_rows(str(each / "samples.jsonl")) for each in (folder, finished))
-    pairs = [(ours, theirs) for (_, ours), (_, theirs) in zip(found, whole, strict=True)]
-    assert len(pairs) == NUM_ANSWERS
-    # Other answers are batched together: rounding may choose another token, but it hardly does.
-    assert sum(ours == theirs for ours, theirs in pairs) >= 0.98 * len(pairs)
+    rows = [row for _, row in read_rows(str(folder / "samples.jsonl"))]
+    order = [row["id"] for _, row in read_rows(str(problems))]
+    assert [(row["id"], row["sample"]) for row in rows] == [(i, k) for i in order for k in range(8)]
+    assert sum(row["correct"] for row in rows) > 0.95 * len(rows)  # to their own problems
 
 
 @pytest.fixture
@@ -314,51 +267,30 @@ def test_a_stopped_evaluation_keeps_its_answers_and_goes_on_with_the_rest(run, t
     assert results_of(folder) == results_of(whole)
 
 
-def test_it_says_what_vllm_loads_and_its_bars_end_at_all_that_was_missing(
-    run, tmp_path, monkeypatch, capsys
-):
-    tqdm._instances.clear()  # other tests' open bars, above these
-    monkeypatch.setattr("rollout.tqdm", lambda **shown: tqdm(**shown | {"delay": 0}))
-    file = own_file(tmp_path / "own.jsonl", **{"1+1": 2, "1+2": 3, "1+3": 4})
-    for num_samples, counts in (2, ["4/4", "6/6", "6/6"]), (5, ["4/4", "9/9", "15/15"]):
-        model = run(benchmark_file=file, num_samples=num_samples).options["model"]
-        told = capsys.readouterr().err
-        assert told.count(f"vLLM loads {model}, ") == 1
-        assert re.findall(r"100%.* (\d+/\d+) ", told) == counts  # vLLM is checked, then these
-
-
-JUDGE = """
-import helper
-
-def has(completion, example):
-    return float(helper.OK and example.must in completion)
-"""
+JUDGE = "def has(said, example):\n    return float(example.must + example.answer in said)\n"
 
 
 def test_no_verdict_is_older_than_its_judge_its_reference_or_its_columns(run, tmp_path):
-    """The judge's own modules count, too: it is loaded anew in each command."""
     path, folder = tmp_path / "own.jsonl", tmp_path / "eval"
-    (tmp_path / "judge.py").write_text(JUDGE)
+    judge, asked = f"{tmp_path}/judge.py:has", []
     right = {"question": "1+1", "answer": "2", "must": ""}
 
-    def score(row: dict, helper: str = "OK = True", reward: str | None = "judge.py:has") -> float:
+    def score(row: dict, reward: str | None, code: str = JUDGE) -> float:
         write_rows([row], path)
-        (tmp_path / "helper.py").write_text(helper)
-        reward = reward and f"{tmp_path}/{reward}"
+        (tmp_path / "judge.py").write_text(code)
         vllm = Scripted({"1+1": [r"\boxed{2}"] * 2})
         run(vllm, benchmark_file=(path,), num_samples=2, reward=reward)
         asked.append(bool(vllm.options))
         return results_of(folder)["own"]["pass@1"]
 
-    asked = []
-    assert score(right | {"must": "ZZZ"}) == 0
-    assert score(right) == 1
-    assert score(right, "OK = False  ") == 0
-    assert results_of(folder)["own"]["graded_by"]["reward"] == f"{tmp_path}/judge.py:has"
-    assert score(right, reward=None) == 1
-    assert score(right | {"answer": "3"}, reward=None) == 0
-    judge = results_of(folder)["own"]["graded_by"]
-    assert judge["math-verify"] and judge["reward"] is None
+    assert score(right | {"must": "ZZZ"}, judge) == 0
+    assert score(right, judge) == 1
+    assert score(right, judge, JUDGE.replace(" in ", " not in ")) == 0
+    assert results_of(folder)["own"]["graded_by"]["reward"] == judge
+    assert score(right, None) == 1
+    assert score(right | {"answer": "3"}, None) == 0
+    graded_by = results_of(folder)["own"]["graded_by"]
+    assert graded_by["math-verify"] and graded_by["reward"] is None
     assert asked == [True] + [False] * 4  # The answers are those of the first command.
     [first, _] = [row for _, row in read_rows(str(folder / "samples.jsonl"))]
     assert (first["correct"], first["extracted"], first["answer"]) == (False, "2", "3")
@@ -375,18 +307,15 @@ def test_answers_to_other_problems_stay(run, tmp_path):
 def test_a_benchmark_gets_its_number_of_answers_and_one_if_they_are_greedy(
     run, tmp_path, monkeypatch
 ):
-    for name in ("aime24", "math500"):
-        monkeypatch.setitem(BENCHMARKS, name, replace(BENCHMARKS[name], num_problems=1))
-        own_file(tmp_path / f"{name}.jsonl", **{"1+1": 2})
-    flags = {"benchmarks": ("aime24", "math500"), "data_dir": tmp_path}
+    monkeypatch.setitem(BENCHMARKS, "math500", replace(BENCHMARKS["math500"], num_problems=1))
+    own_file(tmp_path / "math500.jsonl", **{"1+1": 2})
+    flags = {"benchmarks": ("math500",), "data_dir": tmp_path}
     flags["benchmark_file"] = own_file(tmp_path / "own.jsonl", **{"1+1": 2, "1+2": 3})
-    for temperature, counts in ((0.6, (16, 1, 16)), (0.0, (1, 1, 1))):
+    for temperature, counts in ((0.6, (1, 16)), (0.0, (1, 1))):
         folder = tmp_path / f"eval-{temperature}"
         vllm = run(output_dir=folder, temperature=temperature, **flags)
-        names = ("aime24", "math500", "own")
-        found = results_of(folder)
-        assert {n: found[n]["samples"] for n in names} == dict(zip(names, counts, strict=True))
-        assert len(vllm.requests) == 1 + counts[0] + counts[1] + 2 * counts[2]
+        assert tuple(found["samples"] for found in results_of(folder).values()) == counts
+        assert len(vllm.requests) == 1 + counts[0] + 2 * counts[1]
 
 
 def test_the_table_and_the_results_say_what_the_answers_were(run, tmp_path, capsys):
@@ -394,55 +323,39 @@ def test_the_table_and_the_results_say_what_the_answers_were(run, tmp_path, caps
     texts["2+2"] = [r"\boxed{5…", r"\boxed{5}", r"\boxed{6}…"]
     file = own_file(tmp_path / "own.jsonl", **{"1+1": 2, "2+2": 4})
     run(Scripted(texts), benchmark_file=file, num_samples=3, reward=None)
-    *_, line, _, written = capsys.readouterr().out.splitlines()
-    assert written == f"written: {tmp_path}/eval"
+    line = capsys.readouterr().out.splitlines()[-3]
+    assert line.split()[:6] == ["own", "2", "3", "50.0%", "16.7%", "33.3%"]
     results = results_of(tmp_path / "eval")["own"]
-    shown = [f"{100 * results[f'{name}_share']:.1f}%" for name in ("truncated", "truncated_right")]
-    assert shown == ["50.0%", "16.7%"] and results["without_box_share"] == pytest.approx(2 / 6)
-    assert line.split()[:6] == ["own", "2", "3", *shown, "33.3%"]
     assert (results["pass@1"], results["pass@3"]) == pytest.approx((1 / 3, 1 / 2))
-    assert "@1 33.3 [" in line and "@3 50.0 [" in line
     rows = [row for _, row in read_rows(str(tmp_path / "eval" / "samples.jsonl"))]
     assert results["completion_length_mean"] == sum(row["tokens"] for row in rows) / 6
     assert [row["correct"] for row in rows] == [True, True, False] + [False] * 3
 
 
 def test_each_model_is_evaluated_into_a_folder_of_its_own(tmp_path, monkeypatch):
-    run, model = tmp_path / "runs" / "oswft", tmp_path / "models" / "A"
-    write_args(run, args={})
-    model.mkdir(parents=True)
+    write_args(tmp_path / "runs" / "oswft", args={})
+    (tmp_path / "models" / "A").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     for name, folder in [
-        ("runs/oswft/final", Path("runs/oswft/eval")),
-        ("runs/oswft/checkpoint-000050/", Path("runs/oswft/eval-checkpoint-000050")),
-        (str(model), Path("runs/A/eval")),
-        ("Qwen/Qwen3-4B", Path("runs/Qwen3-4B/eval")),
+        ("runs/oswft/final", "runs/oswft/eval"),
+        ("runs/oswft/checkpoint-000050/", "runs/oswft/eval-checkpoint-000050"),
+        ("models/A", "runs/A/eval"),
+        ("Qwen/Qwen3-4B", "runs/Qwen3-4B/eval"),
     ]:
-        assert evaluate.default_folder(name) == folder
-    monkeypatch.chdir(run)
-    assert evaluate.default_folder("final") == Path("eval")
-    monkeypatch.chdir(model)  # the run lies elsewhere
-    assert evaluate.default_folder(str(run / "final")) == run / "eval"
+        assert evaluate.default_folder(name) == Path(folder)
 
 
 def write_evaluation(folder: Path, num_samples: int, temperature=0.6, **right: list[int]) -> Path:
     """The report of an evaluation of which only the counts of right answers matter."""
     rows = [
-        {
-            "benchmark": name,
-            "id": f"{n}",
-            "problem": f"{name} {n}",
-            "answer": "1",
-            "correct": k < count,
-        }
+        {"benchmark": name, "id": n, "problem": f"{name} {n}", "answer": "1", "correct": k < count}
         for name, counts in right.items()
         for n, count in enumerate(counts)
         for k in range(num_samples)
     ]
     write_rows(rows, folder / "samples.jsonl")
-    write_json(
-        {name: {"graded_by": {"git_commit": "1"}} for name in right}, folder / "results.json"
-    )
+    judges = {name: {"graded_by": {"git_commit": "1"}} for name in right}
+    write_json(judges, folder / "results.json")
     write_args(folder, setting=dict.fromkeys(evaluate.PROTOCOL) | {"temperature": temperature})
     return folder
 
@@ -533,11 +446,8 @@ def test_answers_of_other_settings_are_not_mixed(run, model_copy, tmp_path, monk
 
 
 NATS = [  # by which vLLM is off, in each of four answers; whether it samples from another model
-    ("fp32", [9e-5, 9e-5, 9e-5, 9e-5], False),
     ("fp32", [3e-4, 0, 0, 0], False),  # it is the mean that counts, over all of the tokens
-    ("fp32", [0, 0, 0, -3e-4], False),
     ("fp32", [6e-4, -6e-4, 0, 0], True),
-    ("fp32", [5e-4, 0, 0, 0], True),
     ("fp32", [0, 0, 0, 5e-4], True),
     ("fp32", [np.nan] * 4, True),
     ("bf16", [0.08] * 4, False),
@@ -593,25 +503,3 @@ def test_a_model_that_training_refuses_is_not_scored(run, model_copy, tmp_path):
     with pytest.raises(InputError, match="weights are missing"):
         run(model=str(model_copy), benchmark_file=own_file(tmp_path / "own.jsonl", **{"1+1": 2}))
     assert not (tmp_path / "eval" / "answers.rank0.jsonl").exists()
-
-
-@slow
-@needs_vllm
-def test_a_family_that_vllm_computes_otherwise_is_not_scored(tiny, tmp_path):
-    make_model(*FAMILIES["GPT-NeoX, Pythia"]).save_pretrained(tmp_path)
-    make_tokenizer().save_pretrained(tmp_path)
-    done = run_alone("evaluate.py", *settings(tiny, tmp_path / "eval"), "--model", tmp_path)
-    assert done.returncode == 1 and "nats a token off" in done.stderr, done.stderr
-
-
-@needs_shared
-def test_real_problems_are_read_and_a_set_of_another_size_is_refused(tiny, tmp_path):
-    names, folder = ("aime24", "aime25", "math500"), SHARED / "data"
-    args = Args(model=str(tiny / "model"), benchmarks=names, data_dir=folder)
-    args.benchmark_file = (shutil.copy(folder / "amc23.jsonl", tmp_path / "my_amc.jsonl"),)
-    problems = evaluate.load_problems(args)
-    counts = Counter(problem.source for problem in problems)
-    assert counts == {"aime24": 30, "aime25": 30, "math500": 500, "my_amc": 40}
-    assert {"204", "336^\\circ", "p - q"} <= {problem.answer for problem in problems}
-    with pytest.raises(InputError):
-        load_benchmark("amc23", folder)  # it has 40 problems, the paper's has 46

@@ -1,11 +1,8 @@
-"""demo/from_scratch.py: it stands alone, and its numbers are those of the real scripts."""
+"""demo/from_scratch.py: its numbers are those of the real scripts."""
 
 import argparse
 import random
-import re
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import evaluate
 import train_grpo
@@ -64,30 +61,22 @@ def test_prompts_and_solutions_are_tokenized_as_by_the_scripts(template, tiny):
         examples = load_examples(str(path))
         reference, _ = tokenize_examples(examples, theirs, MAX_LENGTH, MAX_COMPLETION)
         for row, other in zip(load_rows(tokenizer, [path]), reference, strict=True):
-            assert row.prompt_ids == other.prompt_ids.tolist()
-            assert row.response_ids == other.response_ids.tolist()
+            ids = other.prompt_ids.tolist(), other.response_ids.tolist()
+            assert (row.prompt_ids, row.response_ids) == ids
             assert (row.question, row.reference) == (other.example.question, other.example.answer)
 
 
 def test_verdicts_are_those_of_the_scripts(tiny):
     tokenizer = PreTrainedTokenizerFast.from_pretrained(tiny / "model")
-    queries = load_rows(tokenizer, [tiny / "heldout" / f"{tier}.jsonl" for tier in TIERS])
-    answers, verdicts = [], []
-    for n, query in enumerate(queries):
-        box, wrong = (f"\\boxed{{{(int(query.reference) + d) % 10}}}" for d in (0, 1 + n % 9))
+    queries = load_rows(tokenizer, [tiny / "heldout" / "easy.jsonl"])
+    answers = []
+    for query in queries:
+        box, wrong = (f"\\boxed{{{(int(query.reference) + d) % 10}}}" for d in (0, 1))
         texts = [f"1+1=2;{box}", wrong, wrong + box, box + wrong, box.replace("{", "{ "), box[:-1]]
-        verdicts += [is_correct(text, query.reference) for text in texts]
-        ends = query.response_ids[-1:] * (n % 2)
-        answers += [replace(query, response_ids=tokenizer(x).input_ids + ends) for x in texts]
-    rewards = verify(tokenizer, queries, answers)
-    assert rewards.flatten().bool().tolist() == verdicts == [True, False] * 3 * len(queries)
-    assert rewards.shape == (len(queries), 6)
-
-
-def test_it_imports_torch_and_transformers_alone():
-    text = Path(from_scratch.__file__).read_text()
-    names = {*re.findall(r"^ *(?:import|from) (\S+?)[. \n]", text, re.MULTILINE)}
-    assert names - sys.stdlib_module_names == {"torch", "transformers"}
+        assert [is_correct(text, query.reference) for text in texts] == [True, False] * 3
+        ids = [tokenizer(text).input_ids + query.response_ids[-1:] for text in texts]
+        answers += [replace(query, response_ids=each) for each in ids]
+    assert verify(tokenizer, queries, answers).tolist() == [[1, 0] * 3] * len(queries)
 
 
 def take_real_step(method: str, engine: Engine, queries: list, answers: list, rewards) -> float:

@@ -1,6 +1,5 @@
 """Several hosts: network namespaces on one disk, each with a name and an address of its own."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -9,8 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import conftest
-from conftest import BIN, ROOT, TINY_LENGTHS, call_of, ended, launch, needs_vllm, slow
-from data import read_rows, write_rows
+from conftest import BIN, ROOT, call_of, ended, launch, needs_vllm, slow
 
 import pytest
 
@@ -71,28 +69,11 @@ def on(host: str, *command) -> list[str]:
     return [IP, "netns", "exec", host, *named, host, *map(str, command)]
 
 
-def hostfile(hosts: list[str], folder: Path) -> Path:
-    """As deepspeed wants it: one rank each."""
-    (folder / "hosts").write_text("".join(f"{name} slots=1\n" for name in hosts))
-    return folder / "hosts"
-
-
 def begin(host: str, *command, folder: Path, env: dict) -> subprocess.Popen:
     """Start a command on a host; its two streams are one."""
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     env = os.environ | {name: str(value) for name, value in env.items()}
     return subprocess.Popen(on(host, *command), cwd=folder, env=env, **options)
-
-
-def start_hosts(hosts: list[str], folder: Path, script: str, *call) -> list:
-    """A script on all hosts, one rank each, told what a launcher would tell it."""
-    env = {"WORLD_SIZE": len(hosts), "LOCAL_RANK": 0, "LOCAL_SIZE": 1, "PYTHONPATH": ROOT}
-    env |= {"MASTER_ADDR": hosts[0], "MASTER_PORT": 29500, **ETH0}
-    command = (sys.executable, ROOT / script, *call)
-    return [
-        begin(host, *command, folder=folder, env=env | {"RANK": rank})
-        for rank, host in enumerate(hosts)
-    ]
 
 
 def ends(processes: list) -> list[tuple[int, str]]:
@@ -105,7 +86,8 @@ def ends(processes: list) -> list[tuple[int, str]]:
 def test_three_hosts_with_a_launcher_each_train_as_one_does(make_hosts, tiny, tmp_path):
     steps, names = ("--max_steps", 2), make_hosts(3)
     launch(*call_of("train_grpo.py", tiny, tmp_path / "whole"), *steps)
-    command = [BIN / "deepspeed", "--log_level", "error", "--hostfile", hostfile(names, tmp_path)]
+    (tmp_path / "hosts").write_text("".join(f"{name} slots=1\n" for name in names))
+    command = [BIN / "deepspeed", "--log_level", "error", "--hostfile", tmp_path / "hosts"]
     command += ["--no_ssh", "--master_addr", names[0], "--node_rank"]
     call = (*call_of("train_grpo.py", tiny, tmp_path / "run"), *steps)
     hosts = [begin(n, *command, rank, *call, folder=ROOT, env=ETH0) for rank, n in enumerate(names)]
@@ -114,22 +96,15 @@ def test_three_hosts_with_a_launcher_each_train_as_one_does(make_hosts, tiny, tm
     conftest.assert_equal_up_to_rounding(tmp_path / "run", tmp_path / "whole")
 
 
-@needs_vllm
-def test_hosts_evaluate_together(make_hosts, tiny, tmp_path):
-    hosts, model = make_hosts(2), ("--model", tiny / "model", *TINY_LENGTHS[2:])
-    easy = (tiny / "heldout" / "easy.jsonl").read_text().splitlines()[:12]
-    write_rows(map(json.loads, easy), tmp_path / "easy.jsonl")
-    call = ("evaluate.py", *model, "--benchmark_file", tmp_path / "easy.jsonl", "--num_samples", 2)
-    scored = ends(start_hosts(hosts, tmp_path, *call, "--output_dir", tmp_path / "eval"))
-    assert [status for status, _ in scored] == [0, 0] and "easy" in scored[0][1]
-    rows = [*read_rows(str(tmp_path / "eval" / "samples.jsonl"))]
-    assert len(rows) == 24 and len([*(tmp_path / "eval").glob("answers.rank*")]) == 2
-
-
 def test_a_killed_host_ends_the_run_with_one_error_and_it_is_resumed(make_hosts, tiny, tmp_path):
     names = make_hosts(2)
-    call = call_of("train_sft.py", tiny, tmp_path / "run")
-    hosts = start_hosts(names, tmp_path, *call, "--max_steps", 500)
+    script, *call = call_of("train_sft.py", tiny, tmp_path / "run")
+    command = (sys.executable, ROOT / script, *call, "--max_steps", 500)
+    env = {"WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_SIZE": 1, "PYTHONPATH": ROOT, **ETH0}
+    env |= {"MASTER_ADDR": names[0], "MASTER_PORT": 29500}
+    hosts = [
+        begin(n, *command, folder=tmp_path, env=env | {"RANK": r}) for r, n in enumerate(names)
+    ]
     conftest.wait_for_rows(tmp_path / "run", 3, hosts[0])
     kill_all(names[1])
     (status, output), _ = ends(hosts)  # long before the thirty minutes of a collective

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import data
 import models
-from conftest import PRECISION, SHARED, launch, metrics, needs_shared, needs_vllm, on_ranks, slow
+from conftest import PRECISION, SHARED, launch, metrics, needs_shared, needs_vllm, slow
 from prepare.convert import convert
 from real_model import write_model
-from rollout import import_vllm
 
 import pytest
 import torch
@@ -63,33 +62,19 @@ def test_three_steps_of_osw_ft_learn_the_form_and_vllm_follows(run):
     assert all(row["vllm_gap_mean"] < 0.05 and row["grad_norm"] > 0 for row in rows)
 
 
-def greedy_answers(folder: str, most: int, prompts: list[str]) -> list[str]:
-    """A model's likeliest ones, special tokens included, by transformers and by vLLM alike."""
-    tokenizer = models.load_tokenizer(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    prompts = [tokenizer(text, add_special_tokens=False).input_ids for text in prompts]
-    options = {"max_new_tokens": most, "do_sample": False}
-    answers = [model.generate(torch.tensor([x]), **options)[0, len(x) :].tolist() for x in prompts]
-    options = {"max_model_len": 512, "kv_cache_memory_bytes": 2**28, "enforce_eager": True}
-    llm = import_vllm().LLM(folder, dtype="float32", **options)
-    params = llm.get_default_sampling_params()
-    params.temperature, params.max_tokens = 0, most
-    outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params)
-    found = [list(output.outputs[0].token_ids) for output in outputs]
-    assert found == answers, (found, answers)
-    return [tokenizer.decode(ids) for ids in answers]
-
-
 @needs_vllm
-def test_final_answers_the_same_in_transformers_in_vllm_and_in_the_evaluation(real, run):
-    tokenizer = models.load_tokenizer(str(run / "final"))
-    held = data.load_examples(str(real / "held.jsonl"))
-    prompts = [models.prompt_text(tokenizer, e.question, models.ASK_FREE) for e in held]
-    texts = on_ranks(1, greedy_answers, str(run / "final"), 24, prompts)
-    assert any(text.endswith("<|im_end|>") for text in texts), texts  # both stop there
+def test_final_answers_the_same_in_transformers_and_in_the_evaluation(real, run):
     flags = ("--benchmark_file", real / "held.jsonl", "--num_samples", 1, "--precision", "fp32")
     flags += ("--temperature", 0, "--max_completion_length", 24, "--vllm_memory", 0.05)
     launch("evaluate.py", "--model", run / "final", *flags)
-    graded = data.read_rows(str(run / "eval" / "samples.jsonl"))
-    rows = {row["id"]: row["text"] for _, row in graded}
-    assert [rows[e.id] for e in held] == [text.removesuffix("<|im_end|>") for text in texts]
+    rows = [row for _, row in data.read_rows(str(run / "eval" / "samples.jsonl"))]
+    tokenizer = models.load_tokenizer(str(run / "final"))
+    model = AutoModelForCausalLM.from_pretrained(run / "final", dtype=torch.float32)
+    texts = []
+    for example in data.load_examples(str(real / "held.jsonl")):
+        prompt = models.prompt_text(tokenizer, example.question, models.ASK_FREE)
+        ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt").input_ids
+        answer = model.generate(ids, max_new_tokens=24, do_sample=False)[0, ids.shape[1] :]
+        texts.append(tokenizer.decode(answer))
+    assert any(text.endswith("<|im_end|>") for text in texts), texts  # both stop there
+    assert [row["text"] for row in rows] == [text.removesuffix("<|im_end|>") for text in texts]

@@ -47,12 +47,12 @@ TAKES = {
     "prepare.weigh": weigh.Args,
 }
 SFT, OSWFT, GRPO, EVALUATE, WEIGH = TAKES
-RUNS, SIZES, RATES = "runs/paper", ("0.6B", "1.7B", "4B"), ("1e-6", "1e-5")
+RUNS, SIZES = "runs/paper", ("0.6B", "1.7B", "4B")
 ROWS = {  # a run's folder -> its script, learning rate, number of rollouts and weighting
     **{f"{size}/sft": (SFT, 1e-5, None, None) for size in SIZES},
     **{f"{size}/oswft-K2": (OSWFT, 1e-5, 2, "oswft") for size in SIZES},
-    **{f"{size}/grpo-G8-{RATES[0]}": (GRPO, 1e-6, 8, None) for size in SIZES},
-    **{f"{size}/grpo-G8-{RATES[1]}": (GRPO, 1e-5, 8, None) for size in SIZES},
+    **{f"{size}/grpo-G8-1e-6": (GRPO, 1e-6, 8, None) for size in SIZES},
+    **{f"{size}/grpo-G8-1e-5": (GRPO, 1e-5, 8, None) for size in SIZES},
     **{f"0.6B/oswft-K{k}": (OSWFT, 1e-5, k, "oswft") for k in (1, 4, 8)},
     **{f"0.6B/grpo-G{g}-1e-6": (GRPO, 1e-6, g, None) for g in (2, 4)},
     **{f"0.6B/oswft-K4-{how}": (OSWFT, 1e-5, 4, how) for how in ("hard", "random")},
@@ -120,12 +120,10 @@ def test_every_run_has_the_papers_setting_and_every_command_is_taken(reproduce):
     assert [len(folders) for folders in shown] == [4, 4, 4, 7, 3]
     found = {folder.replace("/final", "/eval") for folder in scored}
     assert {*itertools.chain(*shown)} == found - {f"{RUNS}/0.6B/sft-static/eval"}
-    drawn = [" ".join(words[2:]) for words in calls if words[:2] == ["-m", "look.plot"]]
-    figures = {"oswft-K2": "--figures mean_weight --output_dir runs/paper/figure1"}
-    for rate in RATES:
-        figures[f"grpo-G8-{rate}"] = f"--figures reward --output_dir runs/paper/figure2/{rate}"
-    folders = {run: " ".join(f"{RUNS}/{size}/{run}" for size in SIZES) for run in figures}
-    assert drawn == [f"{folders[run]} {words}" for run, words in figures.items()]
+    drawn = {words[-1]: words[2:-4] for words in calls if words[:2] == ["-m", "look.plot"]}
+    figures = {"1": "oswft-K2", "2/1e-6": "grpo-G8-1e-6", "2/1e-5": "grpo-G8-1e-5"}
+    for figure, run in figures.items():
+        assert drawn[f"{RUNS}/figure{figure}"] == [f"{RUNS}/{size}/{run}" for size in SIZES]
 
 
 def test_a_command_that_fails_is_the_last_and_goes_on_where_it_stopped(reproduce):

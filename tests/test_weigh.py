@@ -4,12 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from conftest import launch, needs_vllm, slow
-from data import Example, InputError, derive_seed, load_examples, read_rows, write_rows
-from demo.tiny import spoil_file
+from data import InputError, derive_seed, read_rows, write_rows
 from look.training_set import suspect
 from prepare import weigh
 from stand_in import TOKENIZER, Scripted, grade_here
-from verify import Verifier
 
 import numpy as np
 import pytest
@@ -19,25 +17,24 @@ SHORT |= {"verifier_workers": 1}
 
 
 def test_answers_agree_if_the_verifier_calls_them_equal():
+    score = grade_here(1).score
     extracted = [
         ["1/2", "0.5", r"\\frac{1}{2}", "7"],  # three of four
         ["B", "B", "C", "B"],
         ["B", "B", "A", "A"],  # two of four
         ["7", "7", "7", None],
-        ["7", None, None, None],
         ["2", "2", "2", "7"],  # the right one
         ["8", "9", "7", "0.70e1"],
     ]
-    right = np.zeros((7, 4), dtype=bool)
-    right[5, :3] = right[1, 2] = True
+    right = np.zeros((6, 4), dtype=bool)
+    right[4, :3] = right[1, 2] = True
+    found = weigh.agreed_answers(extracted, right, score, 0.75)
+    assert found == [("1/2", 3), ("B", 3), None, ("7", 3), None, None]
+    half = weigh.agreed_answers(extracted, right, score, 0.5)
+    assert half[2] == ("B", 2) and half[4] is None
     for answers, agreed in ((["7"], None), (["7", "7"], ("7", 2))):  # at least two
-        right_alone = np.zeros((1, len(answers)))
-        assert weigh.agreed_answers([answers], right_alone, lambda *_: [], 0.75) == [agreed]
-    with Verifier(2) as verifier:
-        found = weigh.agreed_answers(extracted, right, verifier.score, 0.75)
-        half = weigh.agreed_answers(extracted, right, verifier.score, 0.5)
-    assert found == [("1/2", 3), ("B", 3), None, ("7", 3), None, None, None]
-    assert half[2] == ("B", 2) and half[5] is None
+        none_right = np.zeros((1, len(answers)))
+        assert weigh.agreed_answers([answers], none_right, score, 0.75) == [agreed]
 
 
 def box(*answers: int) -> list[str]:
@@ -100,12 +97,7 @@ def test_weights_are_1_less_the_pass_rate_in_the_order_of_the_rows(made, capsys)
         assert row == before | {"weight": row["weight"]} | own
     shown = capsys.readouterr()
     assert "never solved: 2 rows" in shown.out and "own columns pass_rate are rep" in shown.err
-    counts = [line.split() for line in shown.out.splitlines()[2:5]]
-    assert counts == [
-        ["0", "0", "0", "0.0%"],
-        ["between", "2", "12", "50.0%"],
-        ["1", "2", "12", "50.0%"],
-    ]
+    assert shown.out.splitlines()[3].split() == ["between", "2", "12", "50.0%"]
     assert "weight of an average token: 0.625" in shown.out
     written, suspects = made.args.output.read_bytes(), made.suspects
     made.write()
@@ -143,13 +135,10 @@ def test_suspects_are_listed_the_most_agreed_first_and_may_be_dropped(made, caps
     assert len(made.write()) == 4
     found = [(s["id"], s["agreed"], s["agreeing"]) for s in made.suspects]
     assert found == [("row 3", "8", 4), ("row 2", "9", 3)]
-    assert made.suspects[1]["completion"] == TEXTS["1+2"][0]
     listed = str(made.args.output.with_suffix(".suspects.jsonl"))
     suspect(listed, index=1)
     shown = capsys.readouterr().out
     assert "the reference: 3\n1+2=3" in shown and f"3 of 4 answers: 9\n{TEXTS['1+2'][0]}" in shown
-    with pytest.raises(InputError, match="has 2 rows"):
-        suspect(listed, index=2)
     assert [row["id"] for row in made.write(suspects="drop")] == ["row 0", "row 1"]
     assert len(made.write(suspects="drop", agreement=0.8)) == 3
     assert [row["id"] for row in made.write(never_solved="drop")] == ["row 0", "row 1"]
@@ -160,19 +149,14 @@ def test_own_answers_leave_out_those_that_cannot_be_trained_on(made):
     assert own == [TEXTS["1+0"][0], TEXTS["1+1"][2], "1+2=3", "1+3=4"]
 
 
-def test_a_question_that_was_edited_since_is_answered_anew(made):
-    made.write()
-    made.rows[0] |= {"question": "1+3", "answer": "8"}
-    assert [row["weight"] for row in made.write()] == [0.0, 0.25, 1.0, 1.0]
-    assert made.asked == ["1+3"] * 4
-
-
-def test_more_answers_are_sampled_and_fewer_are_read(made):
+def test_more_answers_are_sampled_fewer_are_read_and_an_edited_question_is_answered_anew(made):
     made.write()
     del made.rows[0]
     assert [row["answers"] for row in made.write(num_rollouts=6)] == [6] * 3
     assert made.asked == ["1+1", "1+2", "1+3"] * 2
+    made.rows[0] |= {"question": "1+3", "answer": "8"}
     assert [row["weight"] for row in made.write(num_rollouts=2)] == [0.0, 1.0, 1.0]
+    assert made.asked == ["1+3"] * 2
 
 
 @pytest.mark.parametrize(
@@ -189,25 +173,15 @@ def test_bad_input_is_refused(made, changes, message):
         made.write(**changes)
 
 
-def test_a_column_that_cannot_be_written_is_refused_before_sampling(made, monkeypatch):
-    picture = Example("1", "1+1", "2", "2", "s", {"image": object()}, "rows:1")  # of the hub
-    monkeypatch.setattr(weigh, "load_examples", lambda _: [picture])
-    with pytest.raises(InputError, match="rows:1: a column cannot be written"):
-        made.write()
-
-
 @slow
 @needs_vllm
-def test_a_set_is_weighed_over_two_ranks_and_most_suspects_are_wrong_keys(tiny, tmp_path):
-    base, output = tmp_path / "base", tmp_path / "weighted.jsonl"
-    base.mkdir()
-    rows = [row for _, row in read_rows(str(tiny / "train.jsonl"))][:400]
-    write_rows(rows, base / "train.jsonl")
-    spoil_file(base)
-    call = ["--model", tiny / "model", "--data", base / "train-wrong.jsonl", "--output", output]
+def test_a_set_is_weighed_over_two_ranks_by_each_rows_own_answers(tiny, tmp_path):
+    data, output = tmp_path / "train.jsonl", tmp_path / "weighted.jsonl"
+    rows = [row for _, row in read_rows(str(tiny / "train.jsonl"))][:200]
+    write_rows(rows, data)
+    call = ["--model", tiny / "model", "--data", data, "--output", output]
     call += [x for name, value in SHORT.items() for x in (f"--{name}", value)]
     launch("--module", "prepare.weigh", *call, ranks=2)
-    assert [example.id for example in load_examples(str(output))] == [row["id"] for row in rows]
-    suspects = [row for _, row in read_rows(str(output.with_suffix(".suspects.jsonl")))]
-    assert 0.3 < sum(row["spoiled"] for row in suspects) / len(suspects) < 0.9
-    assert sum(row["spoiled"] for row in suspects) > 0.5 * 40
+    weighed = [row for _, row in read_rows(str(output))]
+    assert [row["id"] for row in weighed] == [row["id"] for row in rows]
+    assert np.mean([row["pass_rate"] for row in weighed]) > 0.5  # by another's hardly any is right
