@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 import cpu
-from data import InputError, MicroBatch, Rows, Trajectory, blame, check_numbers, collate, split_rows
+from data import InputError, MicroBatch, Rows, Trajectory, blame, collate, split_rows
 from logprobs import LogprobModel
 from models import ModelArgs, Tokenizer, checkpoint_tensors, load_model, stop_token_ids
 from ranks import init_ranks
@@ -35,7 +35,8 @@ from torch import Tensor
 
 GATHER_BYTES = 2**30  # size of the parameters that are copied at a time
 MAX_VLLM_GAP = {"bf16": 0.1, "fp32": 1e-4}  # nats a token; rounding gives 0.01 and 3e-7
-STATE_KEYS = ("master", "exp_avg", "exp_avg_sq")  # the fp32 weight, and Adam's moments
+# The fp32 weight, for which DeepSpeed has no name, and Adam's moments.
+STATE_KEYS = {"master": None, "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
 IDLE = Trajectory("idle", [0, 0, 0, 0], [])  # a rank without rows reads this
 
 
@@ -56,19 +57,11 @@ class EngineArgs(ModelArgs):
     gradient_checkpointing: bool = False  # recompute activations: less memory, a third more time
     cpu_offload: bool = False  # optimizer state in host memory
 
-    def check(self) -> None:
-        check_numbers(self, "max_tokens_per_micro_batch", "max_grad_norm")
-        check_numbers(self, "weight_decay", or_0=True)
-        super().check()
-
 
 def load_engine(model: str, args: EngineArgs, checkpoint: Path | None = None) -> Engine:
     """An `Engine` for a model, or continued from a checkpoint. A collective."""
-    if not checkpoint:
-        return Engine(load_model(model, args.max_length, args.precision), args)
-    advice = "if it is damaged, delete it: an older one with a state/ is resumed"
-    with blame(f"{checkpoint} ({advice})", (InputError,)):
-        engine = Engine(load_model(str(checkpoint), args.max_length, args.precision), args)
+    engine = Engine(load_model(str(checkpoint or model), args.max_length, args.precision), args)
+    if checkpoint:
         engine.load_state(checkpoint)
     return engine
 
@@ -197,8 +190,8 @@ class Engine:
             raise FloatingPointError(f"step {self.num_steps + 1}: the gradient is {grad_norm}")
         self.num_steps += 1
         clipped = float(grad_norm > self.args.max_grad_norm)
-        stats = {"loss": loss, "grad_norm": grad_norm, "clipped": clipped}
-        return stats | {"learning_rate": learning_rate}
+        norms = {"grad_norm": grad_norm, "clipped": clipped}
+        return {"loss": loss, **norms, "learning_rate": learning_rate}
 
     @torch.no_grad()
     def eval_logprobs(
@@ -221,15 +214,11 @@ class Engine:
     ) -> dict[str, float]:
         """How far vLLM's log-probabilities are from this model's, in nats a token. A collective.
 
-        Compares the first of the K answers to each query, if it carries log-probabilities. With
-        `strict`, raises InputError if vLLM samples from another model.
-
-        Args:
-            completions: (B, K) of `Rollout.sample`.
+        Of the completions (B, K) it compares the first of each query, if it carries
+        log-probabilities. With `strict`, raises InputError if vLLM samples from another model.
         """
         answers = [group[0] for group in completions if group[0].logprobs]
-        prompts = [queries[answer.query].prompt_ids for answer in answers]
-        rows = [Trajectory("", p, a.token_ids) for p, a in zip(prompts, answers, strict=True)]
+        rows = [Trajectory("", queries[a.query].prompt_ids, a.token_ids) for a in answers]
         own = self.eval_logprobs(rows, temperature)  # (N, T)
         mask = collate(rows, range(len(rows))).mask
         sampled = torch.tensor([logprob for answer in answers for logprob in answer.logprobs])
@@ -253,15 +242,12 @@ class Engine:
 
     def _gather(self) -> Iterator[dict[str, Tensor]]:
         """Copies of all parameters, about GATHER_BYTES at a time; then the persistent buffers."""
-        buckets, size = [{}], 0
+        buckets, size = {}, 0
         for name, parameter in self.model.named_parameters():
+            buckets.setdefault(size // GATHER_BYTES, {})[name] = parameter
             numel = getattr(parameter, "ds_numel", parameter.numel())  # A shard's numel() is 0.
             size += numel * parameter.element_size()
-            if buckets[-1] and size > GATHER_BYTES:
-                buckets.append({})
-                size = numel * parameter.element_size()
-            buckets[-1][name] = parameter
-        for bucket in buckets:
+        for bucket in buckets.values():
             with self.deepspeed.zero.GatheredParameters(list(bucket.values())):
                 yield {name: parameter.detach().clone() for name, parameter in bucket.items()}
         persistent = self.model.state_dict().keys()
@@ -295,13 +281,14 @@ class Engine:
         for start in range(0, len(parameters), ranks):
             tensors = {}
             for rank, (name, parameter) in enumerate(parameters[start : start + ranks]):
-                for key in STATE_KEYS:
-                    tensor = self._get_state(parameter, key)  # a collective
+                path = folder / "state" / f"{name}.safetensors"
+                for title, key in STATE_KEYS.items():
+                    tensor = self.deepspeed.utils.safe_get_full_optimizer_state(parameter, key)
                     if rank == dist.get_rank():
-                        tensors[key], path = tensor.cpu(), folder / "state" / f"{name}.safetensors"
+                        tensors[title], own_path = tensor.cpu(), path
                     del tensor  # A GPU needs its memory for the next one.
             if tensors:  # Now each rank writes its own.
-                save_file(tensors, path, metadata={"step": str(self.num_steps)})
+                save_file(tensors, own_path, metadata={"step": str(self.num_steps)})
         dist.barrier()  # Wait for the slowest disk.
 
     def load_state(self, folder: Path) -> None:
@@ -309,11 +296,23 @@ class Engine:
         for name, parameter in self.model.named_parameters():
             path = folder / "state" / f"{name}.safetensors"
             with blame(str(path)), safe_open(path, "pt") as file:  # It may be lost, or cut off.
-                for key in STATE_KEYS:
-                    self._set_state(parameter, key, file.get_tensor(key))
+                for title, key in STATE_KEYS.items():
+                    self._set_state(parameter, key, file.get_tensor(title))
                 num_steps = int(file.metadata()["step"])
         self._count_steps(num_steps)
         dist.barrier()
+
+    def _set_state(self, parameter: torch.nn.Parameter, key: str | None, value: Tensor) -> None:
+        """Set a parameter's fp32 weight, or one of its moments, from the full tensor."""
+        utils = self.deepspeed.utils
+        if self.args.zero_stage < 3:
+            utils.safe_set_full_optimizer_state(parameter, value, key)
+            return
+        # That function forgets that ZeRO-3's shards are padded.
+        size, ranks = parameter.ds_tensor.numel(), dist.get_world_size()
+        padded = torch.nn.functional.pad(value.flatten(), (0, size * ranks - value.numel()))
+        shard = padded.view(ranks, size)[dist.get_rank()]
+        utils.safe_set_local_optimizer_state(parameter, shard, key)
 
     def _allocate_moments(self) -> None:
         """Let Adam make its moments, before vLLM counts the memory: take a step of gradient 0."""
@@ -327,26 +326,3 @@ class Engine:
         self.num_steps = num_steps
         for state in self.adam.state.values():
             state["step"].fill_(num_steps)
-
-    def _get_state(self, parameter: torch.nn.Parameter, key: str) -> Tensor:
-        """One of STATE_KEYS of a parameter, in full, fp32. A collective."""
-        if key == "master":
-            return self.deepspeed.utils.safe_get_full_fp32_param(parameter)
-        return self.deepspeed.utils.safe_get_full_optimizer_state(parameter, key)
-
-    @torch.no_grad()
-    def _set_state(self, parameter: torch.nn.Parameter, key: str, value: Tensor) -> None:
-        """Set what `_get_state` returns. A collective."""
-        utils = self.deepspeed.utils
-        set_weight, set_moment = utils.safe_set_full_fp32_param, utils.safe_set_full_optimizer_state
-        if self.args.zero_stage == 3:  # They forget that its shards are padded.
-            set_weight = utils.safe_set_local_fp32_param
-            set_moment = utils.safe_set_local_optimizer_state
-            size = parameter.ds_tensor.numel()
-            padding = size * dist.get_world_size() - value.numel()
-            padded = torch.nn.functional.pad(value.flatten(), (0, padding))
-            value = padded.narrow(0, size * dist.get_rank(), size)
-        if key == "master":
-            set_weight(parameter, value)
-        else:
-            set_moment(parameter, value, key)

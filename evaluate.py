@@ -262,9 +262,7 @@ def read_answers(paths: Iterable[Path]) -> dict[tuple[str, int], dict]:
 
 def check_inputs(args: Args, tokenizer: Tokenizer, problems: Problems) -> None:
     """Raise InputError for a flag, or a problem, with which the model cannot be sampled."""
-    check_numbers(args, "num_samples", "max_completion_length", "verifier_workers")
-    check_numbers(args, "temperature", "top_k", "seed", or_0=True)
-    check_numbers(args, "top_p", "vllm_memory", share=True)
+    check_numbers(args, "temperature", "top_k", "seed")
     cpu.warn_of_slow_bf16(args.precision)
     models.refuse_special_tokens(tokenizer, ((p.where, p.question) for p in problems))
     prompts = tokenize_prompts(tokenizer, problems)

@@ -38,9 +38,8 @@ class ModelArgs:
     seed: int = 0  # decides the order of the data, and what is sampled
 
     def check(self) -> None:
-        """Raise InputError for what cannot work; each class checks its own fields."""
-        check_numbers(self, "max_length", "max_completion_length")
-        check_numbers(self, "seed", or_0=True)
+        """Raise InputError for what cannot work: here the numbers of all rooms' flags."""
+        check_numbers(self, "seed", "weight_decay")
 
 
 # The prompt, inside the model's chat template. Edit it here; a run's args.json records it.
@@ -85,42 +84,28 @@ def load_tokenizer(path_or_hub_id: str) -> Tokenizer:
     from transformers import PreTrainedTokenizerFast  # AutoTokenizer may build another one.
     from transformers.utils import has_file
 
-    nothing = f"{path_or_hub_id}: no folder, nor a hub id in reach, with a tokenizer.json"
-    with blame(nothing):  # A tokenizer built from other files may give other ids.
-        has_tokenizer = has_file(path_or_hub_id, "tokenizer.json")
-    if not has_tokenizer:
-        raise InputError(nothing)
     options = {"clean_up_tokenization_spaces": False}  # What is graded is what was sampled.
     with blame(f"{path_or_hub_id}: its tokenizer cannot be loaded"):
+        if not has_file(path_or_hub_id, "tokenizer.json"):  # Other files may give other ids.
+            raise FileNotFoundError("there is no tokenizer.json")
         tokenizer = PreTrainedTokenizerFast.from_pretrained(path_or_hub_id, **options)
-    check_template(tokenizer)
     text = messages("1", ASK_FREE)[-1]["content"]
     read = tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids)
     if read.removeprefix(" ") != text:
         raise InputError(f"{path_or_hub_id}: the tokenizer changes text to {read!r}")
-    return tokenizer
-
-
-def check_template(tokenizer: Tokenizer) -> None:
-    """Raise InputError if the generation prompt is not what the template writes before an answer.
-
-    Then training and sampling would begin the answer where no assistant's turn begins.
-    """
-    end_of_turn_id(tokenizer)
+    end_of_turn_id(tokenizer)  # It raises if there is none.
     thinking = r"(\s|</?think>)+$"  # Either side may hold an opened or an empty <think>.
-    asked = re.sub(thinking, "", prompt_text(tokenizer, "1", ASK_FREE))
-    before = re.sub(thinking, "", around_answer(tokenizer)[0])
-    if asked != before:
+    prompt, before = prompt_text(tokenizer, "1", ASK_FREE), around_answer(tokenizer)[0]
+    if re.sub(thinking, "", prompt) != re.sub(thinking, "", before):
         reason = "does not end the prompt where it begins the assistant's turn"
-        raise InputError(f"{tokenizer.name_or_path}: the chat template {reason}")
+        raise InputError(f"{path_or_hub_id}: the chat template {reason}")
+    return tokenizer
 
 
 def around_answer(tokenizer: Tokenizer) -> tuple[str, str]:
     """What the chat template writes before an assistant's text, and after it."""
     turns = [*messages("1", ASK_FREE), {"role": "assistant", "content": PLACEHOLDER}]
-    before, text, after = render(tokenizer, turns).rpartition(PLACEHOLDER)
-    if not text:
-        raise InputError("the chat template drops the assistant's turn")
+    before, _, after = render(tokenizer, turns).rpartition(PLACEHOLDER)
     return before, after
 
 

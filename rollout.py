@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import cpu
-from data import InputError, Queries, Trajectory, blame, check_numbers, derive_seed
+from data import InputError, Queries, Trajectory, blame, derive_seed
 from models import ModelArgs, Tokenizer, count_parameters, load_config, stop_token_ids
 from ranks import gather
 from verify import Verifier
@@ -80,8 +80,6 @@ class RolloutArgs(ModelArgs):
         return self.rollout_batch_size
 
     def check(self) -> None:
-        check_numbers(self, "num_rollouts", "temperature", "rollout_batch_size", "verifier_workers")
-        check_numbers(self, "vllm_memory", share=True)
         if self.max_completion_length >= self.max_length:
             lengths = f"{self.max_completion_length}, --max_length {self.max_length}"
             raise InputError(f"--max_completion_length is {lengths}: no room for a prompt")
@@ -107,8 +105,7 @@ class Rollout:
         own_prompts = math.ceil(args.rollout_batch_size / dist.get_world_size())
         device = "cuda" if torch.cuda.is_available() else "cpu"
         num_sequences = min(MAX_SEQUENCES[device], own_prompts * args.num_rollouts)
-        one = kv_cache_bytes(model, args.max_length, args.precision)  # of a sequence
-        cache = (num_sequences + 1) * one
+        cache = (num_sequences + 1) * kv_cache_bytes(model, args.max_length, args.precision)
         llm_class = self.vllm.LLM  # This imports most of vLLM.
         gc.freeze()  # garbage collection would scan all imports five times while vLLM starts
         if torch.cuda.is_available():
@@ -117,25 +114,23 @@ class Rollout:
             weights = count_parameters(model, args.max_length) * BYTES[args.precision]
             share = args.vllm_memory or VLLM_SHARE
             options = cpu.vllm_options(share, weights, cache, args.max_length)
-            if options["kv_cache_memory_bytes"] < one:
-                advice = "raise --vllm_memory, or lower --max_completion_length"
-                raise InputError(f"no memory to sample {args.max_length} tokens: {advice}")
             dist.barrier()  # All ranks have asked what is available, and none has taken of it.
-        self.llm = llm_class(
-            model=model,
-            skip_tokenizer_init=True,  # Token ids go in, and token ids come out.
-            dtype="bfloat16" if args.precision == "bf16" else "float32",
-            max_model_len=args.max_length,
-            max_num_seqs=num_sequences,
-            distributed_executor_backend="external_launcher",
-            load_format="auto" if load_from_disk else "dummy",
-            enable_sleep_mode=self.sleeps,
-            generation_config="vllm",  # Only the stop ids come from the model's.
-            logprobs_mode="processed_logprobs",  # those of the sampling distribution
-            seed=0,  # Each request has another one.
-            use_tqdm_on_load=False,
-            **options,
-        )
+        with blame("vLLM (see --vllm_memory)", (ValueError,)):  # Memory may be short.
+            self.llm = llm_class(
+                model=model,
+                skip_tokenizer_init=True,  # Token ids go in, and token ids come out.
+                dtype="bfloat16" if args.precision == "bf16" else "float32",
+                max_model_len=args.max_length,
+                max_num_seqs=num_sequences,
+                distributed_executor_backend="external_launcher",
+                load_format="auto" if load_from_disk else "dummy",
+                enable_sleep_mode=self.sleeps,
+                generation_config="vllm",  # Only the stop ids come from the model's.
+                logprobs_mode="processed_logprobs",  # those of the sampling distribution
+                seed=0,  # Each request has another one.
+                use_tqdm_on_load=False,
+                **options,
+            )
         # Once freed, vLLM would destroy every process group, the trainer's too.
         if finalizer := getattr(self.llm.llm_engine.engine_core, "_finalizer", None):
             finalizer.detach()
@@ -301,8 +296,6 @@ def gpu_options(memory_share: float | None, sleeps: bool, cache_bytes: int) -> d
     free, total = torch.cuda.mem_get_info()
     left = (free - FREE_BYTES) / total
     share = memory_share or (left if sleeps else VLLM_SHARE)
-    if share <= 0:
-        raise InputError("the trainer leaves vLLM no memory: prepare.memory says what fits")
     return {
         "gpu_memory_utilization": share,
         # Without a limit a tiny model gets millions of blocks, and each is a Python object.

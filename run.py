@@ -20,7 +20,7 @@ from statistics import mean
 from typing import Literal
 
 import data
-from data import InputError, Queries, TokenizedExample, blame, check_numbers
+from data import InputError, Queries, TokenizedExample, blame
 from engine import Engine
 from models import PROMPT, ModelArgs, Tokenizer
 from ranks import share_stop_signals, stop_was_shared
@@ -134,8 +134,6 @@ class RunArgs(ModelArgs):
         return {k: v for k, v in asdict(self).items() if k not in ("output_dir", "resume")}
 
     def check(self) -> None:
-        check_numbers(self, "learning_rate", "train_batch_size", "num_epochs", "max_steps")
-        check_numbers(self, "save_every", "keep_checkpoints")
         if self.resume and Path(self.output_dir) != Path(self.resume):
             reason = "is continued in its own folder: leave out --output_dir"
             raise InputError(f"{self.resume} {reason}")
@@ -206,11 +204,8 @@ class Run(contextlib.AbstractContextManager):
             with contextlib.suppress(ValueError):  # A kill may leave half a row.
                 rows.append(json.loads(line))
         data.write_rows((row for row in rows if row["step"] <= self.step), path)
-        for leftover in self.folder.glob("partial-*"):
+        for leftover in self.folder.glob("partial-*"):  # of a save that failed, as on a full disk
             shutil.rmtree(leftover)
-        for later in (self.folder / "rollouts").glob("step_*.jsonl"):
-            if int(later.stem.removeprefix("step_")) > self.step:
-                later.unlink()
         self.metrics = path.open("a")
         if self.args.logger == "wandb":
             self.log = start_wandb(self.folder, run_id, self.args.settings)
@@ -321,10 +316,7 @@ class Run(contextlib.AbstractContextManager):
         data.write_rows(rows, self.folder / "rollouts" / f"step_{self.step + 1:06d}.jsonl")
 
     def save_checkpoint(self) -> None:
-        """Write checkpoint-<step>, a model with its training state; drop old ones. A collective.
-
-        Raises OSError if it cannot be written; the checkpoint before it stays.
-        """
+        """Write checkpoint-<step>, a model with its training state; drop old ones. A collective."""
         if self.step == self.saved_step:
             return
         self._save(f"checkpoint-{self.step:06d}", with_state=True)
@@ -338,13 +330,9 @@ class Run(contextlib.AbstractContextManager):
     def _save(self, name: str, with_state: bool = False) -> None:
         """Write the model under another name, then rename its folder. A collective."""
         partial, folder = self.folder / f"partial-{name}", self.folder / name
-        try:
-            if with_state:
-                self.engine.save_state(partial)
-            self.engine.save_model(self.tokenizer, partial)
-        except Exception as error:  # safetensors raises other types than OSError.
-            shutil.rmtree(partial, ignore_errors=True)  # The disk may be full.
-            raise OSError(f"step {self.step}: {folder} could not be written: {error}") from error
+        if with_state:
+            self.engine.save_state(partial)
+        self.engine.save_model(self.tokenizer, partial)
         if self.is_rank_0:
             for path in partial.rglob("*.safetensors"):  # By default only the owner can read them.
                 shutil.copymode(self.folder / "args.json", path)
@@ -371,16 +359,15 @@ class Run(contextlib.AbstractContextManager):
 
 def warn_of_answers(row: dict) -> None:
     """Look at the metrics of a first step, or at a part of them."""
-    if row.get("truncated_share", 0) > 0.5:
-        advice = "raise --max_completion_length, or find out why they do not end"
-        reason = f"{row['truncated_share']:.0%} of the answers were cut off: {advice}"
-        print(f"\nwarning: {reason}", file=sys.stderr)
-    if row.get("ungraded_share", 0) > 0.01:
-        reason = "count as wrong, as grading raised or ran into a limit (see docs/verdicts.md)"
-        print(f"\nwarning: {row['ungraded_share']:.1%} of the answers {reason}", file=sys.stderr)
+    warnings = []
+    if (cut := row.get("truncated_share", 0)) > 0.5:
+        warnings.append(f"{cut:.0%} of the answers were cut off: raise --max_completion_length?")
+    if (ungraded := row.get("ungraded_share", 0)) > 0.01:
+        warnings.append(f"{ungraded:.1%} of the answers count as wrong, ungraded: docs/verdicts.md")
     if (right := row.get("pass_rate", row.get("reward", 1))) < 0.05:  # Nearly all weights are 1.
-        advice = "are prompt, references and lengths as you meant them?"
-        print(f"\nwarning: {right:.0%} of the first answers right: {advice}", file=sys.stderr)
+        warnings.append(f"{right:.0%} of the first answers right: is the prompt as you meant it?")
+    for warning in warnings:
+        print(f"\nwarning: {warning}", file=sys.stderr)
 
 
 def metrics_table(rows: list[dict]) -> str:

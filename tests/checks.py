@@ -28,7 +28,11 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from deepspeed.utils import safe_get_full_grad
+from deepspeed.utils import (
+    safe_get_full_fp32_param,
+    safe_get_full_grad,
+    safe_get_full_optimizer_state,
+)
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -249,7 +253,7 @@ def take_step(engine: Engine, number: int) -> dict[str, float]:
 def weights_of(engine: Engine) -> Weights:
     """The fp32 ones."""
     names = dict(engine.model.named_parameters())
-    return {name: engine._get_state(names[name], "master").cpu().clone() for name in names}
+    return {name: safe_get_full_fp32_param(names[name]).cpu().clone() for name in names}
 
 
 def assert_close(ours: Weights, theirs: Weights, tolerance: float = 0.0) -> None:
@@ -293,8 +297,8 @@ def take_third_step(folder: Path, at_two: Weights, at_three: Weights, *settings,
     for name, tensors in saved.items():
         assert tensors.keys() == set(STATE_KEYS)
         for key, tensor in tensors.items():  # every number of the state, to the last bit
-            ours = engine._get_state(names[name], key).cpu()
-            assert torch.equal(ours, tensor), (settings, more, name, key)
+            ours = safe_get_full_optimizer_state(names[name], STATE_KEYS[key])
+            assert torch.equal(ours.cpu(), tensor), (settings, more, name, key)
     assert_close(weights_of(engine), at_two)
     for name, weight in engine.named_parameters():  # what the model computes with: rounded from it
         assert torch.equal(weight.cpu(), at_two[name].to(weight.dtype)), (settings, more, name)

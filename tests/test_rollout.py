@@ -86,8 +86,8 @@ def test_a_rank_answers_its_share_of_the_prompts_within_the_length(
     sizes = {"max_length": 20, "rollout_batch_size": 3, "precision": "fp32"}
     made = Rollout(str(tiny / "model"), make_tokenizer(), RolloutArgs(**sizes))
     assert vllm.options["max_num_seqs"] == 4  # two prompts, twice
-    monkeypatch.setattr("cpu.available_memory", lambda: 2**22)
-    with pytest.raises(InputError, match="no memory to sample 20 tokens: raise --vllm_memory"):
+    monkeypatch.setattr(vllm, "LLM", Mock(side_effect=ValueError("no memory\nis left")))
+    with pytest.raises(InputError, match=r"see --vllm_memory\): no memory is left"):
         Rollout(str(tiny / "model"), make_tokenizer(), RolloutArgs(**sizes))
     completions = made.generate(prompts, 2, max_tokens=9, seeds=[5, 6, 7, 8], temperature=1.0)
     told = [(prompt, params["max_tokens"], params["seed"]) for prompt, params in vllm.requests]
@@ -108,7 +108,7 @@ def test_each_gpu_has_a_cache_of_its_own(monkeypatch):
 def test_on_a_gpu_vllm_gets_its_share_or_what_is_left_and_no_more_cache_than_it_can_use(
     monkeypatch,
 ):
-    memory = [60 * 2**30, 80 * 2**30]  # free, and all
+    memory = 60 * 2**30, 80 * 2**30  # free, and all
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: memory)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     for share, sleeps, cache, told in (
@@ -119,9 +119,6 @@ def test_on_a_gpu_vllm_gets_its_share_or_what_is_left_and_no_more_cache_than_it_
     ):
         options = gpu_options(share, sleeps, cache)
         assert (options["gpu_memory_utilization"], options["kv_cache_memory_bytes"]) == told
-    memory[0] = 2**30
-    with pytest.raises(InputError, match="leaves vLLM no memory"):
-        gpu_options(None, True, 2**30)
 
 
 def test_the_cache_of_a_sequence_is_counted_in_whole_blocks(tiny):

@@ -76,7 +76,7 @@ def test_base_and_final_are_read_as_tokenizer_json_says_under_any_class(name, la
 
 def test_a_folder_without_tokenizer_json_is_refused(tmp_path):
     (tmp_path / "tekken.json").write_text("{}")
-    with pytest.raises(InputError, match=r"with a tokenizer\.json$"):
+    with pytest.raises(InputError, match=r"there is no tokenizer\.json$"):
         models.load_tokenizer(str(tmp_path))
 
 
