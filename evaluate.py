@@ -10,7 +10,6 @@ The protocol is the paper's (section 4.1): temperature 0.6, top-p 0.95, top-k 20
 verdicts are not: the same command samples what is missing, and grades all answers anew.
 """
 
-import hashlib
 import json
 import math
 import sys
@@ -18,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Literal
 
@@ -31,18 +30,16 @@ from engine import MAX_VLLM_GAP
 from launch import check_hosts, run_script
 from logprobs import own_logprobs
 from models import Tokenizer
-from ranks import init_ranks, on_rank_0
+from ranks import gather, init_ranks, on_rank_0
 from rollout import Completion, Rollout, RolloutArgs
 from run import claim, provenance, read_args, warn_of_answers, write_args
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from tqdm import tqdm
 
 Z = 1.96  # standard deviations on either side of 95 %
 ANSWERS = "answers.rank*.jsonl"
-CHUNK = 64  # answers that are graded between two updates of the progress bar
 
 
 @dataclass(kw_only=True)
@@ -75,6 +72,7 @@ class Args:
 
 Problems = Sequence[Example]
 Missing = list[tuple[Example, int]]  # a problem, and the number of its answer
+Interval = tuple[float, float]  # its bounds
 
 # Changing any of these needs a new folder.
 PROTOCOL = ("temperature", "top_p", "top_k", "max_completion_length", "precision", "seed")
@@ -101,9 +99,7 @@ def pass_at_k_curve(num_samples: int, k: int) -> np.ndarray:
     return np.array([pass_at_k(num_samples, c, k) for c in range(num_samples + 1)])
 
 
-def score_with_interval(
-    counts: np.ndarray, num_samples: int, k: int
-) -> tuple[float, tuple[float, float]]:
+def score_with_interval(counts: np.ndarray, num_samples: int, k: int) -> tuple[float, Interval]:
     """pass@k in [0, 1] from counts (N,) of right answers, and its 95 % interval (Wilson's)."""
     size = len(counts)
     scores = pass_at_k_curve(num_samples, k)[counts]
@@ -199,9 +195,8 @@ def ask(problem: Example) -> str:
 
 def key_of(problem: Example) -> str:
     """What an answer belongs to: a hash of the benchmark, the id and the prompt."""
-    prompt = models.messages(problem.question, ask(problem))
-    key = json.dumps([problem.source, problem.id, prompt])
-    return sha256(key.encode()).hexdigest()[:16]
+    key = [problem.source, problem.id, models.messages(problem.question, ask(problem))]
+    return sha256(json.dumps(key).encode()).hexdigest()[:16]
 
 
 # ---- Open the folder -----------------------------------------------------------------------------
@@ -220,8 +215,8 @@ def evaluate(args: Args) -> int:
 
 
 def answer(args: Args, folder: Path, tokenizer: Tokenizer, problems: Problems) -> list[dict]:
-    """Sample what the folder lacks, and grade all; rank 0 gets a row for each. A collective."""
-    missing = on_rank_0(lambda: open_folder(args, folder, tokenizer, problems))
+    """Sample what the folder lacks, and grade all; returns a row for each. A collective."""
+    missing = on_rank_0(lambda: open_folder(args, folder, problems))
     check_hosts(folder)
     if missing:
         sample(args, folder, tokenizer, missing)
@@ -246,7 +241,7 @@ def model_version(model: str) -> str:
     for path in sorted(Path(model).iterdir()):
         if path.suffix in (".safetensors", ".bin", ".json", ".jinja", ".txt"):
             with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
+                digest.update(file_digest(file, "sha256").digest())
     return digest.hexdigest()
 
 
@@ -260,23 +255,23 @@ def read_answers(paths: Iterable[Path]) -> dict[tuple[str, int], dict]:
     return answers
 
 
-def check_inputs(args: Args, tokenizer: Tokenizer, problems: Problems) -> None:
-    """Raise InputError for a flag, or a problem, with which the model cannot be sampled."""
-    check_numbers(args, "temperature", "top_k", "seed")
-    cpu.warn_of_slow_bf16(args.precision)
-    models.refuse_special_tokens(tokenizer, ((p.where, p.question) for p in problems))
-    prompts = tokenize_prompts(tokenizer, problems)
-    longest = max(map(len, prompts)) + args.max_completion_length
-    where = (problem.where for problem in problems)
-    models.check_model(tokenizer, args.model, longest, zip(where, prompts, strict=True))
+def answers_of(args: Args, problems: Problems) -> dict[tuple[str, int], Example]:
+    """The problem of each answer that is asked for, by `key_of` it and the answer's number."""
+    asked = {}
+    for problem in problems:
+        own = BENCHMARKS[problem.source].num_samples if problem.source in BENCHMARKS else 16
+        size = args.num_samples or (own if args.temperature else 1)  # Greedy ones are all alike.
+        asked |= {(key_of(problem), n): problem for n in range(size)}
+    return asked
 
 
-def open_folder(args: Args, folder: Path, tokenizer: Tokenizer, problems: Problems) -> Missing:
+def open_folder(args: Args, folder: Path, problems: Problems) -> Missing:
     """Lock the folder, and delete old verdicts; returns (problem, number) of each missing answer.
 
     Raises InputError if the folder's answers are another model's, or were sampled otherwise.
     """
-    check_inputs(args, tokenizer, problems)
+    check_numbers(args, "temperature", "top_k", "seed")
+    cpu.warn_of_slow_bf16(args.precision)
     claim(folder)
     before, answers = read_args(folder), read_answers(folder.glob(ANSWERS))
     if before and "setting" not in before:  # A training run, or an earlier version's.
@@ -293,20 +288,9 @@ def open_folder(args: Args, folder: Path, tokenizer: Tokenizer, problems: Proble
     for verdicts in ("samples.jsonl", "results.json"):
         (folder / verdicts).unlink(missing_ok=True)
     write_args(folder, **{**before, "args": asdict(args), "setting": setting})
-    pairs = [(problem, n) for problem in problems for n in range(num_answers(args, problem))]
-    missing = [(problem, n) for problem, n in pairs if (key_of(problem), n) not in answers]
+    asked = answers_of(args, problems).items()
+    missing = [(problem, place[1]) for place, problem in asked if place not in answers]
     return sorted(missing, key=lambda pair: pair[1])
-
-
-def num_answers(args: Args, problem: Example) -> int:
-    """How many answers to a problem are asked for, and graded."""
-    own = BENCHMARKS[problem.source].num_samples if problem.source in BENCHMARKS else 16
-    return args.num_samples or (own if args.temperature else 1)  # Greedy ones are all alike.
-
-
-def tokenize_prompts(tokenizer: Tokenizer, problems: Problems) -> list[list[int]]:
-    texts = [models.prompt_text(tokenizer, problem.question, ask(problem)) for problem in problems]
-    return tokenizer(texts, add_special_tokens=False).input_ids
 
 
 # ---- Sample --------------------------------------------------------------------------------------
@@ -314,10 +298,15 @@ def tokenize_prompts(tokenizer: Tokenizer, problems: Problems) -> list[list[int]
 
 def sample(args: Args, folder: Path, tokenizer: Tokenizer, missing: Missing) -> None:
     """Sample this rank's share of the answers, and append each to its file as it ends."""
-    prompts = tokenize_prompts(tokenizer, [problem for problem, _ in missing])
+    texts = [models.prompt_text(tokenizer, p.question, ask(p)) for p, _ in missing]
+    prompts = tokenizer(texts, add_special_tokens=False).input_ids
     seeds = [data.derive_seed(args.seed, p.source, p.id, n) for p, n in missing]
     longest = max(map(len, prompts)) + args.max_completion_length
-    if dist.get_rank() == 0:  # As in training, transformers loads it before vLLM starts.
+    if dist.get_rank() == 0:
+        models.refuse_special_tokens(tokenizer, ((p.where, p.question) for p, _ in missing))
+        rows = zip((p.where for p, _ in missing), prompts, strict=True)
+        models.check_model(tokenizer, args.model, longest, rows)
+        # As in training, transformers loads it before vLLM starts.
         model = models.load_model(args.model, longest, args.precision)
     dist.barrier()
     path = folder / f"answers.rank{dist.get_rank()}.jsonl"
@@ -330,7 +319,6 @@ def sample(args: Args, folder: Path, tokenizer: Tokenizer, missing: Missing) -> 
         refuse_gap(rollout, model, min(prompts, key=len))
         del model
         write_args(folder, **{**read_args(folder), "vllm_runner": rollout.model_runner})
-        print(f"{len(missing):,} answers to sample", file=sys.stderr)
 
     def keep(completions: list[Completion]) -> None:
         with blame(str(path), (OSError,)), path.open("ab") as out:  # The disk may be full.
@@ -359,30 +347,22 @@ def refuse_gap(rollout: Rollout, model: torch.nn.Module, prompt: Sequence[int]) 
 
 
 def grade(args: Args, folder: Path, problems: Problems) -> list[dict]:
-    """Grade all answers to these problems; rank 0 gets them, in their order. A collective."""
-    asked = {key_of(problem): problem for problem in problems}
+    """Grade all answers to these problems; returns them in their order. A collective."""
+    asked = answers_of(args, problems)
     rank, ranks = dist.get_rank(), dist.get_world_size()
     # This rank's share of the files, among them the one that it has written.
     files = [p for p in folder.glob(ANSWERS) if int(p.stem.split("rank")[1]) % ranks == rank]
-    found = read_answers(files).items()
-    rows = [r for (key, n), r in found if key in asked and n < num_answers(args, asked[key])]
-    bar = tqdm(total=len(rows), desc="graded", unit="answer", disable=rank > 0)
-    with bar, verify.Verifier(args.verifier_workers, reward=args.reward) as verifier:
-        for start in range(0, len(rows), CHUNK):
-            chunk = rows[start : start + CHUNK]
-            answered = [asked[row["problem"]] for row in chunk]
-            references = [p.columns if args.reward else p.answer for p in answered]
-            grades = verifier.grade([row["text"] for row in chunk], references)
-            for row, problem, verdict in zip(chunk, answered, grades, strict=True):
-                row |= {"correct": verdict.correct == 1, "ungraded": verdict.ungraded}
-                row |= {"extracted": verdict.extracted, "answer": problem.answer}  # the reference
-                row |= {"reward": verdict.correct} if args.reward else {}
-            bar.update(len(chunk))
-    everyone = [[]] * ranks if rank == 0 else None
-    dist.gather_object(rows, everyone)
-    places = {key: n for n, key in enumerate(asked)}
-    graded = {(places[r["problem"]], r["sample"]): r for own in everyone or () for r in own}
-    return [graded[place] for place in sorted(graded)]  # one that two ranks have counts once
+    rows = [row for place, row in read_answers(files).items() if place in asked]
+    answered = [asked[row["problem"], row["sample"]] for row in rows]
+    references = [problem.columns if args.reward else problem.answer for problem in answered]
+    with verify.Verifier(args.verifier_workers, reward=args.reward) as verifier:
+        grades = verifier.grade([row["text"] for row in rows], references)
+    for row, problem, verdict in zip(rows, answered, grades, strict=True):
+        row |= {"correct": verdict.correct == 1, "ungraded": verdict.ungraded}
+        row |= {"extracted": verdict.extracted, "answer": problem.answer}  # the reference
+        row |= {"reward": verdict.correct} if args.reward else {}
+    graded = {(row["problem"], row["sample"]): row for row in gather(rows)}
+    return [graded[place] for place in asked]  # one that two ranks have counts once
 
 
 # ---- Report --------------------------------------------------------------------------------------
@@ -440,7 +420,7 @@ def report(args: Args, folder: Path, rows: Sequence[dict]) -> None:
     print(f"\nwritten: {folder}")
 
 
-def percent(score: float, bounds: tuple[float, float], sign: str = "") -> str:
+def percent(score: float, bounds: Interval, sign: str = "") -> str:
     """Shares as text: 0.5, (0.4, 0.6) -> "50.0 [40.0, 60.0]"."""
     shown = [f"{100 * value:{sign}.1f}" for value in (score, *bounds)]
     return f"{shown[0]} [{shown[1]}, {shown[2]}]"
