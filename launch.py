@@ -6,23 +6,19 @@ import gc
 import os
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
 import cpu
-from data import InputError, Queries, TokenizedExample, hash_examples, load_examples
+from data import InputError, Queries, TokenizedExample, blame, hash_examples, load_examples
 from models import Tokenizer, check_model, count_examples, load_tokenizer, tokenize_examples
 from ranks import fail, finish, gather, on_rank_0, outlive_readers, several_hosts
 from run import RunArgs, checkpoints, claim, provenance, read_args
 from verify import RewardError, Verifier
 
 import torch.distributed as dist
-
-NFS_DELAY_S = 30  # seconds until NFS shows a new file at the latest (a guess)
-
 
 # ---- The start -----------------------------------------------------------------------------------
 
@@ -58,10 +54,7 @@ def check_hosts(folder: Path) -> None:
     """Raise InputError unless all hosts see this folder, and run the same code. A collective."""
     if not several_hosts():
         return
-    deadline = time.monotonic() + NFS_DELAY_S
-    while not (lock := folder / ".lock").exists() and time.monotonic() < deadline:
-        time.sleep(0.5)
-    for host, sees_it in gather([(socket.gethostname(), lock.exists())]):
+    for host, sees_it in gather([(socket.gethostname(), (folder / ".lock").exists())]):
         if not sees_it:
             raise InputError(f"{host} does not see {folder.absolute()}: hosts must share it")
     refuse_differences("has other code", provenance())
@@ -138,31 +131,27 @@ def saved_args(args_class: type) -> dict:
     folder = parser.parse_known_args()[0].resume
     if folder is None or not hasattr(args_class, "resume"):
         return {}
-    record = read_args(Path(folder))
-    if "args" not in record:
-        raise InputError(f"{folder}: no run's folder, which has checkpoint-... and args.json in it")
-    if not record["args"].keys() <= args_class.__dataclass_fields__.keys():
-        raise InputError(f"{folder}: was made by {record.get('script', 'another script')}")
-    return {"default": args_class(**record["args"], output_dir=folder, resume=folder)}
+    with blame(f"{folder}: holds no run of this script", (KeyError, TypeError)):
+        saved = read_args(Path(folder))["args"]
+        return {"default": args_class(**saved, output_dir=folder, resume=folder)}
 
 
 def run_script(main: Callable, args_class: type, description: str | None) -> NoReturn:
     """Parse the command line, run `main(args)`, and end with the exit status that it returns."""
     gc.set_threshold(100_000, 50, 50)  # The default takes a fifth of the imports' time.
     outlive_readers()
-    resume = " (if the run had begun, --resume it)" if hasattr(args_class, "resume") else ""
-    with command_line(f"stopped; type the command again{resume}"):
+    with command_line():
         status = main(parse_args(args_class, description, **saved_args(args_class)))
     finish(status)
 
 
 @contextlib.contextmanager
-def command_line(stopped: str = "stopped") -> Iterator[None]:
+def command_line() -> Iterator[None]:
     """End with one line after Ctrl-C or an error of the user's, after others with a traceback."""
     try:
         yield
     except KeyboardInterrupt:
-        fail(stopped, status=130)
+        fail("stopped", status=130)
     except (InputError, RewardError, OSError, FloatingPointError) as error:
         fail(str(error))
     except Exception:
