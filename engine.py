@@ -281,14 +281,14 @@ class Engine:
         for start in range(0, len(parameters), ranks):
             tensors = {}
             for rank, (name, parameter) in enumerate(parameters[start : start + ranks]):
-                path = folder / "state" / f"{name}.safetensors"
                 for title, key in STATE_KEYS.items():
                     tensor = self.deepspeed.utils.safe_get_full_optimizer_state(parameter, key)
                     if rank == dist.get_rank():
-                        tensors[title], own_path = tensor.cpu(), path
+                        tensors[title] = tensor.cpu()
+                        path = folder / "state" / f"{name}.safetensors"
                     del tensor  # A GPU needs its memory for the next one.
             if tensors:  # Now each rank writes its own.
-                save_file(tensors, own_path, metadata={"step": str(self.num_steps)})
+                save_file(tensors, path, metadata={"step": str(self.num_steps)})
         dist.barrier()  # Wait for the slowest disk.
 
     def load_state(self, folder: Path) -> None:
