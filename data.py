@@ -145,6 +145,8 @@ def load_examples(path_or_hub_id: str, **fixed: str) -> list[Example]:
             raise InputError(f"{where}: id '{example.id}' was used before, at {seen[example.id]}")
         seen[example.id] = where
         examples.append(example)
+    if not examples:
+        raise InputError(f"{path_or_hub_id}: the data set is empty")
     return examples
 
 
@@ -245,7 +247,7 @@ class MicroBatch:
         return replace(self, **moved)
 
 
-def collate(trajectories: Rows, rows: Sequence[int]) -> MicroBatch:
+def collate(rows: Rows, indices: Sequence[int]) -> MicroBatch:
     """Pack the rows with these indices. The mask goes by position, never by pad id.
 
     The ids of 7+5*3 and 1+2, without the template around them; 2 is the end of turn:
@@ -259,12 +261,11 @@ def collate(trajectories: Rows, rows: Sequence[int]) -> MicroBatch:
     >>> batch.mask.int().tolist()
     [[0, 0, 0, 0, 1, 1], [0, 0, 1, 1, 0, 0]]
     """
-    length = max(len(trajectories[i]) for i in rows)
-    tokens = torch.zeros(len(rows), length, dtype=torch.long)
-    mask = torch.zeros(len(rows), length, dtype=torch.bool)
-    for n, i in enumerate(rows):
-        prompt_ids, response_ids = trajectories[i].prompt_ids, trajectories[i].response_ids
-        ids = np.concatenate([prompt_ids, response_ids])
+    length = max(len(rows[i]) for i in indices)
+    tokens = torch.zeros(len(indices), length, dtype=torch.long)
+    mask = torch.zeros(len(indices), length, dtype=torch.bool)
+    for n, row in enumerate(rows[i] for i in indices):
+        ids = np.concatenate([row.prompt_ids, row.response_ids])
         tokens[n, : len(ids)] = torch.from_numpy(ids)
-        mask[n, len(prompt_ids) : len(ids)] = True
-    return MicroBatch(torch.tensor(rows), tokens[:, :-1], tokens[:, 1:], mask[:, 1:])
+        mask[n, len(row.prompt_ids) : len(ids)] = True
+    return MicroBatch(torch.tensor(indices), tokens[:, :-1], tokens[:, 1:], mask[:, 1:])

@@ -37,9 +37,12 @@ from run import claim, provenance, read_args, warn_of_answers, write_args
 import numpy as np
 import torch
 import torch.distributed as dist
+from huggingface_hub import hf_hub_download
+from tqdm import tqdm
 
 Z = 1.96  # standard deviations on either side of 95 %
 ANSWERS = "answers.rank*.jsonl"
+CHUNK = 64  # answers that are graded between two updates of the progress bar
 
 
 @dataclass(kw_only=True)
@@ -234,8 +237,6 @@ def default_folder(model: str) -> Path:
 def model_version(model: str) -> str:
     """A hash of a folder's weights, config and tokenizer, or the hub's commit."""
     if not Path(model).is_dir():
-        from huggingface_hub import hf_hub_download
-
         return Path(hf_hub_download(model, "config.json")).parent.name
     digest = sha256()
     for path in sorted(Path(model).iterdir()):
@@ -329,8 +330,7 @@ def sample(args: Args, folder: Path, tokenizer: Tokenizer, missing: Missing) -> 
                 row |= {"tokens": len(completion.token_ids), "text": completion.text}
                 out.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
 
-    length = args.max_completion_length
-    rollout.generate(prompts, 1, length, seeds, on_end=keep, **args.sampling)
+    rollout.generate(prompts, 1, args.max_completion_length, seeds, on_end=keep, **args.sampling)
 
 
 def refuse_gap(rollout: Rollout, model: torch.nn.Module, prompt: Sequence[int]) -> None:
@@ -343,7 +343,7 @@ def refuse_gap(rollout: Rollout, model: torch.nn.Module, prompt: Sequence[int]) 
         raise InputError(f"{rollout.model}: vLLM is {gap:.2g} nats a token off transformers")
 
 
-# ---- Grade ---------------------------------------------------------------------------------------
+# ---- Grade and report ----------------------------------------------------------------------------
 
 
 def grade(args: Args, folder: Path, problems: Problems) -> list[dict]:
@@ -355,17 +355,17 @@ def grade(args: Args, folder: Path, problems: Problems) -> list[dict]:
     rows = [row for place, row in read_answers(files).items() if place in asked]
     answered = [asked[row["problem"], row["sample"]] for row in rows]
     references = [problem.columns if args.reward else problem.answer for problem in answered]
+    texts, grades = [row["text"] for row in rows], []
     with verify.Verifier(args.verifier_workers, reward=args.reward) as verifier:
-        grades = verifier.grade([row["text"] for row in rows], references)
+        for start in tqdm(range(0, len(rows), CHUNK), desc="grading", disable=rank > 0):
+            chunk = slice(start, start + CHUNK)
+            grades += verifier.grade(texts[chunk], references[chunk])
     for row, problem, verdict in zip(rows, answered, grades, strict=True):
         row |= {"correct": verdict.correct == 1, "ungraded": verdict.ungraded}
         row |= {"extracted": verdict.extracted, "answer": problem.answer}  # the reference
         row |= {"reward": verdict.correct} if args.reward else {}
     graded = {(row["problem"], row["sample"]): row for row in gather(rows)}
     return [graded[place] for place in asked]  # one that two ranks have counts once
-
-
-# ---- Report --------------------------------------------------------------------------------------
 
 
 def right_counts(rows: Sequence[dict]) -> tuple[np.ndarray, int]:

@@ -330,9 +330,10 @@ class Run(contextlib.AbstractContextManager):
     def _save(self, name: str, with_state: bool = False) -> None:
         """Write the model under another name, then rename its folder. A collective."""
         partial, folder = self.folder / f"partial-{name}", self.folder / name
-        if with_state:
-            self.engine.save_state(partial)
-        self.engine.save_model(self.tokenizer, partial)
+        with blame(f"step {self.step}: {folder} cannot be written"):  # The disk may be full.
+            if with_state:
+                self.engine.save_state(partial)
+            self.engine.save_model(self.tokenizer, partial)
         if self.is_rank_0:
             for path in partial.rglob("*.safetensors"):  # By default only the owner can read them.
                 shutil.copymode(self.folder / "args.json", path)

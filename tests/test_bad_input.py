@@ -194,7 +194,7 @@ def test_a_failed_checkpoint_leaves_the_one_before_it(make_run, tiny_engine, tmp
         run.step = 999_999
         run.save_checkpoint()
         run.step = 1_000_000
-        with monkeypatch.context() as patch, pytest.raises(SafetensorError, match="no space left"):
+        with monkeypatch.context() as patch, pytest.raises(InputError, match="no space left"):
             patch.setattr(tiny_engine, "save_state", fill_the_disk)
             run.save_checkpoint()
         assert [*checkpoints(tmp_path)] == [999_999]
