@@ -3,11 +3,11 @@
 patches/generate.diff has the two lines that put it into train_oswft.py.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 from models import Tokenizer, stop_token_ids
-from rollout import Completion, Rollout, RolloutArgs
+from rollout import Rollout, RolloutArgs
 
 import torch
 import torch.distributed as dist
@@ -49,15 +49,7 @@ class GenerateRollout(Rollout):
         for name, weight in named_parameters:
             own[name].copy_(weight)
 
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        num_samples: int,
-        max_tokens: int,
-        seeds: Sequence[int],
-        temperature: float,
-        **_,
-    ) -> list[Completion]:
+    def generate(self, prompts, num_samples, max_tokens, seeds, temperature, **_):
         options = {"do_sample": True, "temperature": 1.0, "top_k": 0}  # `Recorder` divides
         options |= {"num_return_sequences": num_samples, "max_new_tokens": max_tokens}
         share, completions = range(dist.get_rank(), len(prompts), dist.get_world_size()), []

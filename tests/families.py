@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 import conftest  # finds the modules of the top level, too
-from data import Example, InputError, TokenizedExample
+from data import InputError, Trajectory
 from demo.tiny import make_tokenizer
 from engine import EngineArgs, init_training, load_engine
 from logprobs import LogprobModel, own_logprobs
@@ -109,8 +109,7 @@ def measure(model_type: str, changes: dict, folder: Path) -> list[str]:
         cells.append(show(*gaps(model, tokens)))
 
         engine = load_engine(str(folder), EngineArgs(max_length=200, precision="fp32"))
-        example = Example("id", "1+1", "2", "2", "test")
-        query = TokenizedExample("id", tokens[0, :50].tolist(), tokens[0, 50:].tolist(), example)
+        query = Trajectory("id", tokens[0, :50].tolist(), tokens[0, 50:].tolist())
         for batch in engine.micro_batches([query]):
             engine.backward(-engine.logprobs(batch).sum() / 51, batch.is_last)
         engine.step(learning_rate=1e-2)
@@ -118,13 +117,12 @@ def measure(model_type: str, changes: dict, folder: Path) -> list[str]:
         saved = own_logprobs(load_model(str(folder / "final"), 200), tokens)[49:]
         gap = (engine.eval_logprobs([query])[0, 49:] - saved).abs()
         cells.append(show(gap.mean(), gap.max()))
-        options = RolloutArgs(max_length=200, precision="fp32", vllm_memory=0.05)
+        lengths = {"max_length": 200, "max_completion_length": 60}
+        options = RolloutArgs(**lengths, precision="fp32", vllm_memory=0.05)
         rollout = Rollout(str(folder), make_tokenizer(), options)
         for _ in range(2):  # the second time vLLM has packed weights
             rollout.load_parameters(engine.named_parameters())
-        completions = rollout.generate([query.prompt_ids] * 4, 1, 60, [0, 1, 2, 3], with_logprobs=4)
-        groups = [[completion] for completion in completions]
-        gap = engine.check_vllm([query] * 4, groups, 1.0, strict=True)
+        gap = engine.check_vllm([query] * 4, rollout.sample([query] * 4, 0), 1.0, strict=True)
         cells.append(show(gap["vllm_gap_mean"], gap["vllm_gap_max"]))
     except Exception as error:  # vLLM's own are of many types
         if len(cells) < 3 and not isinstance(error, ValueError):  # the head's is one
