@@ -69,17 +69,15 @@ def available_memory() -> int:
     return get_memory_node_info(get_allowed_cpu_list()[0].numa_node).available_memory
 
 
-def vllm_options(
-    memory_share: float, weight_bytes: int, cache_bytes: int, max_length: int
-) -> dict[str, int | bool]:
-    """vLLM's options on a CPU.
+def vllm_options(share: float, weights: int, cache: int, max_length: int) -> dict[str, int | bool]:
+    """vLLM's options on a CPU; weights and cache are in bytes.
 
-    The ranks of a host share `memory_share` of what is available. A KV cache gets what the weights
-    leave of it, and at most the `cache_bytes` that it can use, as vLLM touches all of it.
+    The ranks of a host have `share` of what is available. The KV cache gets what the weights leave
+    of it, and at most the `cache` that it can use, as vLLM touches all of it.
     """
-    own = memory_share * available_memory() / int(os.environ.get("LOCAL_SIZE", 1))
+    own = share * available_memory() / int(os.environ.get("LOCAL_SIZE", 1))
     return {
-        "kv_cache_memory_bytes": min(cache_bytes, int(own) - weight_bytes),
+        "kv_cache_memory_bytes": min(cache, int(own) - weights),
         "block_size": 32,  # Only whole blocks of a prompt are shared.
         "enforce_eager": True,
         # Chunked prefill with seeds crashes vLLM's sampler: a CPU generator cannot undo a draw.

@@ -14,7 +14,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import cpu  # noqa: F401  before torch
@@ -242,9 +242,8 @@ class MicroBatch:
     is_last: bool = True  # whether the optimizer steps after its backward
 
     def to(self, device: torch.device) -> "MicroBatch":
-        names = ("indices", "input_ids", "targets", "mask")
-        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in names}
-        return replace(self, **moved)
+        tensors = (self.indices, self.input_ids, self.targets, self.mask)
+        return MicroBatch(*(tensor.to(device) for tensor in tensors), self.is_last)
 
 
 def collate(rows: Rows, indices: Sequence[int]) -> MicroBatch:

@@ -7,8 +7,8 @@ The only file that imports deepspeed. One optimizer step is
         engine.backward(loss(logprobs, batch.mask, ...), batch.is_last)
     stats = engine.step(learning_rate)
 
-Its gradient is that of the losses' sum over all micro-batches and ranks. So a loss divides by the
-normalizer of the whole global batch, and any split of the batch gives the same gradient.
+Losses add up over all micro-batches and ranks. So each divides by the normalizer of the whole
+global batch, and any split of the batch gives the same gradient.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class EngineArgs(ModelArgs):
     max_tokens_per_micro_batch: int = 8192  # tokens in one pass of a rank, padding included
     weight_decay: float = 0.0  # AdamW's; the paper names none
     max_grad_norm: float = 1.0  # gradients are clipped to this norm
-    zero_stage: Literal[1, 2, 3] = 2  # what is sharded over ranks; the paper's 3 fits more, slower
+    zero_stage: Literal[1, 2, 3] = 2  # what is sharded over ranks; 3, the paper's, fits more
     gradient_checkpointing: bool = False  # recompute activations: less memory, a third more time
     cpu_offload: bool = False  # optimizer state in host memory
 
@@ -102,10 +102,10 @@ class Engine:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         bf16 = args.precision == "bf16"
         if torch.cuda.is_available():
-            model.cuda()  # First: all ranks' fp32 copies would fill the host's memory.
+            model.cuda()  # Before the cast: all ranks' fp32 copies would fill the host's memory.
         # transformers sets it to the pad token: that token's embedding would get no gradient.
         model.get_input_embeddings().padding_idx = None
-        cast_parameters(model, torch.float32)  # `checked` compares without rounding.
+        cast_parameters(model, torch.float32)  # `checked` compares in fp32.
         with blame(model.name_or_path, (ValueError, ImportError)):
             model = LogprobModel.checked(model)
             cast_parameters(model, torch.bfloat16 if bf16 else torch.float32)
@@ -120,7 +120,7 @@ class Engine:
             "gradient_clipping": args.max_grad_norm,
             "zero_optimization": {
                 "stage": args.zero_stage,
-                # One rank has nothing to scatter, and would copy each gradient three times more.
+                # One rank has nothing to scatter: it would only copy each gradient, three times.
                 "reduce_scatter": dist.get_world_size() > 1 or args.zero_stage == 3,
             },
             "zero_force_ds_cpu_optimizer": False,  # torch's AdamW needs no compiler.
@@ -138,7 +138,7 @@ class Engine:
         self._allocate_moments()
 
     def micro_batches(self, rows: Rows, keep: Tensor | None = None) -> Iterator[MicroBatch]:
-        """Yield this rank's share of the rows, for a forward and backward at a time. A collective.
+        """Yield this rank's share of the rows as micro-batches. All ranks must run it to its end.
 
         All ranks yield the same number of micro-batches, at least one. A rank that has no rows left
         yields `IDLE`, whose mask is all false and whose gradient is zero.
@@ -165,7 +165,7 @@ class Engine:
     def backward(self, loss: Tensor, is_last: bool) -> None:
         """Add a micro-batch's gradient; its loss is divided by the global batch's normalizer.
 
-        `is_last` is the micro-batch's: then the ranks add their gradients up.
+        `is_last` is the micro-batch's: whether the optimizer steps after it.
         """
         self.total_loss += loss.detach()
         self.engine.set_gradient_accumulation_boundary(is_last)
@@ -214,8 +214,8 @@ class Engine:
     ) -> dict[str, float]:
         """How far vLLM's log-probabilities are from this model's, in nats a token. A collective.
 
-        Of the completions (B, K) it compares the first of each query, if it carries
-        log-probabilities. With `strict`, raises InputError if vLLM samples from another model.
+        Compares each query's first completion, of (B, K), if it has log-probabilities. With
+        `strict`, raises InputError if vLLM samples from another model.
         """
         answers = [group[0] for group in completions if group[0].logprobs]
         rows = [Trajectory("", queries[a.query].prompt_ids, a.token_ids) for a in answers]
@@ -232,10 +232,10 @@ class Engine:
     # ---- Weights and state -----------------------------------------------------------------------
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every parameter in full under its name in a checkpoint; tied ones once.
+        """Yield each parameter and buffer in full by its name in a checkpoint; tied ones once.
 
-        A collective: all ranks have to run the iterator to its end. The tensors are copies, which
-        the caller may keep.
+        A collective: all ranks must run the iterator to its end. The tensors are copies, which the
+        caller may keep.
         """
         for bucket in self._gather():
             yield from checkpoint_tensors(self.model, bucket).items()
@@ -284,10 +284,10 @@ class Engine:
                 for title, key in STATE_KEYS.items():
                     tensor = self.deepspeed.utils.safe_get_full_optimizer_state(parameter, key)
                     if rank == dist.get_rank():
-                        tensors[title] = tensor.cpu()
-                        path = folder / "state" / f"{name}.safetensors"
+                        own, tensors[title] = name, tensor.cpu()
                     del tensor  # A GPU needs its memory for the next one.
             if tensors:  # Now each rank writes its own.
+                path = folder / "state" / f"{own}.safetensors"
                 save_file(tensors, path, metadata={"step": str(self.num_steps)})
         dist.barrier()  # Wait for the slowest disk.
 

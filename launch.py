@@ -25,13 +25,13 @@ import torch.distributed as dist
 
 def claim_or_resume(args: RunArgs) -> Path | None:
     """Lock the folder; the checkpoint to resume from, or None to begin anew. A collective."""
-    checkpoint = on_rank_0(lambda: open_folder(args))  # Another host may see it as it was.
+    checkpoint = on_rank_0(lambda: open_folder(args))  # Another host may see an older state.
     check_hosts(Path(args.output_dir))
     return checkpoint
 
 
 def open_folder(args: RunArgs) -> Path | None:
-    """What `claim_or_resume` does, on one rank. Raises InputError if the run cannot go on."""
+    """Check the flags, lock the folder, find the newest checkpoint. Raises InputError."""
     args.check()
     cpu.warn_of_slow_bf16(args.precision)
     folder = Path(args.output_dir)
@@ -43,10 +43,11 @@ def open_folder(args: RunArgs) -> Path | None:
     _, checkpoint = max(checkpoints(folder).items(), default=(0, None))
     if not checkpoint and (folder / "final").exists():  # A new run would overwrite it.
         raise InputError(f"{folder} is finished, and has no checkpoint: choose another folder")
-    then = read_args(folder)["args"]
-    for size in ("train_batch_size", "rollout_batch_size"):
-        if checkpoint and then.get(size) != args.settings.get(size):
-            raise InputError(f"{checkpoint}: keep --{size} {then[size]}: it says what was read")
+    then = type(args)(**read_args(folder)["args"], output_dir=args.output_dir)
+    before = then.batch_size, then.train_batch_size or then.batch_size
+    now = args.batch_size, args.train_batch_size or args.batch_size
+    if checkpoint and before != now:
+        raise InputError(f"{checkpoint}: keep the batch sizes, which say what was read so far")
     return checkpoint
 
 
@@ -84,7 +85,7 @@ def load_training_data(args: RunArgs, **fixed: str) -> tuple[Tokenizer, list[Tok
         check_model(tokenizer, args.model, args.max_length, rows)
         before = read_args(Path(args.output_dir)).get("data_hash")
         if before and before != hash_examples(examples):
-            raise InputError(f"{args.data} and these lengths give other rows than before")
+            raise InputError(f"{args.data}, tokenized, gives other rows than before")
     if dist.get_world_size() > 1:
         refuse_differences(f"reads other rows of {args.data}", hash_examples(examples))
     return tokenizer, examples

@@ -28,7 +28,7 @@ Tokenizer: TypeAlias = "PreTrainedTokenizerBase"
 
 @dataclass(kw_only=True)
 class ModelArgs:
-    """What more than one room reads: how long texts are, in what precision, by which seed."""
+    """What several files read: how long texts are, in what precision, by which seed."""
 
     max_length: int = 5120  # tokens of prompt and solution together; a longer row is dropped
     # tokens of a sampled answer; a prompt that leaves less room in max_length is dropped (SFT, too)
@@ -38,7 +38,7 @@ class ModelArgs:
     seed: int = 0  # decides the order of the data, and what is sampled
 
     def check(self) -> None:
-        """Raise InputError for what cannot work: here the numbers of all rooms' flags."""
+        """Raise InputError for what cannot work: here the numbers of all flags."""
         check_numbers(self, "seed", "weight_decay")
 
 

@@ -43,7 +43,7 @@ def init_ranks(backend: str, timeout: timedelta = timedelta(minutes=30)) -> None
 
 
 def several_hosts() -> bool:
-    """Whether some ranks are on other hosts than this one's."""
+    """Whether some ranks are on another host."""
     return os.environ.get("LOCAL_SIZE") != os.environ.get("WORLD_SIZE")
 
 

@@ -25,7 +25,7 @@ from tqdm import tqdm
 MAX_SEQUENCES = {"cpu": 256, "cuda": 512}  # in flight; most GPUs get no CUDA graph for more
 BYTES = {"bf16": 2, "fp32": 4}  # of a number
 VLLM_SHARE = 0.3  # vLLM's share of the memory; --vllm_memory and --vllm_sleep change it
-FREE_BYTES = 2 * 2**30  # bytes of a GPU stay free for what vLLM does not count (a guess)
+FREE_BYTES = 2 * 2**30  # bytes of a GPU left free for what vLLM does not count (a guess)
 NUM_GAP_QUERIES = 8  # `Engine.check_vllm` compares these; their log-probabilities slow vLLM down
 
 
@@ -125,9 +125,9 @@ class Rollout:
                 distributed_executor_backend="external_launcher",
                 load_format="auto" if load_from_disk else "dummy",
                 enable_sleep_mode=self.sleeps,
-                generation_config="vllm",  # Only the stop ids come from the model's.
+                generation_config="vllm",  # Of the model's own, only the stop ids count.
                 logprobs_mode="processed_logprobs",  # those of the sampling distribution
-                seed=0,  # Each request has another one.
+                seed=0,  # Each request has its own.
                 use_tqdm_on_load=False,
                 **options,
             )
@@ -155,14 +155,14 @@ class Rollout:
             raise RuntimeError("vLLM kept its prefix cache: it would answer from old weights")
 
     def sleep(self) -> None:
-        """Give weights and KV cache back to the GPU until the next `load_parameters`."""
+        """Free the memory of weights and KV cache until the next `load_parameters`."""
         if self.sleeps:
             self.llm.sleep(level=2)
 
     def sample(self, queries: Queries, number: int, stop: Callable | None = None) -> Groups:
         """Answer each query of batch `number` K times: (B, K), on every rank. A collective.
 
-        After `stop()` some answers are missing.
+        Once `stop()` is true, answers are missing.
         """
         own = self.generate(
             [query.prompt_ids for query in queries],
@@ -204,7 +204,6 @@ class Rollout:
             sampling: temperature, top_p, top_k.
         """
         share = range(dist.get_rank(), len(prompts), dist.get_world_size())
-        # Penalties, logit bias and bad words cannot be used: vLLM's sleep discards their tensors.
         with blame("vLLM"):  # It refuses a temperature above 2.
             params = [
                 self.vllm.SamplingParams(
@@ -255,7 +254,8 @@ class Rollout:
 def judge(verifier: Verifier, queries: Queries, completions: Groups) -> Tensor:
     """Check the completions (B, K), each rank its share: rewards (B, K), on every rank.
 
-    A reward is 1 if the answer is right; one of your own lies in [0, 1]. A collective.
+    A reward is 1 if the answer is right, or your function's number in [0, 1]. It also marks the
+    completions that could not be graded. A collective.
     """
     flat = [completion for group in completions for completion in group]
     own = range(dist.get_rank(), len(flat), dist.get_world_size())

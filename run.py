@@ -60,10 +60,9 @@ def read_args(folder: Path) -> dict:
 
 
 def write_args(folder: Path, **record) -> None:
-    """Write args.json, with the script's name, versions and commit."""
+    """Write args.json, with versions and commit."""
     folder.mkdir(parents=True, exist_ok=True)
-    record |= {"script": Path(sys.argv[0]).name, **provenance()}
-    data.write_json(record, folder / "args.json")
+    data.write_json({**record, **provenance()}, folder / "args.json")
 
 
 # ---- The folder ----------------------------------------------------------------------------------
@@ -116,7 +115,7 @@ class RunArgs(ModelArgs):
     learning_rate: float  # learning rate of AdamW, constant
     train_batch_size: int | None  # queries per optimizer step
     num_epochs: int = 1  # times that each row is read
-    max_steps: int | None = None  # in place of num_epochs; a batch that has begun is finished
+    max_steps: int | None = None  # in place of num_epochs; rounded up to whole rollout batches
 
     save_every: int = 50  # optimizer steps between checkpoints
     keep_checkpoints: int = 2  # how many of the newest checkpoints are kept
@@ -150,8 +149,6 @@ class Run(contextlib.AbstractContextManager):
     model as final/. After an error the block only closes the files.
     """
 
-    SHOWN = ("mean_weight", "pass_rate", "reward", "loss")  # next to the progress bar
-
     def __init__(
         self,
         args: RunArgs,
@@ -178,10 +175,10 @@ class Run(contextlib.AbstractContextManager):
         self.bar = tqdm(total=self.total_steps, initial=self.step, **shown)
         self.interrupted = False
         self.next_look = 0.0  # when `stop_requested` asks the store again
-        for number in STOP_SIGNALS:
-            if signal.getsignal(number) != signal.SIG_IGN:  # Under nohup SIGHUP is ignored.
-                signal.signal(number, self._interrupt)
         share_stop_signals(STOP_SIGNALS)
+        for signum in STOP_SIGNALS:
+            if signal.getsignal(signum) != signal.SIG_IGN:  # Under nohup SIGHUP is ignored.
+                signal.signal(signum, self._interrupt)
         self.last_lap = time.perf_counter()
         self.seconds = {}  # this step's, by phase
 
@@ -192,8 +189,7 @@ class Run(contextlib.AbstractContextManager):
         record = {"args": self.args.settings, "world_size": dist.get_world_size(), "run_id": run_id}
         if rollout:
             record["vllm_runner"] = rollout.model_runner
-        record["prompt"] = PROMPT
-        record["earlier_args"] = before.get("earlier_args", [])
+        record |= {"prompt": PROMPT, "earlier_args": before.get("earlier_args", [])}
         if before and before["args"] != self.args.settings:  # The old ones held until this step.
             record["earlier_args"].append({"step": self.step, **before["args"]})
         record["data_hash"] = before.get("data_hash") or data.hash_examples(self.examples)
@@ -206,6 +202,9 @@ class Run(contextlib.AbstractContextManager):
         data.write_rows((row for row in rows if row["step"] <= self.step), path)
         for leftover in self.folder.glob("partial-*"):  # of a save that failed, as on a full disk
             shutil.rmtree(leftover)
+        for later in (self.folder / "rollouts").glob("step_*.jsonl"):
+            if int(later.stem.removeprefix("step_")) > self.step:
+                later.unlink()
         self.metrics = path.open("a")
         if self.args.logger == "wandb":
             self.log = start_wandb(self.folder, run_id, self.args.settings)
@@ -239,7 +238,7 @@ class Run(contextlib.AbstractContextManager):
 
     @property
     def status(self) -> int:
-        """The script's exit status: 130 is that after Ctrl-C."""
+        """The script's exit status: 0 if finished, 130 if stopped."""
         return 0 if self.finished else 130
 
     def batches(self) -> Iterator[tuple[int, Queries]]:
@@ -249,8 +248,8 @@ class Run(contextlib.AbstractContextManager):
             size = self.args.batch_size
             order = data.batch_indices(len(self.examples), size, batch, self.args.seed)
             yield batch, [self.examples[i] for i in order]
-            is_due = self.step // self.args.save_every > self.saved_step // self.args.save_every
-            if is_due:
+            every = self.args.save_every
+            if self.step // every > self.saved_step // every:  # It has passed a multiple.
                 self.save_checkpoint()
             if self.should_stop():
                 return
@@ -273,12 +272,13 @@ class Run(contextlib.AbstractContextManager):
         self.step += 1
         epoch = self.step * self.train_batch_size / len(self.examples)
         row = {"step": self.step, "epoch": epoch, **row, **self.seconds}
-        self.seconds = dict.fromkeys(self.seconds, 0.0)
+        self.seconds = dict.fromkeys(self.seconds, 0.0)  # The next step has the same columns.
         if not self.is_rank_0:
             return
         if self.step == self.start_step + 1:
             warn_of_answers(row)
-        shown = {name: f"{row[name]:.3f}" for name in self.SHOWN if name in row}
+        names = ("mean_weight", "pass_rate", "reward", "loss")
+        shown = {name: f"{row[name]:.3f}" for name in names if name in row}
         self.bar.set_postfix(shown, refresh=False)
         self.bar.update(1)
         self.metrics.write(json.dumps(row) + "\n")
@@ -342,31 +342,33 @@ class Run(contextlib.AbstractContextManager):
 
     def _interrupt(self, signum: int, frame) -> None:
         self.interrupted = True
+        if self.is_rank_0:
+            os.write(2, b"\nstopping after this batch; Ctrl-C again ends at once\n")
         signal.signal(signal.SIGINT, signal.default_int_handler)  # The second one does not wait.
 
     def stop_requested(self) -> bool:
-        """Whether this or, up to a second ago, another rank was asked to stop. No collective."""
+        """Whether any rank was asked to stop; others' are seen within a second. No collective."""
         if not self.interrupted and time.monotonic() > self.next_look:
             self.next_look = time.monotonic() + 1
-            self.interrupted = stop_was_shared()
+            self.interrupted = stop_was_shared() or self.interrupted  # A signal may arrive now.
         return self.interrupted
 
     def should_stop(self) -> bool:
-        """Whether any rank has received one of `STOP_SIGNALS`, as Ctrl-C. A collective."""
+        """Whether any rank has received one of `STOP_SIGNALS`, such as Ctrl-C's. A collective."""
         flag = torch.tensor([float(self.interrupted)], device=self.engine.device)
         dist.all_reduce(flag)
         return bool(flag)
 
 
 def warn_of_answers(row: dict) -> None:
-    """Look at the metrics of a first step, or at a part of them."""
+    """Warn of what the metrics of a first step show; some may be missing."""
     warnings = []
     if (cut := row.get("truncated_share", 0)) > 0.5:
         warnings.append(f"{cut:.0%} of the answers were cut off: raise --max_completion_length?")
     if (ungraded := row.get("ungraded_share", 0)) > 0.01:
-        warnings.append(f"{ungraded:.1%} of the answers count as wrong, ungraded: docs/verdicts.md")
+        warnings.append(f"{ungraded:.1%} of the answers could not be graded: docs/verdicts.md")
     if (right := row.get("pass_rate", row.get("reward", 1))) < 0.05:  # Nearly all weights are 1.
-        warnings.append(f"{right:.0%} of the first answers right: is the prompt as you meant it?")
+        warnings.append(f"the first pass rate is {right:.0%}: is the prompt as you meant it?")
     for warning in warnings:
         print(f"\nwarning: {warning}", file=sys.stderr)
 
@@ -382,7 +384,7 @@ def metrics_table(rows: list[dict]) -> str:
         else:  # 21,060 and 1e-05, to four digits
             first, last = (float(f"{mean(v):.4g}") for v in (values[:tenth], values[-tenth:]))
             lines.append(f"{name:24}{first:12,.9g}{last:12,.9g}")
-    tokens = sum(row["train_tokens"] + row.get("rollout_tokens", 0) for row in rows)
+    tokens = sum(row.get("train_tokens", 0) + row.get("rollout_tokens", 0) for row in rows)
     if seconds := sum(row[name] for row in rows for name in row if name.endswith("_s")):
         lines.append(f"{'tokens_per_second':24}{tokens / seconds:24,.0f}")
     return "\n".join(lines)

@@ -34,7 +34,7 @@ from torch import Tensor
 
 @dataclass(kw_only=True)
 class Args(RolloutArgs, EngineArgs, RunArgs):
-    """The flags of this method; each base's file has its own."""
+    """This method's flags; each base's file has the others."""
 
     output_dir: str = "runs/grpo"  # where the run writes; all hosts share it
     save_every: int = 10  # optimizer steps between checkpoints
@@ -47,7 +47,7 @@ class Args(RolloutArgs, EngineArgs, RunArgs):
 
     # Optimization
     learning_rate: float = 1e-6  # learning rate of AdamW, constant
-    train_batch_size: int | None = None  # queries per optimizer step; default: the rollout batch
+    train_batch_size: int | None = None  # queries per optimizer step; None: the rollout batch
 
     def check(self) -> None:
         super().check()
@@ -169,7 +169,7 @@ def main(args: Args) -> int:
             run.lap("sync_s")
             # ---- sample: G answers to each query
             completions = rollout.sample(queries, number, stop=run.stop_requested)  # (B, G)
-            if run.should_stop():  # Sampling was cut short; `run` saves a checkpoint.
+            if run.should_stop():  # Answers may be missing; `run` saves a checkpoint.
                 break
             gap = engine.check_vllm(queries, completions, args.temperature, strict=run.at_start)
             run.lap("rollout_s")

@@ -33,7 +33,7 @@ from torch import Tensor
 
 @dataclass(kw_only=True)
 class Args(RolloutArgs, EngineArgs, RunArgs):
-    """The flags of this method; each base's file has its own."""
+    """This method's flags; each base's file has the others."""
 
     output_dir: str = "runs/oswft"  # where the run writes; all hosts share it
 
@@ -44,7 +44,7 @@ class Args(RolloutArgs, EngineArgs, RunArgs):
 
     # Optimization
     learning_rate: float = 1e-5  # learning rate of AdamW, constant
-    train_batch_size: int | None = None  # queries per optimizer step; default: the rollout batch
+    train_batch_size: int | None = None  # queries per optimizer step; None: the rollout batch
 
 
 # ---- The method ----------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ def oswft_loss(logprobs: Tensor, mask: Tensor, weights: Tensor, normalizer: floa
 
 
 def update(engine: Engine, queries: Queries, weights: Tensor, args: Args) -> dict[str, float]:
-    """One optimizer step on all ranks' queries, with weights (B,); returns its metrics."""
+    """One optimizer step on the global batch, with weights (B,); returns its metrics."""
     num_tokens = sum(len(query.response_ids) for query in queries)  # solutions only
     normalizer = num_tokens if args.normalizer == "token" else len(queries)
     weights = weights.to(engine.device)
@@ -143,7 +143,7 @@ def main(args: Args) -> int:
             run.lap("sync_s")
             # ---- sample: K answers to each query
             completions = rollout.sample(queries, number, stop=run.stop_requested)  # (B, K)
-            if run.should_stop():  # Sampling was cut short; `run` saves a checkpoint.
+            if run.should_stop():  # Answers may be missing; `run` saves a checkpoint.
                 break
             gap = engine.check_vllm(queries, completions, args.temperature, strict=run.at_start)
             run.lap("rollout_s")

@@ -25,7 +25,7 @@ from torch import Tensor
 
 @dataclass(kw_only=True)
 class Args(EngineArgs, RunArgs):
-    """The flags of this method; engine.py, run.py and models.py have the others."""
+    """This method's flags; each base's file has the others."""
 
     output_dir: str = "runs/sft"  # where the run writes; all hosts share it
 
@@ -64,7 +64,7 @@ def get_weights(queries: Queries, column: str | None) -> Tensor:
 
 
 def update(engine: Engine, queries: Queries, weights: Tensor, args: Args) -> dict[str, float]:
-    """One optimizer step on all ranks' queries, with weights (B,); returns its metrics."""
+    """One optimizer step on the global batch, with weights (B,); returns its metrics."""
     normalizer = sum(len(query.response_ids) for query in queries)
     weights = weights.to(engine.device)
     for batch in engine.micro_batches(queries, keep=weights > 0):  # this rank's share

@@ -494,7 +494,7 @@ def test_a_reward_of_ones_own_judges_the_answers_and_1_alone_is_right(run, tmp_p
     run(vllm, benchmark_file=(path,), reward=reward, num_samples=4)
     results = results_of(tmp_path / "eval")["own"]
     assert (results["pass@1"], results["ungraded_share"]) == (1 / 4, 1 / 4)
-    assert "25.0% of the answers count as wrong" in capsys.readouterr().err
+    assert "25.0% of the answers could not be graded" in capsys.readouterr().err
 
 
 def test_a_model_that_training_refuses_is_not_scored(run, model_copy, tmp_path):
