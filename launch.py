@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import cpu
-from data import InputError, Queries, TokenizedExample, blame, hash_examples, load_examples
+from data import InputError, Queries, TokenizedExample, hash_examples, load_examples
 from models import Tokenizer, check_model, count_examples, load_tokenizer, tokenize_examples
 from ranks import fail, finish, gather, on_rank_0, outlive_readers, several_hosts
 from run import RunArgs, checkpoints, claim, provenance, read_args
@@ -118,8 +118,7 @@ def parse_args(args_class: type, description: str | None, **options):
     """Read a dataclass, or a function's arguments, from the command line; rank 0 alone speaks."""
     import tyro
 
-    # A launcher adds --local_rank.
-    args = [arg for arg in sys.argv[1:] if not arg.startswith("--local_rank")]
+    args = [arg for arg in sys.argv[1:] if not arg.startswith("--local_rank")]  # a launcher's
     speaks = "WORLD_SIZE" not in os.environ or os.environ.get("RANK", "0") == "0"
     options |= {"description": description, "use_underscores": True, "console_outputs": speaks}
     return tyro.cli(args_class, args=args, **options)
@@ -132,9 +131,10 @@ def saved_args(args_class: type) -> dict:
     folder = parser.parse_known_args()[0].resume
     if folder is None or not hasattr(args_class, "resume"):
         return {}
-    with blame(f"{folder}: holds no run of this script", (KeyError, TypeError)):
-        saved = read_args(Path(folder))["args"]
-        return {"default": args_class(**saved, output_dir=folder, resume=folder)}
+    saved = read_args(Path(folder)).get("args")
+    if saved is None or not saved.keys() <= args_class.__dataclass_fields__.keys():
+        raise InputError(f"{folder}: holds no run of this script")
+    return {"default": args_class(**saved, output_dir=folder, resume=folder)}
 
 
 def run_script(main: Callable, args_class: type, description: str | None) -> NoReturn:

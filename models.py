@@ -224,9 +224,9 @@ def load_config(model: str, max_length: int) -> PreTrainedConfig:
     from transformers import AutoConfig
     from transformers.utils import has_file
 
-    if has_file(model, "adapter_config.json"):  # peft would load it on another base.
-        raise InputError(f"{model}: adapter_config.json names an adapter: merge it first")
-    with blame(model):  # Its type may be unknown.
+    with blame(model):  # It may be out of reach, or of a type that is not known.
+        if has_file(model, "adapter_config.json"):  # peft would load it on another base.
+            raise ValueError("adapter_config.json names an adapter: merge it first")
         config = AutoConfig.from_pretrained(model, trust_remote_code=False)
     if config.get_text_config() is not config:
         raise InputError(f"{model}: reads more than text ({config.model_type})")
