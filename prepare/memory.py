@@ -8,18 +8,16 @@ Only the model's config is read, from the hub or from a folder: `--model demo/ba
 import functools
 import itertools
 from dataclasses import dataclass, replace
-from unittest import mock
 
 import train_oswft
 from engine import GATHER_BYTES, EngineArgs
 from launch import command_line, parse_args
 from logprobs import MAX_LOGITS, LogprobModel
 from look import markdown_table
-from models import load_config
+from models import count_parameters, load_config
 from rollout import FREE_BYTES, VLLM_SHARE, kv_cache_bytes
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 GIB, BYTES = 2**30, {"bf16": 2, "fp32": 4}
@@ -42,24 +40,17 @@ class Args(train_oswft.Args):
 def traced(model: str, precision: str) -> tuple[int, float, float]:
     """Of a model's config: parameters; bytes for backward, of a token and of a token in a layer."""
     config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+    config.vocab_size, config.pad_token_id = 8, None  # What backward keeps does not depend on them.
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    # A traced tensor does not tell that rows are not packed, and packed ones would need a mask.
-    unpacked = mock.patch("transformers.masking_utils.find_packed_sequence_indices", lambda _: None)
-    # Nor where a mask is true: here it is true everywhere.
-    all_true = mock.patch.object(
-        torch.Tensor, "nonzero", lambda mask: torch.arange(len(mask))[:, None]
-    )
-    with FakeTensorMode(allow_non_fake_inputs=True), unpacked, all_true:
-        num_parameters = AutoModelForCausalLM.from_config(config).num_parameters()
-        config.num_hidden_layers = 1
-        one_layer = kept_for_backward(config, dtype)
-        config.num_hidden_layers = 2
-        per_layer = kept_for_backward(config, dtype) - one_layer
-    return num_parameters, one_layer - per_layer, per_layer
+    config.num_hidden_layers = 1
+    one_layer = kept_for_backward(config, dtype)
+    config.num_hidden_layers = 2
+    per_layer = kept_for_backward(config, dtype) - one_layer
+    return count_parameters(model, 1), one_layer - per_layer, per_layer
 
 
-def kept_for_backward(config: PreTrainedConfig, dtype: torch.dtype, tokens: int = 1024) -> float:
-    """Bytes of a token that autograd keeps, parameters aside: counted in a pass without data."""
+def kept_for_backward(config: PreTrainedConfig, dtype: torch.dtype, tokens: int = 64) -> float:
+    """Bytes of a token that autograd keeps, parameters aside: counted in a pass."""
     network = LogprobModel(AutoModelForCausalLM.from_config(config, dtype=dtype))
     own = {parameter.untyped_storage()._cdata for parameter in network.parameters()}
     sizes = {}
@@ -114,7 +105,8 @@ def memory(args: Args) -> dict[str, dict[str, float]]:
 
     train = {"gathered weights": min(count, LIVE_PARAMETERS) * size} if stage == 3 else {}
     train |= {"gradients": gradients, **most, "vLLM": GRAPHS if args.vllm_sleep else vllm}
-    save = {"gathered weights": max(vocabulary * width * 4, 2 * GATHER_BYTES)}  # fp32 state
+    # a parameter's fp32 state, or a bucket of weights and its copy
+    save = {"gathered weights": max(vocabulary * width * 4, 2 * (GATHER_BYTES + embedding))}
     return {
         "load": {"weights": count * 4, "reserve": RESERVE},  # in fp32: the head is checked
         "train": held | train,
