@@ -71,7 +71,6 @@ MISTAKES = [  # exercise, what stands below its solution (SOLVED), what the stud
     (5, "mask_by_position = lambda *given: SOLVED(*given).int()", "gives torch.int32"),
     (6, "find_forgotten = lambda g: next((i for i in range(10) if g[i] > 0.003), None)", "in all"),
     (6, "find_forgotten = lambda gaps: SOLVED(gaps[:10])", "only gaps of one run"),
-    (6, "find_forgotten = lambda gaps: SOLVED(gaps) or None", "takes step 0 for none"),
     (7, "WEIGHTS_AT_K2 = [0.5, 0]", "two answers agree or differ"),
     (8, "no_signal = lambda p, g: p**3 + (1 - p) ** 3", "is a p or a g written into the code?"),
     (8, "GRPO_G8 = 0.91", "yours is near: is it rounded badly"),

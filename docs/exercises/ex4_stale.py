@@ -54,7 +54,7 @@ AGES = ...
 #   "A"  too large: solutions count that are no longer needed    "B"  too small    "C"  right
 STALE_WEIGHTS_ARE = ...
 
-# Here p is known. A real run samples K answers to each question of the next S batches. For one pass
-# over the data S = 4 needs, compared with S = 1, how many times as many ...
-ANSWERS = ...  # sampled answers?
-SYNCS = ...  # copies of the model's parameters into the sampler, one before each sampling?
+# Here p is known. A real run samples K answers to each question of the next S batches. Compare one
+# pass over the data with S = 4 to one with S = 1: by which factor do these change? (1: not at all)
+ANSWERS = ...  # the number of sampled answers
+SYNCS = ...  # how often the sampler gets the model's parameters: once before each sampling

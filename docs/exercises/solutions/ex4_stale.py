@@ -21,7 +21,7 @@ return 1 - p if step % s == 0 else old -> return 1 - p
     renews the weights at every step: then nothing is stale
 step % s -> step
 1 - p if step % s == 0 else old -> old
-    does not renew the weights before every s-th step
+    never renews the weights after step 0: old ones stay for ever
 == 0 -> != 0
     has its two cases the wrong way round
 step % s -> (step + 1) % s

@@ -43,9 +43,11 @@ gaps.index(largest) -> 1 + gaps.index(largest)
 else None -> else -1
     does not give None for a run in which no sync was forgotten
 if largest > 3 * usual -> if gaps.index(largest) and largest > 3 * usual
-    takes step 0 for none: `if` and `or` read 0 as false
+    misses step 0: does a loop begin at 1, or does `if` or `or` read 0 as false?
 gaps.index(largest) if -> largest if
     gives the gap, not its step
+usual, largest = statistics.median(gaps) -> usual, largest = statistics.mean(gaps)
+    compares with a mean that the forgotten sync has raised: in a short run it hides behind it
 usual, largest = statistics.median(gaps), max(gaps) -> usual, largest = 0.1 / 3, gaps[0]
     looks at the first gap alone: any sync may be forgotten
 WHY_NOT_ZERO

@@ -29,7 +29,7 @@ return k / (k - 1) * p_hat * (1 - p_hat) -> return (p_hat * (1 - p_hat)) ** 0.5
 return k / (k - 1) * p_hat * (1 - p_hat) -> return rewards[:, 0] * (1 - rewards[:, 1])
     has the right mean, but from two of the answers, and their order matters
 PLUG_IN_IS_RIGHT
-    at p = 0.5 the mean of (1 - p̂)^2 is 1/4 * 1 + 1/2 * 1/4
+    at K = 2, p = 0.5 the means of p̂ (1 - p̂) and (1 - p̂)^2 are 1/8 and 3/8: of p they are 1/4
 WEIGHTS_AT_K2
-    two answers agree or differ. What do you give for each?
+    each value once, the smallest first: two answers agree or differ
 """

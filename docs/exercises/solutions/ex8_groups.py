@@ -28,11 +28,14 @@ return centred -> return rewards
     does not subtract the mean: then nothing is suppressed
 return centred -> return -centred
     has the wrong sign: what is right would be suppressed
+dim=1 -> dim=0
+    compares answers to different questions: those to one question are a row
 dim=1 -> dim=(0, 1)
 rewards.std(dim=1, keepdim=True) -> rewards.std()
 rewards.mean(dim=1, keepdim=True) -> rewards.mean()
     compares with the whole batch: take the mean and the std of each group
 1e-6 -> 1e-2
+1e-6 -> 0.1
 1e-6 -> 1
     adds so much to the std that all advantages shrink
 p**g + (1 - p) ** g -> p**g
