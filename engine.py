@@ -150,9 +150,9 @@ class Engine:
         """
         kept = range(len(rows)) if keep is None else keep.nonzero()[:, 0].tolist()
         lengths = [len(rows[i]) for i in kept]
-        max_tokens = self.args.max_tokens_per_micro_batch
-        split = split_rows(lengths, dist.get_world_size(), max_tokens)
-        shares = [[kept[n] for n in by_rank[dist.get_rank()]] for by_rank in split] or [[]]
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        split = split_rows(lengths, ranks, self.args.max_tokens_per_micro_batch)
+        shares = [[kept[n] for n in by_rank[rank]] for by_rank in split] or [[]]  # at least one
         for number, share in enumerate(shares, start=1):
             batch = collate(rows, share) if share else collate([IDLE], [0])
             batch.is_last = number == len(shares)

@@ -31,7 +31,7 @@ class ModelArgs:
     """What several files read: how long texts are, in what precision, by which seed."""
 
     max_length: int = 5120  # tokens of prompt and solution together; a longer row is dropped
-    # tokens of a sampled answer; a prompt that leaves less room in max_length is dropped (SFT, too)
+    # tokens of a sampled answer; a row whose prompt leaves less room is dropped, in SFT too
     max_completion_length: int = 4096
     # bf16 keeps fp32 master weights; on a GPU, fp32 attention may take memory quadratic in length
     precision: Literal["bf16", "fp32"] = "bf16"
@@ -165,7 +165,7 @@ def tokenize_examples(
     refuse_special_tokens(tokenizer, texts)
     kept, dropped = [], {"prompt_too_long": 0, "solution_too_long": 0}
     end_of_turn = end_of_turn_id(tokenizer)
-    # The template may write white space between its prompt and an assistant's text.
+    # Some templates write a space or a line's end between the prompt and the answer.
     between = around_answer(tokenizer)[0].removeprefix(prompt_text(tokenizer, "1", ASK_FREE))
     space = between if between.isspace() else ""  # An empty <think> is not learnt.
 
