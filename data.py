@@ -163,14 +163,14 @@ class Trajectory:
 
 
 @dataclass(frozen=True, eq=False)
-class TokenizedExample(Trajectory):
-    """A query with its expert trajectory. The ids are int32 arrays: 4 bytes a token."""
+class Query(Trajectory):
+    """A question as token ids, with its expert trajectory; int32 arrays, 4 bytes a token."""
 
     example: Example
 
 
 Rows = Sequence[Trajectory]  # (N,)
-Queries = Sequence[TokenizedExample]  # (B,)
+Queries = Sequence[Query]  # (B,)
 
 
 def hash_examples(examples: Queries) -> str:

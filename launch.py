@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import cpu
-from data import InputError, Queries, TokenizedExample, hash_examples, load_examples
+from data import InputError, Queries, Query, hash_examples, load_examples
 from models import Tokenizer, check_model, count_examples, load_tokenizer, tokenize_examples
 from ranks import fail, finish, gather, on_rank_0, outlive_readers, several_hosts
 from run import RunArgs, checkpoints, claim, provenance, read_args
@@ -69,7 +69,7 @@ def refuse_differences(problem: str, value: object) -> None:
             raise InputError(f"{host} {problem}: {other}; {first_host}: {first_value}")
 
 
-def load_training_data(args: RunArgs, **fixed: str) -> tuple[Tokenizer, list[TokenizedExample]]:
+def load_training_data(args: RunArgs, **fixed: str) -> tuple[Tokenizer, list[Query]]:
     """The tokenizer, and the examples that fit. Raises InputError if a run began with others."""
     read = load_examples(args.data, **fixed)  # A bad file is refused before long imports.
     tokenizer = load_tokenizer(args.model)

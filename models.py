@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from data import Example, InputError, TokenizedExample, blame, check_numbers
+from data import Example, InputError, Queries, Query, blame, check_numbers
 from verify import reference_letter
 
 import numpy as np
@@ -149,7 +149,7 @@ def refuse_special_tokens(tokenizer: Tokenizer, texts: Iterable[tuple[str, str]]
 
 def tokenize_examples(
     examples: Sequence[Example], tokenizer: Tokenizer, max_length: int, max_completion_length: int
-) -> tuple[list[TokenizedExample], dict[str, int]]:
+) -> tuple[list[Query], dict[str, int]]:
     """Turn examples into token ids; returns those that fit, and how many do not, by reason.
 
     Prompt and solution are tokenized together, as the template writes them. A solution by itself
@@ -185,7 +185,7 @@ def tokenize_examples(
                 [solution_ids] = encode([solutions[n]])
             solution_ids = np.array([*solution_ids, end_of_turn], np.int32)
             prompt = np.array(prompt_ids[n], np.int32)
-            tokenized = TokenizedExample(example.id, prompt, solution_ids, example)
+            tokenized = Query(example.id, prompt, solution_ids, example)
             if max_completion_length < max_length < size + max_completion_length:
                 dropped["prompt_too_long"] += 1
             elif len(tokenized) > max_length:
@@ -195,7 +195,7 @@ def tokenize_examples(
     return kept, dropped
 
 
-def count_examples(kept: Sequence[TokenizedExample], dropped: dict[str, int]) -> str:
+def count_examples(kept: Queries, dropped: dict[str, int]) -> str:
     """What `tokenize_examples` returned, in words: "576 examples (2 dropped: prompt_too_long)"."""
     rest = (f" ({count:,} dropped: {reason})" for reason, count in dropped.items() if count)
     return f"{len(kept):,} examples{''.join(rest)}"

@@ -20,7 +20,7 @@ from statistics import mean
 from typing import Literal
 
 import data
-from data import InputError, Queries, TokenizedExample, blame
+from data import InputError, Queries, blame
 from engine import Engine
 from models import PROMPT, ModelArgs, Tokenizer
 from ranks import share_stop_signals, stop_was_shared
@@ -154,7 +154,7 @@ class Run(contextlib.AbstractContextManager):
         args: RunArgs,
         engine: Engine,
         tokenizer: Tokenizer,
-        examples: list[TokenizedExample],
+        examples: Queries,
         rollout: Rollout | None = None,
     ):
         self.args, self.folder = args, Path(args.output_dir)

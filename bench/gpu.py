@@ -8,7 +8,7 @@ from statistics import median
 import train_sft
 from bench.measure import print_section, timed
 from bench.parts import logprobs
-from data import Example, InputError, TokenizedExample
+from data import Example, InputError, Query
 from demo.tiny import make_tokenizer
 from engine import Engine, EngineArgs, init_training
 from look import markdown_table
@@ -31,11 +31,11 @@ QWEN3 = {  # the sizes of Qwen3-0.6B
 }
 
 
-def random_rows(lengths: list[tuple[int, int]], vocabulary: range) -> list[TokenizedExample]:
+def random_rows(lengths: list[tuple[int, int]], vocabulary: range) -> list[Query]:
     """Rows of random tokens with the given lengths of prompt and completion."""
     draw = partial(np.random.default_rng(0).integers, vocabulary.start, vocabulary.stop)
     example = Example("-", "-", "-", "7", "bench")
-    return [TokenizedExample("-", draw(first), draw(then), example) for first, then in lengths]
+    return [Query("-", draw(first), draw(then), example) for first, then in lengths]
 
 
 def matrix_rate(size: int) -> float:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.measure import compare, extra_memory, print_section, timed
 from cpu import bf16_is_slow, share_cores
-from data import TokenizedExample, load_examples
+from data import Query, load_examples
 from demo.tiny import copy
 from logprobs import LogprobHead
 from models import load_tokenizer, tokenize_examples
@@ -30,7 +30,7 @@ IMPORTS = "from transformers import AutoModelForCausalLM; from vllm import LLM; 
 IMPORTS += "os._exit(0)"  # Python's own end would take seconds
 
 
-def load_rows(model: Path, data: Path, max_length: int = MAX_LENGTH) -> list[TokenizedExample]:
+def load_rows(model: Path, data: Path, max_length: int = MAX_LENGTH) -> list[Query]:
     tokenizer = load_tokenizer(str(model))
     return tokenize_examples(load_examples(str(data)), tokenizer, max_length, MAX_TOKENS)[0]
 

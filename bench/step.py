@@ -18,7 +18,7 @@ from pathlib import Path
 from bench.measure import compare, print_section, timed
 from bench.parts import DATA, MAX_LENGTH, MAX_TOKENS, MODEL, QUERIES, load_rows
 from cpu import bf16_is_slow, share_cores
-from data import InputError, TokenizedExample
+from data import InputError, Query
 from models import load_tokenizer
 from ranks import init_ranks
 from recipes.oswft_mixin import GenerateWeights
@@ -64,7 +64,7 @@ def step_seconds(script: str, seed: int, **flags) -> float:
     return sum(warm_steps(script, **flags)[0].values())
 
 
-def plain_loop(model: Path, rows: list[TokenizedExample]) -> Callable:
+def plain_loop(model: Path, rows: list[Query]) -> Callable:
     """Seconds of a step of SFT as one would write it, on padded rows of similar length."""
     learner, ordered = load(model), sorted(rows, key=len)
     adam = torch.optim.AdamW(learner.parameters(), lr=1e-12, weight_decay=0.0, fused=True)
@@ -138,7 +138,7 @@ def by_generate(model: Path) -> Callable:
     return GenerateWeights(tokenizer, verifier, 2, MAX_TOKENS, chunk_size=QUERIES)
 
 
-def make_grpo_trainer(model: Path, rows: list[TokenizedExample], answers: int, **options):
+def make_grpo_trainer(model: Path, rows: list[Query], answers: int, **options):
     """`options` are of TRL's config; a batch is what one step trains on."""
     tokenizer, verifier = load_tokenizer(str(model)), Verifier(num_workers=2)
 

@@ -5,12 +5,11 @@
 Every model gets the same problems and the same seeds, and samples as evaluate.py does by default.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import evaluate
-from data import TokenizedExample, derive_seed, load_examples, write_json
+from data import Queries, derive_seed, load_examples, write_json
 from demo.world import MAX_COMPLETION, MAX_LENGTH, RETENTION, TIERS
 from launch import run_script
 from models import load_tokenizer, tokenize_examples
@@ -39,7 +38,7 @@ def score(args: Args) -> int:
     setting = RolloutArgs(max_length=MAX_LENGTH, precision="fp32", vllm_memory=0.1)
     rollout = Rollout(model, tokenizer, setting, load_from_disk=True)
 
-    def judged(queries: Sequence[TokenizedExample], **forbidden) -> list:
+    def judged(queries: Queries, **forbidden) -> list:
         """Which answers are right, those of a query next to each other."""
         prompts = [query.prompt_ids for query in queries]
         seeds = [derive_seed(args.seed, query.id) for query in queries]

@@ -25,7 +25,7 @@ from typing import Literal
 
 import evaluate
 import train_oswft
-from data import Example, InputError, TokenizedExample, load_examples, write_json, write_rows
+from data import Example, InputError, Queries, Query, load_examples, write_json, write_rows
 from launch import check_solutions, run_script
 from models import Tokenizer, count_examples, load_tokenizer, tokenize_examples
 from ranks import init_ranks, on_rank_0
@@ -115,7 +115,7 @@ def sampling_args(args: Args) -> evaluate.Args:
     return evaluate.Args(**shared, num_samples=args.num_rollouts, top_p=1.0, top_k=0)
 
 
-def load_rows(args: Args, tokenizer: Tokenizer) -> list[TokenizedExample]:
+def load_rows(args: Args, tokenizer: Tokenizer) -> list[Query]:
     """Check the arguments; the rows that training with these lengths would keep."""
     output = args.output.resolve()
     if not args.output.name or output.is_dir() or output == Path(args.data).resolve():
@@ -149,9 +149,7 @@ def as_problem(example: Example) -> Example:
 # ---- The set -------------------------------------------------------------------------------------
 
 
-def write_set(
-    args: Args, tokenizer: Tokenizer, rows: Sequence[TokenizedExample], answers: list[list[dict]]
-) -> None:
+def write_set(args: Args, tokenizer: Tokenizer, rows: Queries, answers: list[list[dict]]) -> None:
     """Write the weighted rows, the suspects and a report from K answers each; print a table."""
     examples = [row.example for row in rows]
 

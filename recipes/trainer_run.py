@@ -1,10 +1,10 @@
 """A whole run of a recipe for a Trainer: arguments, data, and weights by vLLM in this process."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from data import TokenizedExample, derive_seed, load_examples
+from data import Queries, derive_seed, load_examples
 from models import count_examples, load_model, load_tokenizer, stop_token_ids, tokenize_examples
 from ranks import gather, init_ranks
 from recipes.oswft_mixin import Query
@@ -72,7 +72,7 @@ class Args:
     use_cpu: bool = not torch.cuda.is_available()
 
 
-def to_columns(examples: Sequence[TokenizedExample]) -> dict[str, list]:
+def to_columns(examples: Queries) -> dict[str, list]:
     """The columns that `OSWFTMixin` reads."""
     return {
         "input_ids": [[*e.prompt_ids, *e.response_ids] for e in examples],

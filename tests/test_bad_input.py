@@ -16,7 +16,7 @@ import train_grpo
 import train_oswft
 import train_sft
 from conftest import SCRIPTS, edit_json
-from data import Example, InputError, TokenizedExample, hash_examples, write_rows
+from data import Example, InputError, Query, hash_examples, write_rows
 from launch import claim_or_resume, load_training_data
 from models import load_tokenizer
 from run import Run, checkpoints, write_args
@@ -176,7 +176,7 @@ def make_run(tiny, tiny_engine, tmp_path, monkeypatch):
     def make_run(args=None, **values) -> Run:
         args = args or train_sft.Args(model="m", data="d", output_dir=str(tmp_path), **values)
         ids, example = np.zeros(2, np.int32), Example("1", "q", "s", "a", "")
-        rows = [TokenizedExample("1", ids, ids, example)] * 256
+        rows = [Query("1", ids, ids, example)] * 256
         return Run(args, tiny_engine, tokenizer, rows)
 
     yield make_run

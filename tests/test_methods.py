@@ -4,7 +4,7 @@ import doctest
 import importlib
 import math
 
-from data import Example, InputError, TokenizedExample
+from data import Example, InputError, Query
 from train_grpo import grpo_advantages, grpo_loss
 from train_oswft import control_weights, oswft_loss, oswft_weights
 from train_sft import get_weights, sft_loss
@@ -66,7 +66,7 @@ def test_a_group_of_equal_rewards_has_no_advantage_at_all(group, reward):
 def test_a_weight_that_is_none_is_refused_with_its_row(weight):
     example = Example("id", "1", "1", "1", "s", {"w": weight}, "rows.jsonl:1")
     with pytest.raises(InputError, match=r"rows\.jsonl:1"):
-        get_weights([TokenizedExample("id", [1, 2], [3, 4], example)], "w")
+        get_weights([Query("id", [1, 2], [3, 4], example)], "w")
 
 
 def test_an_unknown_strategy_and_weights_that_broadcast_or_have_a_gradient_are_refused():

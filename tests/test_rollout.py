@@ -7,7 +7,7 @@ from unittest.mock import Mock, call
 
 from checks import follow_the_trainer
 from conftest import ROOT, needs_vllm, on_ranks, output_of, slow
-from data import InputError, TokenizedExample
+from data import InputError, Query
 from demo.tiny import make_tokenizer
 from rollout import Rollout, RolloutArgs, gpu_options, import_vllm, kv_cache_bytes
 from stand_in import StandIn
@@ -128,7 +128,7 @@ def test_the_cache_of_a_sequence_is_counted_in_whole_blocks(tiny):
 
 
 def test_a_stop_ends_the_answers_and_puts_vllm_to_sleep(process_group):
-    queries = [TokenizedExample(str(n), [1], [2], None) for n in range(5)]
+    queries = [Query(str(n), [1], [2], None) for n in range(5)]
     steps = [[]] * 5  # of vLLM: each ends an answer
     llm = Mock(**{"enqueue.return_value": [f"{n}-0" for n in range(5)]})
     llm.llm_engine.configure_mock(step=steps.pop, has_unfinished_requests=lambda: steps)
