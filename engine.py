@@ -189,8 +189,7 @@ class Engine:
         if not math.isfinite(grad_norm):
             raise FloatingPointError(f"step {self.num_steps + 1}: the gradient is {grad_norm}")
         self.num_steps += 1
-        clipped = float(grad_norm > self.args.max_grad_norm)
-        norms = {"grad_norm": grad_norm, "clipped": clipped}
+        norms = {"grad_norm": grad_norm, "clipped": float(grad_norm > self.args.max_grad_norm)}
         return {"loss": loss, **norms, "learning_rate": learning_rate}
 
     @torch.no_grad()

@@ -21,7 +21,7 @@ from typing import Literal
 
 import data
 from data import InputError, Queries, blame
-from engine import Engine
+from engine import MAX_VLLM_GAP, Engine
 from models import PROMPT, ModelArgs, Tokenizer
 from ranks import share_stop_signals, stop_was_shared
 from rollout import Groups, Rollout
@@ -277,9 +277,10 @@ class Run(contextlib.AbstractContextManager):
             return
         if self.step == self.start_step + 1:
             warn_of_answers(row)
-        names = ("mean_weight", "pass_rate", "reward", "loss")
-        shown = {name: f"{row[name]:.3f}" for name in names if name in row}
-        self.bar.set_postfix(shown, refresh=False)
+        elif (gap := row.get("vllm_gap_mean", 0)) > MAX_VLLM_GAP[self.args.precision]:
+            print(f"\nwarning: vllm_gap_mean is {gap:.2g}: are the answers stale?", file=sys.stderr)
+        names = [n for n in ("mean_weight", "pass_rate", "reward", "loss") if n in row]
+        self.bar.set_postfix({name: f"{row[name]:.3f}" for name in names}, refresh=False)
         self.bar.update(1)
         self.metrics.write(json.dumps(row) + "\n")
         self.metrics.flush()
