@@ -194,7 +194,7 @@ class Engine:
 
     @torch.no_grad()
     def eval_logprobs(
-        self, rows: Rows, temperature: float = 1, keep: Tensor | None = None
+        self, rows: Rows, temperature: float = 1.0, keep: Tensor | None = None
     ) -> Tensor:
         """log pi of all rows under the current parameters, without a gradient. A collective.
 

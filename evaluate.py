@@ -259,10 +259,10 @@ def read_answers(paths: Iterable[Path]) -> dict[tuple[str, int], dict]:
 def answers_of(args: Args, problems: Problems) -> dict[tuple[str, int], Example]:
     """The problem of each answer that is asked for, by `key_of` it and the answer's number."""
     asked = {}
-    for problem in problems:
+    for key, problem in zip(map(key_of, problems), problems, strict=True):
         own = BENCHMARKS[problem.source].num_samples if problem.source in BENCHMARKS else 16
         size = args.num_samples or (own if args.temperature else 1)  # Greedy ones are all alike.
-        asked |= {(key_of(problem), n): problem for n in range(size)}
+        asked |= {(key, n): problem for n in range(size)}
     return asked
 
 
@@ -290,7 +290,7 @@ def open_folder(args: Args, folder: Path, problems: Problems) -> Missing:
         (folder / verdicts).unlink(missing_ok=True)
     write_args(folder, **{**before, "args": asdict(args), "setting": setting})
     asked = answers_of(args, problems).items()
-    missing = [(problem, place[1]) for place, problem in asked if place not in answers]
+    missing = [(problem, n) for (key, n), problem in asked if (key, n) not in answers]
     return sorted(missing, key=lambda pair: pair[1])
 
 

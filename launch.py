@@ -91,12 +91,12 @@ def load_training_data(args: RunArgs, **fixed: str) -> tuple[Tokenizer, list[Que
     return tokenizer, examples
 
 
-def check_solutions(verifier: Verifier, queries: Queries, most=128) -> None:
+def check_solutions(verifier: Verifier, queries: Queries, most: int = 128) -> None:
     """On rank 0, say how many experts' solutions are right by their own references."""
     rows = [query.example for query in queries if query.example.columns["solution"]]
-    rows = rows[:: -(-len(rows) // (16 if verifier.reward else most)) or 1]  # all over the file
     if dist.get_rank() > 0 or not rows:
         return
+    rows = rows[:: 1 + (len(rows) - 1) // (16 if verifier.reward else most)]  # all over the file
     references = [row.columns if verifier.reward else row.answer for row in rows]
     try:
         scores = verifier.score([str(row.columns["solution"]) for row in rows], references)

@@ -277,7 +277,7 @@ class Run(contextlib.AbstractContextManager):
             return
         if self.step == self.start_step + 1:
             warn_of_answers(row)
-        elif (gap := row.get("vllm_gap_mean", 0)) > MAX_VLLM_GAP[self.args.precision]:
+        elif not (gap := row.get("vllm_gap_mean", 0)) < MAX_VLLM_GAP[self.args.precision]:
             print(f"\nwarning: vllm_gap_mean is {gap:.2g}: are the answers stale?", file=sys.stderr)
         names = [n for n in ("mean_weight", "pass_rate", "reward", "loss") if n in row]
         self.bar.set_postfix({name: f"{row[name]:.3f}" for name in names}, refresh=False)

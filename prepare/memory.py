@@ -10,17 +10,17 @@ import itertools
 from dataclasses import dataclass, replace
 
 import train_oswft
-from engine import GATHER_BYTES, EngineArgs
+from engine import GATHER_BYTES
 from launch import command_line, parse_args
 from logprobs import MAX_LOGITS, LogprobModel
 from look import markdown_table
-from models import count_parameters, load_config
-from rollout import FREE_BYTES, VLLM_SHARE, kv_cache_bytes
+from models import ModelArgs, count_parameters, load_config
+from rollout import BYTES, FREE_BYTES, VLLM_SHARE, kv_cache_bytes
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-GIB, BYTES = 2**30, {"bf16": 2, "fp32": 4}
+GIB = 2**30
 RESERVE = 1 * GIB + FREE_BYTES  # 1 GiB for CUDA's context and NCCL: assumed
 VLLM_OWN = 4 * GIB  # of vLLM's share, for activations and CUDA graphs: assumed
 GRAPHS = 1 * GIB  # CUDA graphs, which stay while vLLM sleeps: assumed
@@ -144,7 +144,7 @@ def remedy(args: Args) -> str:
 
 def main(args: Args) -> list[str]:
     """The plan as Markdown paragraphs."""
-    EngineArgs.check(args)  # RolloutArgs.check asks for more, on which no memory depends
+    ModelArgs.check(args)  # RolloutArgs.check asks for more, on which no memory depends
     phases, sequences, complaints = check_fit(args)
     verdict = f"**It does not fit**: {'; '.join(complaints)}. {remedy(args)}" if complaints else ""
     share = phases["sample"]["vLLM"] / args.gpu_memory / GIB

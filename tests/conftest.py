@@ -91,7 +91,7 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files that take minutes come first: at the end one core would wait for them."""
-    long = ("test_demo.py", "test_runs.py", "test_bench.py", "test_patches.py", "test_trainers.py")
+    long = ("test_demo.py", "test_runs.py", "test_patches.py", "test_trainers.py")
     long += ("test_real_model.py", "test_reproduce.py", "test_hosts.py")
     items.sort(key=lambda item: item.path.name not in long)
 

@@ -183,11 +183,6 @@ def own_file(path: Path, **problems: int) -> tuple[Path]:
     return (path,)
 
 
-def answers_in(folder: Path) -> list[dict]:
-    rows = [row for path in folder.glob("*.rank*.jsonl") for _, row in read_rows(str(path))]
-    return sorted(rows, key=lambda row: (row["benchmark"], row["id"], row["sample"]))
-
-
 def test_all_that_vllm_is_given_follows_from_the_flags(run, model_copy, tmp_path, monkeypatch):
     begin, tokenizer = "<|endoftext|>", model_copy / "tokenizer.json"
     single = [
